@@ -1,0 +1,1 @@
+"""forge_pipeline: a declarative build for machine-learning models."""

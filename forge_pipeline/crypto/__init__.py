@@ -1,0 +1,1 @@
+"""The encrypted artifact: bytes (envelope) and secrets (keys)."""

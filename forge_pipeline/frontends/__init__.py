@@ -1,0 +1,1 @@
+"""From a framework's file to ONNX, one module per framework."""

@@ -1,0 +1,1 @@
+"""Graph passes: contract, verification and the passes, one file per family."""

@@ -1,0 +1,1 @@
+"""Around the stages: configuration in, files in and out, caching."""

@@ -1,0 +1,1 @@
+"""Ranges, quantizers and the tools that keep accuracy."""

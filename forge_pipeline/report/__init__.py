@@ -1,0 +1,1 @@
+"""One HTML page about a build."""

@@ -1,0 +1,1 @@
+"""What a device imports: needs numpy, the TVM runtime and cryptography only."""

@@ -1,0 +1,44 @@
+"""The stages, in the order in which a model meets them."""
+
+from __future__ import annotations
+
+from forge_pipeline.registry import Registry
+from forge_pipeline.stages.contract import Stage
+
+STAGES = Registry(
+    "stage",
+    {
+        stage.name: stage
+        for stage in (
+            Stage(
+                name="load", version=1, takes={"source": "source"}, gives="model",
+                tools=("onnx",), per_target=False,
+            ),
+            Stage(
+                name="fold", version=1, takes={"model": "load"}, gives="model",
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+            ),
+            Stage(
+                name="calibrate", version=1, takes={"model": "fold", "data": "data"}, gives="ranges",
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+            ),
+            Stage(
+                name="quantize", version=1, takes={"model": "fold", "ranges": "calibrate"}, gives="model",
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+            ),
+            Stage(
+                name="compile", version=1, takes={"model": "quantize"}, gives="library",
+                tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
+            ),
+            Stage(
+                name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
+                tools=(), per_target=True,
+            ),
+            Stage(
+                name="evaluate", version=1,
+                takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
+                gives="metrics", tools=("onnxruntime", "numpy"), per_target=True,
+            ),
+        )
+    },
+)  # fmt: skip

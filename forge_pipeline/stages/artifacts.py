@@ -1,0 +1,107 @@
+"""What travels between stages: for each kind of artifact its files, how to read it and how to write it.
+
+``identity`` names the files that make the artifact what it is: their digests stand for it in the action keys of
+the stages that take it. The other files are for people, and may change without rebuilding anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.registry import Registry
+
+if TYPE_CHECKING:
+    from forge_pipeline.crypto.envelope import Sealed
+    from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.runtime.bundle import Library
+    from forge_pipeline.stages.evaluate import Metrics
+
+Files = Mapping[str, Path]
+Contents = dict[str, bytes]
+
+REPORT = "report.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of artifact. ``write`` gives every file but the report, which the runner adds from the result."""
+
+    identity: tuple[str, ...]
+    extra: tuple[str, ...] = ()
+    read: Callable[[Files], Any]
+    write: Callable[[Any], Contents]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All file names of the artifact, the report aside."""
+        return self.identity + self.extra
+
+
+def _read_model(files: Files) -> ONNXModule:
+    from forge_pipeline.ir import ONNXModule
+
+    return ONNXModule.from_file(files["model.onnx"])
+
+
+def _write_model(model: ONNXModule) -> Contents:
+    return {"model.onnx": model.to_bytes()}
+
+
+def _read_ranges(files: Files) -> Ranges:
+    from forge_pipeline.quantization.ranges import Ranges
+
+    return Ranges.from_bytes(files["ranges.npz"].read_bytes())
+
+
+def _write_ranges(ranges: Ranges) -> Contents:
+    return {"ranges.npz": ranges.to_bytes()}
+
+
+def _read_library(files: Files) -> Library:
+    from forge_pipeline.runtime.bundle import Library
+
+    return Library.from_bytes(files["model_library.so"].read_bytes())
+
+
+def _write_library(library: Library) -> Contents:
+    return {"model_library.so": library.to_bytes(), "metadata.json": library.metadata_bytes()}
+
+
+def _read_sealed(files: Files) -> Sealed:
+    from forge_pipeline.crypto.envelope import Sealed
+
+    return Sealed(**{name: files[file].read_bytes() for name, file in SEALED_FILES.items()})
+
+
+def _write_sealed(sealed: Sealed) -> Contents:
+    return {file: getattr(sealed, name) for name, file in SEALED_FILES.items()}
+
+
+def _read_metrics(files: Files) -> Metrics:
+    from forge_pipeline.stages.evaluate import Metrics
+
+    return Metrics.from_bytes(files["metrics.json"].read_bytes(), files["layers.json"].read_bytes())
+
+
+def _write_metrics(metrics: Metrics) -> Contents:
+    return {"metrics.json": metrics.metrics_bytes(), "layers.json": metrics.layers_bytes()}
+
+
+SEALED_FILES = {"model": "model_library.so", "key": "modelKey.bin", "metadata": "metadata.json"}
+
+KINDS = Registry(
+    "kind of artifact",
+    {
+        "model": Kind(identity=("model.onnx",), read=_read_model, write=_write_model),
+        "ranges": Kind(identity=("ranges.npz",), read=_read_ranges, write=_write_ranges),
+        "library": Kind(
+            identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library
+        ),
+        "sealed": Kind(identity=tuple(SEALED_FILES.values()), read=_read_sealed, write=_write_sealed),
+        "metrics": Kind(identity=("metrics.json", "layers.json"), read=_read_metrics, write=_write_metrics),
+    },
+)

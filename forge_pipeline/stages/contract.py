@@ -1,0 +1,47 @@
+"""What a stage is: a name, what it takes, what it gives, and everything that can change its output."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One row of the STAGES table. The code is in the module of the same name, imported when it runs.
+
+    ``takes`` maps a parameter of ``run`` to the stage, or to the source (``source`` or ``data``), that it comes
+    from. ``version`` is raised by hand when the code gives other bytes for the same inputs. ``tools`` names the
+    distributions whose version enters the action key.
+    """
+
+    name: str
+    version: int
+    takes: Mapping[str, str]
+    gives: str
+    tools: tuple[str, ...]
+    per_target: bool
+
+    @property
+    def module(self) -> StageModule:
+        """The stage's code: ``Config`` and ``run``."""
+        return importlib.import_module(f"forge_pipeline.stages.{self.name}")  # type: ignore[return-value]
+
+
+class StageModule(Protocol):
+    """What every module in ``forge_pipeline.stages`` offers."""
+
+    Config: type[Any]
+
+    def run(self, config: Any, **inputs: Any) -> Result:
+        """Return a new output; touch no file, clock, environment or global random state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What ``run`` returns: the output, and a report (plain JSON, deterministic) for people and for the manifest."""
+
+    output: Any
+    report: Mapping[str, Any]

@@ -1,0 +1,1 @@
+"""The action cache and the content-addressed store."""
