@@ -20,7 +20,7 @@ STAGES = Registry(
             ),
             Stage(
                 name="calibrate", version=1, takes={"model": "fold", "data": "data"}, gives="ranges",
-                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False, wants=("progress",),
             ),
             Stage(
                 name="quantize", version=1, takes={"model": "fold", "ranges": "calibrate"}, gives="model",
@@ -29,10 +29,11 @@ STAGES = Registry(
             Stage(
                 name="compile", version=1, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
+                wants=("key",),
             ),
             Stage(
                 name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
-                tools=(), per_target=True,
+                tools=(), per_target=True, wants=("password", "entropy"),
             ),
             Stage(
                 name="evaluate", version=1,

@@ -14,7 +14,8 @@ class Stage:
 
     ``takes`` maps a parameter of ``run`` to the stage, or to the source (``source`` or ``data``), that it comes
     from. ``version`` is raised by hand when the code gives other bytes for the same inputs. ``tools`` names the
-    distributions whose version enters the action key.
+    distributions whose version enters the action key. ``wants`` names what the runner hands over beside the inputs:
+    ``key`` (the action key), ``password``, ``entropy`` (a source of random bytes), ``progress`` (a callback).
     """
 
     name: str
@@ -23,6 +24,7 @@ class Stage:
     gives: str
     tools: tuple[str, ...]
     per_target: bool
+    wants: tuple[str, ...] = ()
 
     @property
     def module(self) -> StageModule:

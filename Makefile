@@ -1,0 +1,31 @@
+# Two commands do everything on a fresh machine: `make repro` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: repro test test-all lint clean
+
+repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
+	$(BIN)/dvc repro
+
+test: $(READY)  ## lint, types and the default test suite
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not long"
+
+test-all: $(READY)  ## the long tests too
+	$(BIN)/pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
+
+clean:  ## remove what builds made; keep the environment
+	rm -rf out runs .forge/store .forge/hydra
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+.forge/password: | $(READY)
+	$(BIN)/forge-pipeline password $@

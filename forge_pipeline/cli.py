@@ -1,0 +1,111 @@
+"""The command line. Heavy modules are imported by the commands that need them, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+import click
+
+from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
+
+BUG = 70
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group that knows what was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or refuse with the nearest spelling."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            raise UsageError(
+                where="forge-pipeline",
+                expected="a command: " + ", ".join(self.list_commands(ctx)),
+                found=repr(name),
+                fix=f"{did_you_mean(name, self.list_commands(ctx))}see `forge-pipeline --help`",
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="forge-pipeline", prog_name="forge-pipeline")
+def commands() -> None:
+    """Build machine-learning models for devices: load, fold, calibrate, quantize, compile, encrypt."""
+
+
+@commands.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    short_help="Build one model for one target, or a sweep with -m.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(arguments: tuple[str, ...]) -> None:
+    """Build what the configuration and the overrides describe."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        click.echo(RUN_HELP)
+        return
+    from forge_pipeline.pipeline.build import build
+    from forge_pipeline.pipeline.compose import launch
+
+    launch(arguments, build)
+
+
+RUN_HELP = """\
+Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
+
+  Build a model for a target. Everything is a Hydra override:
+
+  model.path=FILE             the model; or model=digits, the bundled example
+  data.path=FILE              samples: an npz with the input's name, or x, and optionally y
+  target=raspberry-pi/5       the hardware; `forge-pipeline targets` lists them
+  quantize=none|static|dynamic    and its options: quantize.per_channel=false
+  encrypt=none|password
+  out=FOLDER                  where the deliverables go
+  fold=..., compile=..., store.remote=URL, experiment=digits ...
+
+  -m                          sweep: target=host,raspberry-pi/5 quantize=none,static
+  --cfg job                   print the composed configuration and stop
+  --config-dir FOLDER         a folder with your own groups, searched first
+
+  Example: forge-pipeline run experiment=digits target=x86-64/v3 encrypt=none out=build"""
+
+
+
+@commands.command(short_help="List the hardware targets by family.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of records.")
+def targets(as_json: bool) -> None:
+    """List every target tag with its description and what the compiler is told."""
+    from forge_pipeline.target import describe_targets
+
+    click.echo(describe_targets(as_json=as_json))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a failure of input or environment, 2 usage, 70 a bug of ours."""
+    sys.exit(guarded(lambda: commands.main(arguments, "forge-pipeline", standalone_mode=False)))
+
+
+def guarded(call: Callable[[], object]) -> int:
+    """Call and return the exit code, with every failure said on stderr."""
+    try:
+        call()
+    except ForgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted; nothing was delivered", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 1
+    except Exception:  # noqa: BLE001  the last resort of a program: a bug of ours, with all there is to report it
+        traceback.print_exc()
+        print("error: this is a bug in forge_pipeline; please report it with the lines above", file=sys.stderr)
+        return BUG
+    return 0

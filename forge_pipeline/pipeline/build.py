@@ -1,0 +1,116 @@
+"""A whole build for one target: the stages in their order, then the deliverables in one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from forge_pipeline.config import bind
+from forge_pipeline.crypto import keys
+from forge_pipeline.data import Dataset
+from forge_pipeline.errors import ConfigError, DataError
+from forge_pipeline.frontends import Source
+from forge_pipeline.pipeline.console import progress_for, stage_line, warn
+from forge_pipeline.pipeline.deliver import deliver
+from forge_pipeline.pipeline.runner import Input, Output, Runner
+from forge_pipeline.pipeline.slices import Slice, password_sources, slices
+from forge_pipeline.stages import STAGES
+from forge_pipeline.store import Store
+
+
+def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
+    """Build ``config``'s model for its target and return the folder that holds the deliverables.
+
+    ``folder`` is a job's own place below ``out`` in a sweep. Nothing is delivered unless every stage succeeded.
+    Raises ForgeError.
+    """
+    parts = slices(config)
+    out = Path(_text(config, "out")) / (folder or "")
+    sources = source_inputs(config)
+    if sources["data"] is None and uses_ranges(parts):
+        raise DataError(
+            "data.path", "calibration data for static quantization", "null",
+            "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
+        )  # fmt: skip
+    with opened_store(config.get("store")) as store:
+        runner = make_runner(store, password_sources(config), label=str(config["target"]["tag"]))
+        outputs = run_stages(runner, parts, sources)
+        deliver(outputs, out)
+    print(f"delivered  {out}", flush=True)
+    return out
+
+
+def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
+    """Run every stage that this configuration needs, each on the outputs of those before it."""
+    done: dict[str, Output] = {}
+    for name, stage in STAGES.items():
+        if name == "calibrate" and not uses_ranges(parts):
+            continue
+        inputs = {parameter: done.get(origin) or sources.get(origin) for parameter, origin in stage.takes.items()}
+        done[name] = runner.run(name, parts[name], inputs)
+    return done
+
+
+def uses_ranges(parts: Mapping[str, Slice]) -> bool:
+    """Tell whether quantization will ask for calibrated ranges."""
+    return bool(parts["quantize"]["method"] == "static")
+
+
+def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
+    """Return the two things that come from outside: the model file, and the data (None where there is none)."""
+    path = config["model"].get("path")
+    if path is None:
+        raise ConfigError("model.path", "a model file", "null", "give model.path=FILE, or choose model=digits")
+    data = config["data"]
+    return {"source": Source(Path(path)), "data": None if data.get("path") is None else Dataset.from_config(data)}
+
+
+def make_runner(store: Store, passwords: tuple[str, ...], *, label: str) -> Runner:
+    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work."""
+    password = keys.read_password(passwords) if passwords else None
+
+    def opens(output: Output) -> bool:
+        from forge_pipeline.crypto import envelope
+
+        return password is None or envelope.opens(output.value(), password)
+
+    return Runner(
+        store=store,
+        ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate")},
+        accept={"encrypt": opens},
+        announce=lambda output: print(stage_line(output, label), flush=True),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """conf/config.yaml, section `store`."""
+
+    path: str | None
+    remote: str | None
+    enabled: bool
+
+
+@contextmanager
+def opened_store(options: Any) -> Iterator[Store]:
+    """Open the store that the configuration names; a throw-away one when it is switched off."""
+    config = bind(StoreOptions, options, where="store")
+    if not config.enabled:
+        with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn) as store:
+            yield store
+        return
+    root = Path(config.path or os.environ.get("FORGE_STORE") or ".forge/store")
+    with Store(root, config.remote, on_damage=warn) as store:
+        yield store
+
+
+def _text(config: Mapping[str, Any], key: str) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(key, "a folder name", repr(value), f"give {key}=FOLDER")
+    return value

@@ -1,0 +1,190 @@
+"""Hydra, held at arm's length: overrides in, a plain configuration or a ForgeError out."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
+from forge_pipeline.locate import conf_dir
+
+PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
+"""Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
+
+Task = Callable[[dict[str, Any], str | None], object]
+"""Called with a configuration and, in a sweep, the folder name of the job."""
+
+
+def launch(arguments: Sequence[str], task: Task) -> None:
+    """Compose the configuration for the command-line ``arguments`` and call ``task`` with it, once per job.
+
+    Hydra's own flags work: ``-m`` for sweeps, ``--cfg job``, ``--config-dir``, ``--info``. Raises UsageError for
+    an override that does not fit the configuration, and whatever ``task`` raises.
+    """
+    import hydra
+    from omegaconf import DictConfig, OmegaConf
+
+    sweeping = any(flag in ("-m", "--multirun") for flag in arguments)
+    quoted = [argument if sweeping else _quote_path(argument) for argument in arguments]
+    swept = _swept_keys(quoted) if sweeping else ()
+
+    def job(config: DictConfig) -> None:
+        plain = _plain(OmegaConf.to_container(config, resolve=True))
+        task(plain, _folder(plain, swept) if sweeping else None)
+
+    main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
+    with _hydra_process(["forge-pipeline run", *quoted]):
+        _explained(main, quoted)
+
+
+@contextmanager
+def _hydra_process(argv: list[str]) -> Iterator[None]:
+    """Give Hydra the command line it reads, and have it raise its errors, for us to explain."""
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        if before[1] is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the plain configuration for ``overrides``; UsageError where one does not fit."""
+    return _explained(lambda: _compose(overrides), overrides)
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="forge-pipeline"):
+        return _plain(OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    if not isinstance(config, dict):
+        raise UsageError("configuration", "a mapping", type(config).__name__, "look at conf/config.yaml")
+    return {str(key): value for key, value in config.items()}
+
+
+def _quote_path(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
+        return argument
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))
+    return f"{key}='{escaped}'"
+
+
+def _swept_keys(arguments: Sequence[str]) -> tuple[str, ...]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    keys = []
+    for argument in arguments:
+        if "=" not in argument or argument.startswith("-"):
+            continue
+        try:
+            override = OverridesParser.create().parse_override(argument)
+        except OverrideParseException:
+            continue  # Hydra will refuse it with the reason when it composes
+        if override.is_sweep_override():
+            keys.append(override.key_or_group)
+    return tuple(keys)
+
+
+def _folder(config: dict[str, Any], swept: Sequence[str]) -> str:
+    """Name a job of a sweep: its target's tag, then `key=value` for whatever else is swept."""
+    from hydra.core.hydra_config import HydraConfig
+
+    choices, parts = HydraConfig.get().runtime.choices, [str(config["target"]["tag"])]
+    for key in swept:
+        if key == "target":
+            continue
+        value = choices[key] if key in choices else _lookup(config, key)
+        parts.append(f"{key}={re.sub(r'[^A-Za-z0-9._-]', '_', str(value))}")
+    return str(Path(*parts))
+
+
+def _lookup(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def _explained(call: Callable[[], Any], overrides: Sequence[str]) -> Any:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return call()
+    except ForgeError:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explain(error, overrides) from error
+    except SystemExit as stop:  # argparse inside Hydra has printed its usage line
+        if stop.code in (0, None):
+            return None
+        raise UsageError(
+            "command line", "overrides and Hydra's flags", " ".join(overrides), "see `forge-pipeline run --help`"
+        ) from stop
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
+    message = str(error)
+    where = next((item for item in overrides if not item.startswith("-")), "command line")
+    if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", message):
+        key = match[1] or match[2]
+        where = next((item for item in overrides if item.lstrip("+~").startswith(key)), key)
+        siblings = _options(key)
+        return UsageError(
+            where=where,
+            expected="an existing option: " + ", ".join(siblings),
+            found=f"unknown option {key!r}",
+            fix=f"{did_you_mean(key, siblings)}`forge-pipeline run --cfg job` prints all options",
+        )
+    if match := re.search(r"Could not find '(.+?)/([^']+)'", message):
+        group, option = _split_group(match[1] + "/" + match[2])
+        where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), f"{group}={option}")
+        options = _choices(group)
+        return UsageError(
+            where=where,
+            expected=f"a {group}: " + ", ".join(options),
+            found=repr(option),
+            fix=f"{did_you_mean(option, options)}choose one of those listed",
+        )
+    first = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+    return UsageError(where, "overrides that compose with conf/config.yaml", first, "correct the override")
+
+
+def _split_group(name: str) -> tuple[str, str]:
+    """Split `target/raspberry-pi/6` into its group (a folder directly in conf/) and the option."""
+    group, _, option = name.partition("/")
+    return group, option
+
+
+def _choices(group: str) -> list[str]:
+    folder = conf_dir() / group
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
+def _options(key: str) -> list[str]:
+    """Return the options beside ``key`` in the default configuration."""
+    parents, node = key.split(".")[:-1], _compose([])
+    for part in parents:
+        below = node.get(part)
+        if not isinstance(below, dict):
+            break
+        node = below
+    prefix = ".".join(parents)
+    return sorted(f"{prefix}.{name}" if prefix else name for name in node)

@@ -1,0 +1,72 @@
+"""What a build prints: one line a stage on stdout; warnings and errors on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge_pipeline.pipeline.runner import Output
+
+UNITS = ("B", "KB", "MB", "GB")
+
+
+def stage_line(output: Output, label: str) -> str:
+    """Return `compile  built  2.31 s  1.2 MB  3f9a0c...  raspberry-pi/5` for one finished stage."""
+    digests = output.digest()
+    name, digest = next(iter(digests.items()))
+    size = human_size(output.action.sizes[name])
+    result = "hit" if output.hit else "built"
+    return f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {size:>9}  {digest[:16]}  {label}".rstrip()
+
+
+def human_size(count: float) -> str:
+    """Return a byte count with three significant digits: 3.21 MB."""
+    for unit in UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {UNITS[-1]}"
+
+
+def warn(message: str) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def progress_for(description: str) -> Callable[[int, int], None]:
+    """Return a callback ``(done, total)``: a bar on a terminal, a line every tenth of the way elsewhere."""
+    if sys.stderr.isatty():
+        return _bar(description)
+    return _lines(description)
+
+
+def _bar(description: str) -> Callable[[int, int], None]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(description, total=None)
+
+    def advance(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    return advance
+
+
+def _lines(description: str) -> Callable[[int, int], None]:
+    printed = 0
+
+    def advance(done: int, total: int) -> None:
+        nonlocal printed
+        tenth = 10 * done // max(total, 1)
+        if tenth > printed:
+            printed = tenth
+            print(f"{description}: {done}/{total}", file=sys.stderr, flush=True)
+
+    return advance

@@ -1,0 +1,105 @@
+"""conf/ -> resolved/: what each stage of `dvc repro` depends on, one small canonical YAML each.
+
+DVC sees edited values in a file, but not a changed choice in a defaults list; so the choice is made here, once per
+target, and every later stage depends on its slice alone. A slice also names the stage's version and its tools, so
+that a new compiler reruns `compile` and nothing before it. `resolved/` is committed: `dvc params diff` reads it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge_pipeline.config import bind
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.pipeline.compose import compose
+from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.runner import tool_version
+from forge_pipeline.pipeline.slices import Slice, password_sources, slices
+from forge_pipeline.stages import STAGES
+
+RESOLVED = Path("resolved")
+INPUTS = RESOLVED / "inputs.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """conf/config.yaml, section `matrix`: what `dvc repro` builds."""
+
+    experiment: str | None
+    targets: tuple[str, ...]
+
+
+def resolve(root: Path = Path()) -> Sequence[str]:
+    """Write ``root``/resolved for every target of the matrix and return the targets; ConfigError where one is wrong."""
+    first = compose([])
+    matrix = bind(Matrix, first["matrix"], where="matrix")
+    chosen = [] if matrix.experiment is None else [f"experiment={matrix.experiment}"]
+    configs = {target: compose([*chosen, f"target={target}"]) for target in matrix.targets}
+    if not configs:
+        raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
+    parts = {target: slices(config) for target, config in configs.items()}
+    files = {INPUTS: inputs_of(next(iter(configs.values())))}
+    for name, stage in STAGES.items():
+        by_target = {target: described(name, own[name]) for target, own in parts.items()}
+        if stage.per_target:
+            files |= {slice_path(name, target): content for target, content in by_target.items()}
+        elif name == "quantize":
+            files[slice_path(name)] = by_target
+        else:
+            files[slice_path(name)] = _shared(name, by_target)
+    folder = root / RESOLVED
+    shutil.rmtree(folder, ignore_errors=True)  # a target that left the matrix leaves nothing behind
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / path, yaml.safe_dump(content, sort_keys=True, allow_unicode=True).encode())
+    return tuple(configs)
+
+
+def slice_path(stage: str, target: str | None = None) -> Path:
+    """Return where a stage's slice is: resolved/fold.yaml, resolved/raspberry-pi/5/compile.yaml."""
+    return RESOLVED / (target or "") / f"{stage}.yaml"
+
+
+def described(stage: str, values: Slice) -> dict[str, Any]:
+    """Return the slice with the stage's version and the versions of its tools."""
+    row = STAGES[stage]
+    return {"config": values, "version": row.version, "tools": {tool: tool_version(tool) for tool in row.tools}}
+
+
+def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where things are on this machine: files, the store and the password's place. No part of any key."""
+    return {
+        "model": config["model"]["path"],
+        "data": config["data"],
+        "store": config["store"],
+        "password": list(password_sources(config)),
+    }
+
+
+def _shared(stage: str, by_target: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    (first, values), *rest = by_target.items()
+    for target, other in rest:
+        if other != values:
+            raise ConfigError(
+                where=f"target {target}",
+                expected=f"the `{stage}` options of {first}: {values['config']}",
+                found=str(other["config"]),
+                fix=f"`{stage}` runs once for all targets; choose its options in conf/{stage}/, not in a target",
+            )
+    return values
+
+
+def targets(root: Path = Path()) -> tuple[str, ...]:
+    """Return the targets for which ``root``/resolved was written, in the matrix's order."""
+    path = root / RESOLVED / "quantize.yaml"
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "resolved options", "no such file", "run `dvc repro`") from error
+    return tuple(content)

@@ -1,0 +1,127 @@
+"""Runs one stage through the store: the only place where a stage meets files, clocks and secrets."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from forge_pipeline.config import bind
+from forge_pipeline.digest import canonical_json, digest_json
+from forge_pipeline.pipeline.slices import Slice, localized
+from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
+from forge_pipeline.stages.contract import Stage
+from forge_pipeline.store import Action, Store
+
+
+class Input(Protocol):
+    """Something a stage takes: an identity for the action key, and the object itself when the stage must run."""
+
+    def digest(self) -> Any:
+        """Return what stands for the content in an action key: plain JSON made of digests."""
+
+    def value(self) -> Any:
+        """Return the domain object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A stage's output in the store; an input of the stages after it."""
+
+    stage: Stage
+    action: Action
+    hit: bool
+    seconds: float
+    store: Store
+
+    @property
+    def kind(self) -> Kind:
+        """How the files are read."""
+        return KINDS[self.stage.gives]
+
+    def digest(self) -> dict[str, str]:
+        """Return the digests of the identity files."""
+        outputs = self.action.outputs
+        return {name: outputs[name] for name in self.kind.identity if name in outputs}
+
+    def files(self) -> dict[str, Path]:
+        """Return where the store keeps each file; read-only, to be read and never written."""
+        return {name: self.store.path(digest) for name, digest in self.action.outputs.items()}
+
+    def value(self) -> Any:
+        """Read the domain object, always from the stored bytes: a fresh build and a hit take the same way."""
+        return self.kind.read(self.files())
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the stage's entry in `manifest.json`."""
+        return {
+            "stage": self.stage.name,
+            "action_key": self.action.key,
+            "result": "hit" if self.hit else "built",
+            "seconds": round(self.seconds, 3),
+            "outputs": dict(sorted(self.action.outputs.items())),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Looks a stage's action up, or runs it and records the result.
+
+    ``ambient`` provides what a stage may want beside its inputs (a password, randomness, a progress display);
+    none of it enters the action key. ``accept`` may refuse a hit, by stage name: the sealed artifact whose key
+    file the supplied password does not open.
+    """
+
+    store: Store
+    ambient: Mapping[str, Any] = field(default_factory=dict)
+    accept: Mapping[str, Callable[[Output], bool]] = field(default_factory=dict)
+    announce: Callable[[Output], None] = lambda output: None
+    begin: Callable[[str], None] = lambda name: None
+
+    def run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
+        """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs."""
+        stage = STAGES[name]
+        config = localized(name, portable)
+        key = action_key(stage, config, inputs)
+
+        def build() -> tuple[dict[str, bytes], dict[str, Any]]:
+            self.begin(name)
+            values = {parameter: None if item is None else item.value() for parameter, item in inputs.items()}
+            wanted = {want: key if want == "key" else self.ambient[want] for want in stage.wants}
+            result = stage.module.run(bind(stage.module.Config, config, where=name), **values, **wanted)
+            contents = KINDS[stage.gives].write(result.output)
+            return {**contents, REPORT: canonical_json(result.report)}, {}
+
+        def accepted(action: Action) -> bool:
+            check = self.accept.get(name)
+            return check is None or check(Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store))
+
+        start = time.perf_counter()
+        action, hit = self.store.get_or_build(key, build, accept=accepted)
+        output = Output(stage=stage, action=action, hit=hit, seconds=time.perf_counter() - start, store=self.store)
+        self.announce(output)
+        return output
+
+
+def action_key(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -> str:
+    """Return the SHA-256 over everything that can change the stage's output; no path, clock or host name is in it."""
+    return digest_json(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "config": config,
+            "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
+            "tools": {tool: tool_version(tool) for tool in stage.tools},
+        }
+    )
+
+
+@cache
+def tool_version(distribution: str) -> str:
+    """Return the installed version of a distribution."""
+    return importlib.metadata.version(distribution)

@@ -1,0 +1,94 @@
+"""From the composed configuration to one slice per stage: exactly what that stage's output may depend on.
+
+A slice is bound to the stage's ``Config`` here, before any work starts, so that a misspelt or ill-typed value is
+refused at once; its canonical form enters the action key, and ``resolved/`` holds the same values for DVC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from forge_pipeline.config import bind
+from forge_pipeline.digest import canonical_json
+from forge_pipeline.errors import ConfigError, did_you_mean
+from forge_pipeline.stages import STAGES
+from forge_pipeline.target import Target
+
+DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
+AUTO, HOST = "auto", "host"
+SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
+
+Slice = dict[str, Any]
+
+
+def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
+    """Return the portable slice of every stage for the one target that ``config`` names.
+
+    Portable: the target `host` is still called `host`, so that the slices are the same on every machine;
+    `localized` puts this machine's processor in. Raises ConfigError for an unknown section, option or type.
+    """
+    for section in config:
+        if section not in SECTIONS:
+            raise ConfigError(
+                where=section,
+                expected="a section: " + ", ".join(sorted(SECTIONS)),
+                found=f"unknown section {section!r}",
+                fix=f"{did_you_mean(section, SECTIONS)}correct the name or remove it",
+            )
+    target = dataclasses.asdict(bind(Target, config["target"], where="target"))
+    data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
+    raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
+    raw["calibrate"]["data"] = data
+    raw["evaluate"]["data"] = data
+    raw["compile"]["target"] = target
+    raw["encrypt"].pop("password", None)  # where the secret is: see `password_sources`
+    if raw["quantize"].get("reduce_range") == AUTO:
+        is_host = target["tag"] == HOST
+        raw["quantize"]["reduce_range"] = HOST if is_host else bind(Target, target, where="target").saturates_int8
+    checked = {name: localized(name, values) for name, values in raw.items()}
+    portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
+    plain: dict[str, Slice] = json.loads(canonical_json(portable))  # tuples become lists: what YAML can hold
+    return plain
+
+
+def localized(stage: str, portable: Slice) -> Slice:
+    """Return the slice with `host` replaced by this machine's processor, as the stage's Config understands it."""
+    values = dict(portable)
+    if stage == "quantize" and values.get("reduce_range") == HOST:
+        values["reduce_range"] = Target.host().saturates_int8
+    if stage == "compile":
+        values["target"] = dataclasses.asdict(bind(Target, values["target"], where="target").resolved())
+    return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
+
+
+def _mentions_host(values: Slice) -> bool:
+    target = values.get("target")
+    return values.get("reduce_range") == HOST or (isinstance(target, Mapping) and target.get("tag") == HOST)
+
+
+def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where the password may be found, most preferred first; empty when the artifact stays plain."""
+    sources = _section(config, "encrypt").get("password", ())
+    if isinstance(sources, str):
+        return (sources,)
+    if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
+        raise ConfigError(
+            "encrypt.password", "a list of places such as env:NAME or file:PATH", type(sources).__name__,
+            "name where the password is, never the password itself",
+        )  # fmt: skip
+    return tuple(sources)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            where=name,
+            expected=f"the options of `{name}`",
+            found="nothing" if section is None else repr(section),
+            fix=f"choose one of conf/{name}/*.yaml, such as `{name}=default`",
+        )
+    return section

@@ -1,0 +1,106 @@
+"""The stages as DVC runs them: slices from `resolved/`, inputs and outputs below `out/`, the same store as always."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge_pipeline.data import Dataset
+from forge_pipeline.digest import digest_file
+from forge_pipeline.errors import ArtifactError, ConfigError
+from forge_pipeline.frontends import Source
+from forge_pipeline.pipeline.build import make_runner, opened_store, uses_ranges
+from forge_pipeline.pipeline.deliver import export, write_atomically
+from forge_pipeline.pipeline.resolve import INPUTS, slice_path
+from forge_pipeline.pipeline.runner import Input, Output
+from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
+
+OUT = Path("out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """An artifact in the work tree, as an input: identified by what its files hold now."""
+
+    kind: Kind
+    folder: Path
+
+    def digest(self) -> dict[str, str]:
+        """Return the digests of the identity files."""
+        return {name: digest_file(self._path(name)) for name in self.kind.identity}
+
+    def value(self) -> Any:
+        """Read the domain object."""
+        return self.kind.read({name: self._path(name) for name in self.kind.files})
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise ArtifactError(str(path), "an output of an earlier stage", "no such file", "run `dvc repro`")
+        return path
+
+
+def folder_of(stage: str, target: str | None) -> Path:
+    """Return where a stage's output is: shared by targets, plain per target, or among the target's deliverables."""
+    if stage in ("evaluate", "encrypt"):
+        return OUT / str(target)
+    if stage == "compile":
+        return OUT / "plain" / str(target)
+    shared = OUT / "shared" / stage
+    return shared / str(target) if stage == "quantize" else shared
+
+
+def run_stage(name: str, target: str | None = None) -> Output:
+    """Run one stage in the current folder, from its slice and its inputs' files to its output folder."""
+    places = _read_yaml(INPUTS)
+    slice_file = slice_path(name, target if STAGES[name].per_target else None)
+    described = _read_yaml(slice_file)
+    if name == "quantize":
+        described = described[str(target)]
+    portable = described["config"]
+    inputs = {parameter: _input(origin, target, places) for parameter, origin in STAGES[name].takes.items()}
+    if name == "quantize" and not uses_ranges({name: portable}):
+        inputs["ranges"] = None
+    passwords = tuple(places["password"]) if name == "encrypt" else ()
+    with opened_store(places["store"]) as store:
+        runner = make_runner(store, passwords, label=target or "")
+        output = runner.run(name, portable, inputs)
+        folder = folder_of(name, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in output.kind.files:
+            export(output, file, folder / file)
+        if name not in ("evaluate", "encrypt"):
+            export(output, REPORT, folder / REPORT)
+        write_atomically(folder / f"{name}.action.json", _action(output))
+    return output
+
+
+def _input(origin: str, target: str | None, places: Mapping[str, Any]) -> Input | None:
+    if origin == "source":
+        return Source(Path(places["model"]))
+    if origin == "data":
+        return None if places["data"].get("path") is None else Dataset.from_config(places["data"])
+    return Files(kind=KINDS[STAGES[origin].gives], folder=folder_of(origin, target))
+
+
+def _action(output: Output) -> bytes:
+    """Describe the action for the report: its key, how long the build took when it was built, and the outputs."""
+    record = {**output.manifest(), "seconds": output.action.seconds}
+    del record["result"]  # a hit and a build leave the same file
+    return json.dumps(record, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "the stage's resolved options", "no such file", "run `dvc repro`") from error
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "a mapping", type(content).__name__, "run `dvc repro resolve --force`")
+    return content
