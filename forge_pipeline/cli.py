@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
-
-BUG = 70
-INTERRUPTED = 130
+from forge_pipeline.errors import UsageError, did_you_mean
+from forge_pipeline.exits import guarded
 
 
 class Commands(click.Group):
@@ -74,6 +72,15 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   Example: forge-pipeline run experiment=digits target=x86-64/v3 encrypt=none out=build"""
 
 
+@commands.command(short_help="Make a password file, readable by you alone.")
+@click.argument("path", type=click.Path(path_type=Path))
+def password(path: Path) -> None:
+    """Write a new random password to PATH (mode 0600); refuse where the file exists."""
+    from forge_pipeline.crypto.keys import generate_password_file
+
+    generate_password_file(path)
+    click.echo(f"wrote {path}: keep it, it opens what is encrypted with it")
+
 
 @commands.command(short_help="List the hardware targets by family.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of records.")
@@ -85,27 +92,18 @@ def targets(as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a failure of input or environment, 2 usage, 70 a bug of ours."""
-    sys.exit(guarded(lambda: commands.main(arguments, "forge-pipeline", standalone_mode=False)))
+    """Run the command line and exit with the code that `exits.guarded` gives."""
+    sys.exit(guarded(lambda: _command(arguments)))
 
 
-def guarded(call: Callable[[], object]) -> int:
-    """Call and return the exit code, with every failure said on stderr."""
+def _command(arguments: Sequence[str] | None) -> None:
     try:
-        call()
-    except ForgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        commands.main(arguments, "forge-pipeline", standalone_mode=False)
+    except click.Abort as stop:
+        raise KeyboardInterrupt from stop
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        print("interrupted; nothing was delivered", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        return 1
-    except Exception:  # noqa: BLE001  the last resort of a program: a bug of ours, with all there is to report it
-        traceback.print_exc()
-        print("error: this is a bug in forge_pipeline; please report it with the lines above", file=sys.stderr)
-        return BUG
-    return 0
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "forge-pipeline"
+        raise UsageError(
+            command, "options as `--help` lists them", error.format_message(), f"see `{command} --help`"
+        ) from error

@@ -71,13 +71,7 @@ def test_every_well_typed_section_binds_to_its_own_values(
     assert bound == {**values, "names": tuple(names)}
 
 
-@given(
-    value=st.none()
-    | st.text()
-    | st.floats()
-    | st.lists(st.integers())
-    | st.dictionaries(st.text(), st.none())
-)
+@given(value=st.none() | st.text() | st.floats() | st.lists(st.integers()) | st.dictionaries(st.text(), st.none()))
 def test_an_integer_option_takes_nothing_but_an_integer(value: object) -> None:
     with pytest.raises(ConfigError) as refusal:
         bind(Inner, {"bits": value}, where="inner")

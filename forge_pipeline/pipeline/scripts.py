@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from forge_pipeline.cli import guarded
 from forge_pipeline.errors import UsageError
+from forge_pipeline.exits import guarded
 from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.workspace import run_stage
 

@@ -15,10 +15,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.stages import STAGES
-from forge_pipeline.target import Target
+from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
-AUTO, HOST = "auto", "host"
+AUTO = "auto"
 SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
 
 Slice = dict[str, Any]
@@ -38,7 +38,8 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
                 found=f"unknown section {section!r}",
                 fix=f"{did_you_mean(section, SECTIONS)}correct the name or remove it",
             )
-    target = dataclasses.asdict(bind(Target, config["target"], where="target"))
+    target = dict(_section(config, "target"))
+    machine = Target.from_config(target)
     data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
     raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
     raw["calibrate"]["data"] = data
@@ -46,8 +47,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     raw["compile"]["target"] = target
     raw["encrypt"].pop("password", None)  # where the secret is: see `password_sources`
     if raw["quantize"].get("reduce_range") == AUTO:
-        is_host = target["tag"] == HOST
-        raw["quantize"]["reduce_range"] = HOST if is_host else bind(Target, target, where="target").saturates_int8
+        raw["quantize"]["reduce_range"] = HOST if target["tag"] == HOST else machine.saturates_int8
     checked = {name: localized(name, values) for name, values in raw.items()}
     portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
     plain: dict[str, Slice] = json.loads(canonical_json(portable))  # tuples become lists: what YAML can hold
@@ -58,9 +58,9 @@ def localized(stage: str, portable: Slice) -> Slice:
     """Return the slice with `host` replaced by this machine's processor, as the stage's Config understands it."""
     values = dict(portable)
     if stage == "quantize" and values.get("reduce_range") == HOST:
-        values["reduce_range"] = Target.host().saturates_int8
+        values["reduce_range"] = Target.from_tag(HOST).saturates_int8
     if stage == "compile":
-        values["target"] = dataclasses.asdict(bind(Target, values["target"], where="target").resolved())
+        values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
     return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
 
 
