@@ -1,0 +1,26 @@
+"""What a person may choose about a compilation: the part of conf/compile that a code generator sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OptLevel = Literal[0, 1, 2, 3, 4]
+ChannelLayout = Literal["first", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to compile.
+
+    ``generator`` names a row of ``lowering.GENERATORS``. ``opt_level`` means: 0 one kernel per operator,
+    for debugging; 1 operators fused; 2 constants folded too; 3 everything that computes what the model says
+    up to rounding; 4 also approximations of transcendental functions. ``float16`` computes in half
+    precision wherever an operator permits, with the model's own dtypes at its interface. ``channel_layout``
+    is where convolutions keep their channels; None leaves the choice to the generator.
+    """
+
+    generator: str
+    opt_level: OptLevel
+    float16: bool
+    channel_layout: ChannelLayout | None

@@ -1,0 +1,239 @@
+"""Hardware targets: what conf/target says about a machine, bound strictly, and what the compiler makes of it.
+
+A tag (``raspberry-pi/5``) is the path of a YAML file under conf/target, so a new target is one new file.
+Nothing here imports TVM until a target is handed to the compiler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from forge_pipeline.config import bind
+from forge_pipeline.errors import TargetError, did_you_mean
+from forge_pipeline.locate import conf_dir
+
+if TYPE_CHECKING:
+    import tvm
+
+HOST = "host"
+
+Family = Literal["x86", "arm", "android", "riscv", "cuda"]
+DotProduct = Literal["none", "vnni", "avx_vnni", "sdot", "i8mm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One file of conf/target.
+
+    ``triple``, ``cpu``, ``features`` (with + or -) and ``abi`` are LLVM's words for the CPU, which for a CUDA
+    target is the one that drives the GPU. ``libc`` is the C library that the artifact meets on the device.
+
+    The machine description drives the code generator's choice of tiles: ``vector_bits`` of the widest
+    registers worth using and their number, ``fma_ports`` fused multiply-adds of that width started per
+    cycle, caches in KiB per core (a shared cache divided by its cores), and ``dot_product``, the int8
+    instructions there are.
+
+    ``cpu_id`` (x86 vendor, or ARM implementer/part) and ``cpu_flags`` are what /proc/cpuinfo shows on such a
+    machine: `host` is recognised by them, and an artifact runs only where all the flags are.
+    """
+
+    tag: str
+    family: Family
+    description: str
+    kind: Literal["llvm", "cuda"]
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    abi: str | None
+    libc: Literal["glibc", "bionic", "apple"]
+    cores: int
+    vector_bits: int
+    vector_registers: int
+    fma_ports: int
+    l1d_kib: int
+    l2_kib: int
+    l3_kib_per_core: int
+    dot_product: DotProduct
+    cuda_arch: str | None
+    cpu_id: str | None
+    cpu_flags: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if (self.kind == "cuda") != (self.cuda_arch is not None):
+            raise TargetError(
+                where=f"target {self.tag}",
+                expected="cuda_arch for kind cuda, and for no other kind",
+                found=f"kind {self.kind} with cuda_arch {self.cuda_arch}",
+                fix="set `cuda_arch: sm_86` (or the like), or null",
+            )
+        for name in ("cores", "vector_bits", "vector_registers", "fma_ports", "l1d_kib"):
+            if getattr(self, name) < 1:
+                raise TargetError(
+                    f"target {self.tag}.{name}",
+                    "a positive number",
+                    str(getattr(self, name)),
+                    f"correct `{name}`",
+                )
+
+    @classmethod
+    def from_tag(cls, tag: str) -> Target:
+        """Return the target that conf/target/<tag>.yaml describes; TargetError where there is none."""
+        import yaml
+
+        known = tags()
+        if tag not in known:
+            raise TargetError(
+                where=f"target {tag!r}",
+                expected="a target that conf/target describes",
+                found="no such tag",
+                fix=f"{did_you_mean(tag, known)}`forge-pipeline targets` lists them",
+            )
+        path = conf_dir() / "target" / f"{tag}.yaml"
+        try:
+            values = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        except yaml.YAMLError as error:
+            found = " ".join(str(error).split())
+            raise TargetError(f"target/{tag}.yaml", "plain YAML", found, "correct that file") from error
+        return cls.from_config(values)
+
+    @classmethod
+    def from_config(cls, values: object, *, where: str = "target") -> Target:
+        """Return the target that ``values`` (one YAML's content, with overrides) describe.
+
+        The file of `host` names no machine, so it is resolved here: to the best of the described CPUs that
+        this machine is, and its number of cores. Raises ConfigError and TargetError.
+        """
+        if isinstance(values, Mapping) and values.get("tag") == HOST:
+            from forge_pipeline.hostcpu import resolve_host
+
+            return resolve_host(values, where=where)
+        return bind(cls, values, where=where)
+
+    @property
+    def arch(self) -> str:
+        """The first word of the triple: x86_64, aarch64, arm64 (Apple's word for it), riscv64."""
+        return self.triple.partition("-")[0]
+
+    @property
+    def lanes(self) -> int:
+        """Float32 values in one vector register."""
+        return self.vector_bits // 32
+
+    @property
+    def saturates_int8(self) -> bool:
+        """Whether int8 products are summed in 16 bits (vpmaddubsw): weights must stay within 7 bits."""
+        return self.arch == "x86_64" and self.dot_product == "none"
+
+    def spec(self) -> dict[str, Any]:
+        """Return TVM's description of this target: the dictionary that ``tvm.target.Target`` takes."""
+        cpu: dict[str, Any] = {
+            "kind": "llvm",
+            "mtriple": self.triple,
+            "mcpu": self.cpu,
+            "num-cores": self.cores,
+        }
+        if self.features:
+            cpu["mattr"] = list(self.features)
+        if self.abi is not None:
+            cpu["mabi"] = self.abi
+        if self.kind == "llvm":
+            return cpu
+        return {"kind": "cuda", "arch": self.cuda_arch, "host": cpu}
+
+    def tvm(self) -> tvm.target.Target:
+        """Return the TVM target, its CPU host included."""
+        import tvm
+
+        return tvm.target.Target(self.spec())
+
+
+def tags() -> list[str]:
+    """Return every tag of conf/target, sorted."""
+    folder = conf_dir() / "target"
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+
+
+def describe_targets(*, as_json: bool) -> str:
+    """Return what `forge-pipeline targets` prints: every target by family with TVM's description of it."""
+    targets = described()
+    if as_json:
+        rows = [
+            {"tag": row.tag, "family": row.family, "description": row.description, "tvm": row.spec()} for row in targets
+        ]
+        return json.dumps([{"tag": HOST, "family": HOST, "description": "The machine that builds", "tvm": None}, *rows])
+    width = max(len(target.tag) for target in targets)
+    lines = [HOST, f"  {HOST:{width}}  The machine that builds, as the best of those below"]
+    for family in get_args(Family):
+        lines += ["", family]
+        for target in targets:
+            if target.family == family:
+                lines += [
+                    f"  {target.tag:{width}}  {target.description}",
+                    f"  {'':{width}}  {json.dumps(target.spec())}",
+                ]
+    return "\n".join(lines)
+
+
+def described() -> list[Target]:
+    """Return every target that has a fixed description, sorted by tag: all but `host`."""
+    return [Target.from_tag(tag) for tag in tags() if tag != HOST]
+
+
+Tags = list[str] | list[tuple[str, str]]
+
+
+def list_target_tags(verbose: bool = False) -> Tags:
+    """Return all tags: those of conf/target, then those that only TVM's own registry knows.
+
+    With ``verbose``, pairs of tag and TVM's description as JSON. Tags of TVM's registry are for
+    ``tvm.target.Target``; a build needs a file in conf/target.
+    """
+    return _list(None, verbose)
+
+
+def list_x86_tags(verbose: bool = False) -> Tags:
+    """Return the tags of x86-64 CPUs; see ``list_target_tags``."""
+    return _list("x86", verbose)
+
+
+def list_arm_tags(verbose: bool = False) -> Tags:
+    """Return the tags of ARM CPUs that run Linux or macOS; see ``list_target_tags``."""
+    return _list("arm", verbose)
+
+
+def list_cuda_tags(verbose: bool = False) -> Tags:
+    """Return the tags of CUDA GPUs; see ``list_target_tags``."""
+    return _list("cuda", verbose)
+
+
+def list_android_tags(verbose: bool = False) -> Tags:
+    """Return the tags of Android devices; see ``list_target_tags``."""
+    return _list("android", verbose)
+
+
+def _list(family: Family | None, verbose: bool) -> Tags:
+    rows = [(target.tag, json.dumps(target.spec())) for target in described() if family in (None, target.family)]
+    ours = {tag for tag, _ in rows}
+    rows += [row for row in _registry(family) if row[0] not in ours]
+    return rows if verbose else [tag for tag, _ in rows]
+
+
+def _registry(family: Family | None) -> Iterable[tuple[str, str]]:
+    """Yield tag and description of what TVM's registry has for ``family``."""
+    from tvm.target.tag import list_tags
+
+    for tag, target in sorted((list_tags() or {}).items()):
+        if family is None or _family(str(target.kind), str(target.attrs.get("mtriple", ""))) == family:
+            yield str(tag), str(target)
+
+
+def _family(kind: str, triple: str) -> str | None:
+    if kind != "llvm":
+        return kind if kind == "cuda" else None
+    if "android" in triple:
+        return "android"
+    prefixes = {"x86": "x86", "aarch64": "arm", "arm": "arm", "riscv": "riscv"}
+    return next((name for prefix, name in prefixes.items() if (triple or "x86").startswith(prefix)), None)
