@@ -1,0 +1,278 @@
+"""The canonical form of an ONNX model: one model, one sequence of bytes.
+
+Two models that differ in nothing but names of inner values and nodes, the order in which nodes, weights and
+attributes are written down, how weights are stored, documentation, producer, inferred shapes or unused parts
+have the same canonical form. What is kept: every edge, operator, attribute, weight and element type, the
+versions of the operator sets in use, and the interface (names, order, element types and shapes of inputs and
+outputs).
+
+Decisions:
+
+- Nodes are in depth-first post-order from the outputs, which depends on the graph alone and not on its
+  spelling. Values are called ``v0, v1, ...``, weights ``w0, w1, ...`` in the order of first use, nodes
+  ``OpType_k``.
+- What no output depends on is left out: ONNX operators have no side effects.
+- An initializer that is also listed as an input (required before IR version 4, an overridable default since)
+  is a constant.
+- Equal weights stay separate: merging them is an optimisation, and changes what training would mean.
+- Calls of local functions are inlined, by ``onnx.inliner``.
+- Inferred types (``value_info``), quantization annotations, training and device information, and metadata are
+  not part of what a model computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.functions import inlined
+from forge_pipeline.ir.order import post_order
+from forge_pipeline.ir.tensors import ExternalData, byte_count, content
+
+IR_VERSION = 10  # what ONNX Runtime 1.31 and TVM 0.27 both read, and the least that has every type they compute with
+GRAPH_NAME = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """An initializer of the main graph: its canonical header, and the tensor that holds its content."""
+
+    header: TensorProto
+    source: TensorProto
+
+    def raw(self, external: ExternalData | None) -> bytes | memoryview:
+        """Return the content as ``raw_data`` holds it, whatever the source's storage. Raises ModelError."""
+        return content(self.source, external)
+
+    @property
+    def is_raw(self) -> bool:
+        """False for strings, which have no ``raw_data`` and are whole in the header."""
+        return bool(self.header.data_type != TensorProto.STRING)
+
+    @property
+    def size(self) -> int:
+        """The length of the content in bytes."""
+        return byte_count(self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canonical:
+    """A model in canonical form, its weights left where they are.
+
+    ``skeleton`` is the model without the main graph's initializers, ``weights`` are these in canonical order,
+    ``names`` maps each canonical name that is not the original one to the original one.
+    """
+
+    skeleton: ModelProto
+    weights: tuple[Weight, ...]
+    names: Mapping[str, str]
+
+
+def canonical(model: ModelProto, *, external: ExternalData | None = None) -> Canonical:
+    """Return the canonical form of ``model``, which stays as it was.
+
+    ``external`` finds the content of tensors that are stored outside and lie within nodes; weights of the
+    main graph are not read. Raises ModelError for a graph with a cycle, an undefined or a twice defined
+    value.
+    """
+    model = inlined(model)
+    skeleton = ModelProto(ir_version=IR_VERSION)
+    skeleton.graph.name = GRAPH_NAME
+    writer = _Writer(reserved=frozenset(_interface(model.graph)), external=external)
+    weights = writer.main(model.graph, skeleton.graph)
+    _imports(model, skeleton, writer.domains)
+    return Canonical(skeleton=skeleton, weights=weights, names=writer.names)
+
+
+def canonical_model(model: ModelProto, *, external: ExternalData | None = None) -> ModelProto:
+    """Return ``model`` in canonical form as a model of its own, every weight inline in ``raw_data``."""
+    form = canonical(model, external=external)
+    whole = form.skeleton
+    for weight in form.weights:
+        tensor = whole.graph.initializer.add()
+        tensor.CopyFrom(weight.header)
+        if weight.is_raw:
+            tensor.raw_data = bytes(weight.raw(external))
+    return whole
+
+
+def _interface(graph: GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.input)
+    yield from (value.name for value in graph.output)
+
+
+def _imports(model: ModelProto, skeleton: ModelProto, used: set[str]) -> None:
+    versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
+    for domain in sorted(used | {""}):
+        if domain in versions:
+            skeleton.opset_import.add(domain=domain, version=versions[domain])
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+@dataclass(slots=True, kw_only=True)
+class _Writer:
+    """Gives names in the order in which things are met, and copies what is kept."""
+
+    reserved: frozenset[str]
+    external: ExternalData | None
+    names: dict[str, str] = field(default_factory=dict)
+    domains: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+
+    def main(self, source: GraphProto, target: GraphProto) -> tuple[Weight, ...]:
+        """Write the main graph, whose interface keeps its names; its initializers are returned, not written."""
+        constants = {tensor.name for tensor in source.initializer}
+        constants |= {tensor.values.name for tensor in source.sparse_initializer}
+        for value in source.input:
+            if value.name not in constants:
+                self._value_info(value, target.input.add(), value.name)
+        interface = {value.name: value.name for value in (*target.input, *source.output)}
+        scope = self._body(source, target, {}, interface)
+        for value in source.output:
+            self._value_info(value, target.output.add(), value.name)
+        weights = {tensor.name: tensor for tensor in source.initializer}
+        kept = [
+            Weight(header=self._header(weights[name], new), source=weights[name])
+            for name, new in scope.items()
+            if name in weights
+        ]
+        return tuple(kept)
+
+    def _subgraph(self, source: GraphProto, target: GraphProto, outer: Mapping[str, str]) -> None:
+        """Write the graph of an attribute; inputs and outputs go by position, so their names are not kept."""
+        target.name = GRAPH_NAME
+        formals: dict[str, str] = {}
+        for value in source.input:
+            formals[value.name] = self._fresh("v", value.name)
+            self._value_info(value, target.input.add(), formals[value.name])
+        scope = self._body(source, target, outer, formals)
+        for value in source.output:
+            self._value_info(value, target.output.add(), scope[value.name])
+        weights = {tensor.name: tensor for tensor in source.initializer}
+        for name, new in scope.items():
+            if name in weights:
+                self._tensor(weights[name], target.initializer.add(), new)
+
+    def _body(
+        self, source: GraphProto, target: GraphProto, outer: Mapping[str, str], given: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Write the nodes in canonical order; return the canonical name of every value that may be used."""
+        local = {tensor.name for tensor in source.initializer}
+        sparse = {tensor.values.name: tensor for tensor in source.sparse_initializer}
+        constants = local | sparse.keys()
+        scope = {value.name: given[value.name] for value in source.input if value.name not in constants}
+        for item in post_order(source):
+            if isinstance(item, NodeProto):
+                for name in item.output:
+                    if name:
+                        scope[name] = given.get(name) or self._fresh("v", name)
+                self._node(item, target.node.add(), scope)
+            elif item in constants:
+                scope[item] = given.get(item) or self._fresh("w", item)
+                if item in sparse:
+                    self._sparse(sparse[item], target.sparse_initializer.add(), scope[item])
+            elif item in outer and item not in scope:
+                scope[item] = outer[item]
+            elif item not in scope:
+                raise ModelError(
+                    where=f"graph {source.name!r}",
+                    expected="every value to be defined by an input, a weight or a node",
+                    found=f"{item!r}, which nothing defines",
+                    fix="the file is damaged or was edited by hand: export the model again",
+                )
+        return scope
+
+    def _node(self, source: NodeProto, target: NodeProto, scope: Mapping[str, str]) -> None:
+        target.op_type, target.domain = source.op_type, _domain(source.domain)
+        if source.overload:
+            target.overload = source.overload
+        target.name = f"{source.op_type}_{self.nodes}"
+        self.names[target.name] = source.name
+        self.nodes += 1
+        self.domains.add(target.domain)
+        target.input.extend(_trimmed([scope[name] if name else "" for name in source.input]))
+        target.output.extend(_trimmed([scope[name] if name else "" for name in source.output]))
+        for attribute in sorted(source.attribute, key=lambda item: item.name):
+            self._attribute(attribute, target.attribute.add(), scope)
+
+    def _attribute(self, source: AttributeProto, target: AttributeProto, scope: Mapping[str, str]) -> None:
+        target.name, target.type = source.name, source.type
+        if source.type == AttributeProto.GRAPH:
+            self._subgraph(source.g, target.g, scope)
+        elif source.type == AttributeProto.GRAPHS:
+            for graph in source.graphs:
+                self._subgraph(graph, target.graphs.add(), scope)
+        elif source.type == AttributeProto.TENSOR:
+            self._tensor(source.t, target.t, "")
+        elif source.type == AttributeProto.TENSORS:
+            for tensor in source.tensors:
+                self._tensor(tensor, target.tensors.add(), "")
+        elif source.type == AttributeProto.SPARSE_TENSOR:
+            self._sparse(source.sparse_tensor, target.sparse_tensor, "")
+        elif source.type == AttributeProto.SPARSE_TENSORS:
+            for sparse in source.sparse_tensors:
+                self._sparse(sparse, target.sparse_tensors.add(), "")
+        else:
+            target.CopyFrom(source)
+            target.ClearField("doc_string")
+
+    def _header(self, source: TensorProto, name: str) -> TensorProto:
+        header = TensorProto(dims=source.dims, data_type=source.data_type)
+        if name:
+            header.name = name
+        if source.data_type == TensorProto.STRING:
+            header.string_data.extend(source.string_data)
+        return header
+
+    def _tensor(self, source: TensorProto, target: TensorProto, name: str) -> None:
+        target.CopyFrom(self._header(source, name))
+        if source.data_type != TensorProto.STRING:
+            target.raw_data = bytes(content(source, self.external))
+
+    def _sparse(self, source: onnx.SparseTensorProto, target: onnx.SparseTensorProto, name: str) -> None:
+        self._tensor(source.values, target.values, name)
+        self._tensor(source.indices, target.indices, "")
+        target.dims.extend(source.dims)
+
+    def _value_info(self, source: onnx.ValueInfoProto, target: onnx.ValueInfoProto, name: str) -> None:
+        target.name = name
+        if source.HasField("type"):
+            target.type.CopyFrom(source.type)
+            _undenoted(target.type)
+
+    def _fresh(self, kind: str, original: str) -> str:
+        while True:
+            number = self.counts.get(kind, 0)
+            self.counts[kind] = number + 1
+            name = f"{kind}{number}"
+            if name not in self.reserved:
+                self.names[name] = original
+                return name
+
+
+def _undenoted(value: onnx.TypeProto) -> None:
+    """Clear what documents a type and does not define it."""
+    value.ClearField("denotation")
+    kind = value.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        for dim in getattr(value, kind).shape.dim:
+            dim.ClearField("denotation")
+    elif kind in ("sequence_type", "optional_type"):
+        _undenoted(getattr(value, kind).elem_type)
+    elif kind == "map_type":
+        _undenoted(value.map_type.value_type)
+
+
+def _trimmed(names: list[str]) -> list[str]:
+    """Leave out trailing empty names: an optional argument that is absent may be written either way."""
+    while names and not names[-1]:
+        names.pop()
+    return names

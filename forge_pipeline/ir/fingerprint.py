@@ -1,0 +1,94 @@
+"""The bytes of a canonical model, written piece by piece, and the digests over them.
+
+The pieces are exactly what protobuf writes for ``canonical_model(model)``: fields in ascending order
+(protobuf encoding, https://protobuf.dev/programming-guides/encoding). So the fingerprint is also the SHA-256
+of the canonical model's file, and no second copy of the weights is ever made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from onnx import GraphProto, ModelProto
+
+from forge_pipeline.ir.canonical import Canonical, Weight, canonical
+from forge_pipeline.ir.tensors import ExternalData
+
+_LENGTH_DELIMITED = 2
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER = 5
+_TENSOR_RAW_DATA = 9
+
+
+def fingerprint(model: ModelProto, *, external: ExternalData | None = None) -> str:
+    """Return the SHA-256, in hexadecimal, of the canonical form, weights included. Raises ModelError."""
+    return _digest(pieces(canonical(model, external=external), external=external))
+
+
+def structure(model: ModelProto, *, external: ExternalData | None = None) -> str:
+    """Return the SHA-256, in hexadecimal, over the canonical form without the content of the weights.
+
+    Weights count with their element type and shape. Tensors within nodes (constants, value attributes) are
+    structure. Raises ModelError.
+    """
+    return _digest(pieces(canonical(model, external=external), external=external, weights=False))
+
+
+def pieces(
+    form: Canonical, *, external: ExternalData | None = None, weights: bool = True
+) -> Iterator[bytes | memoryview]:
+    """Yield the canonical model's bytes in order; without ``weights``, as if every weight were empty."""
+    skeleton = form.skeleton
+    before, after = GraphProto(), GraphProto()
+    before.node.extend(skeleton.graph.node)
+    before.name = skeleton.graph.name
+    after.input.extend(skeleton.graph.input)
+    after.output.extend(skeleton.graph.output)
+    after.sparse_initializer.extend(skeleton.graph.sparse_initializer)
+    head, tail = _bytes(before), _bytes(after)
+    headers = [_header(weight, content=weights) for weight in form.weights]
+    sizes = [weight.size if weights and weight.is_raw else 0 for weight in form.weights]
+    length = len(head) + len(tail) + sum(map(len, headers)) + sum(sizes)
+    yield _bytes(ModelProto(ir_version=skeleton.ir_version))
+    yield _tag(_MODEL_GRAPH, length)
+    yield head
+    for weight, header, size in zip(form.weights, headers, sizes, strict=True):
+        yield header
+        if size:
+            yield weight.raw(external)
+    yield tail
+    yield _bytes(ModelProto(opset_import=skeleton.opset_import))
+
+
+def _header(weight: Weight, *, content: bool) -> bytes:
+    """What precedes an initializer's content: its own tag and length, its header, the content's tag."""
+    header = _bytes(weight.header)
+    if content and weight.is_raw:
+        header += _tag(_TENSOR_RAW_DATA, weight.size)
+    length = len(header) + (weight.size if content and weight.is_raw else 0)
+    return _tag(_GRAPH_INITIALIZER, length) + header
+
+
+def _bytes(message: GraphProto | ModelProto) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _tag(field: int, length: int) -> bytes:
+    return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _digest(parts: Iterator[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

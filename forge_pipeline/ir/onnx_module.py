@@ -1,0 +1,232 @@
+"""ONNXModule: an ONNX model with what people ask of it. Importing this module does not import onnx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+Shape = tuple[int | str, ...]
+
+PROVIDERS = Registry(
+    "place to run the reference interpreter",
+    {"llvm": "CPUExecutionProvider", "cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
+)
+
+
+class ONNXModule:
+    """An ONNX model. Two modules are equal when they have the same structure, whatever their weights.
+
+    ``hash()`` and ``==`` look at structure, ``fingerprint`` at structure and weights; all three are blind to
+    names of inner values and nodes, to storage and to everything else that the canonical form leaves out.
+    """
+
+    __slots__ = ("mod",)
+
+    mod: onnx.ModelProto
+    """The wrapped model itself, not a copy: what is changed in it is changed in the module."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.mod = model
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> ONNXModule:
+        """Read a model and the external data beside it. Raises ModelError where it is damaged."""
+        import onnx
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+        try:
+            return cls(onnx.load(path))
+        except DecodeError as error:
+            raise ModelError(
+                where=Path(path).name,
+                expected="an ONNX model",
+                found=str(error),
+                fix="the file is damaged or of another kind: export the model again",
+            ) from error
+
+    def to_bytes(self) -> bytes:
+        """Serialise: same content, same bytes. Raises ModelError over protobuf's limit of 2 GiB."""
+        from google.protobuf.message import EncodeError
+
+        try:
+            return bytes(self.mod.SerializeToString(deterministic=True))
+        except (EncodeError, ValueError) as error:
+            raise ModelError(
+                where=f"model {self.mod.graph.name!r}",
+                expected="at most 2 GiB in one protobuf message",
+                found=str(error),
+                fix="use a smaller model, or weights in float16",
+            ) from error
+
+    def canonical(self) -> ONNXModule:
+        """Return a module in canonical form: equal fingerprint, equal ``to_bytes()``. Raises ModelError."""
+        from forge_pipeline.ir.canonical import canonical_model
+
+        return ONNXModule(canonical_model(self.mod))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the canonical form, weights included, as 64 hexadecimal digits. Raises ModelError."""
+        from forge_pipeline.ir.fingerprint import fingerprint
+
+        return fingerprint(self.mod)
+
+    @property
+    def structure(self) -> str:
+        """SHA-256 over the canonical form without the content of weights. Raises ModelError."""
+        from forge_pipeline.ir.fingerprint import structure
+
+        return structure(self.mod)
+
+    def __hash__(self) -> int:
+        return int(self.structure[:15], 16)
+
+    def __eq__(self, other: object) -> bool:
+        return self.structure == other.structure if isinstance(other, ONNXModule) else NotImplemented
+
+    def __iter__(self) -> Iterator[onnx.NodeProto]:
+        return iter(self.mod.graph.node)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{n}: {d}{list(s)}" for n, d, s in self._described(self._inputs))
+        outputs = ", ".join(f"{n}: {d}{list(s)}" for n, d, s in self._described(self.mod.graph.output))
+        return f"ONNXModule({inputs} -> {outputs}; {len(self.mod.graph.node)} nodes)"
+
+    def copy(self) -> ONNXModule:
+        """Return a module with a model of its own."""
+        import onnx
+
+        duplicate = onnx.ModelProto()
+        duplicate.CopyFrom(self.mod)
+        return ONNXModule(duplicate)
+
+    @property
+    def operators(self) -> dict[str, int]:
+        """How often each operator occurs, subgraphs included; ``domain.Name`` outside ONNX's own domain."""
+        from forge_pipeline.ir.order import every_node
+
+        counts: dict[str, int] = {}
+        for node in every_node(self.mod):
+            name = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+            counts[name] = counts.get(name, 0) + 1
+        return dict(sorted(counts.items()))
+
+    @property
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        constants = {tensor.name for tensor in self.mod.graph.initializer}
+        constants |= {tensor.values.name for tensor in self.mod.graph.sparse_initializer}
+        return [value for value in self.mod.graph.input if value.name not in constants]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that must be fed: an initializer that is listed as an input is not one."""
+        return [value.name for value in self._inputs]
+
+    @property
+    def input_shapes(self) -> list[Shape]:
+        """Shapes of the inputs: a number, a symbolic name, or ``?`` for each dimension. Raises ModelError."""
+        return [_shape(value) for value in self._inputs]
+
+    @property
+    def input_dtypes(self) -> list[str]:
+        """Element types of the inputs, as numpy and ml_dtypes name them. Raises ModelError."""
+        return [_dtype(value) for value in self._inputs]
+
+    @property
+    def input_count(self) -> int:
+        """The number of inputs that must be fed."""
+        return len(self._inputs)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, in order."""
+        return [value.name for value in self.mod.graph.output]
+
+    @property
+    def output_shapes(self) -> list[Shape]:
+        """Shapes of the outputs, as ``input_shapes``. Raises ModelError where the model does not give one."""
+        return [_shape(value) for value in self.mod.graph.output]
+
+    @property
+    def output_dtypes(self) -> list[str]:
+        """Element types of the outputs, as ``input_dtypes``. Raises ModelError."""
+        return [_dtype(value) for value in self.mod.graph.output]
+
+    @property
+    def output_count(self) -> int:
+        """The number of outputs."""
+        return len(self.mod.graph.output)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
+        from forge_pipeline.ir.batch import with_batch_size
+
+        self.mod = with_batch_size(self, batch_size).mod
+
+    def get_inference_function(self, target: str = "llvm") -> Callable[..., np.ndarray | list[np.ndarray]]:
+        """Return ``f(input0, input1, ...)`` on numpy arrays: ONNX Runtime without graph optimisations.
+
+        ``target`` is ``llvm`` (or ``cpu``) or ``cuda``. The function gives one array, or a list where the
+        model has several outputs. It is for checking numbers, not for measuring speed. Raises ConfigError
+        and ModelError.
+        """
+        import onnxruntime as ort
+        from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+        provider = PROVIDERS.pick(target, where="target")
+        if provider not in ort.get_available_providers():
+            raise ConfigError("target", f"one of {ort.get_available_providers()}", provider, "use target='llvm'")
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4  # what goes wrong is raised, not printed
+        try:
+            session = ort.InferenceSession(self.to_bytes(), options, providers=[provider])
+        except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
+            raise ModelError(
+                where=f"model {self.mod.graph.name!r}",
+                expected="a model that ONNX Runtime can run",
+                found=str(error),
+                fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
+            ) from error
+        names = self.input_names
+
+        def infer(*arrays: np.ndarray) -> np.ndarray | list[np.ndarray]:
+            if len(arrays) != len(names):
+                raise TypeError(f"this model takes {len(names)} arrays ({', '.join(names)}), not {len(arrays)}")
+            results: list[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
+            return results[0] if len(results) == 1 else results
+
+        return infer
+
+    @staticmethod
+    def _described(values: Any) -> Iterator[tuple[str, str, Shape]]:
+        for value in values:
+            tensor = value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape")
+            yield value.name, _dtype(value) if tensor else "?", _shape(value) if tensor else ("...",)
+
+
+def _shape(value: onnx.ValueInfoProto) -> Shape:
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        raise ModelError(
+            where=f"value {value.name!r}",
+            expected="a tensor with a known number of dimensions",
+            found="a sequence, map or optional" if value.type.WhichOneof("value") else "no shape",
+            fix="export the model with the shapes of its inputs and outputs",
+        )
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def _dtype(value: onnx.ValueInfoProto) -> str:
+    from forge_pipeline.ir.tensors import dtype_name
+
+    return dtype_name(value.type.tensor_type.elem_type, where=f"value {value.name!r}")

@@ -1,0 +1,146 @@
+"""Element types of ONNX tensors, and the one byte form of a tensor's content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from onnx import TensorProto
+
+from forge_pipeline.errors import ModelError
+
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT16: "uint16",
+    TensorProto.INT16: "int16",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.STRING: "string",
+    TensorProto.BOOL: "bool",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT64: "uint64",
+    TensorProto.COMPLEX64: "complex64",
+    TensorProto.COMPLEX128: "complex128",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
+    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    TensorProto.FLOAT8E5M2: "float8_e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    TensorProto.UINT4: "uint4",
+    TensorProto.INT4: "int4",
+    TensorProto.FLOAT4E2M1: "float4_e2m1fn",
+    TensorProto.FLOAT8E8M0: "float8_e8m0fnu",
+    TensorProto.UINT2: "uint2",
+    TensorProto.INT2: "int2",
+    TensorProto.FLOAT6E2M3: "float6_e2m3fn",
+    TensorProto.FLOAT6E3M2: "float6_e3m2fn",
+}
+
+# The typed field that holds an element type when ``raw_data`` does not (onnx.proto, message TensorProto),
+# and the little-endian type of one of its entries in ``raw_data``.
+_TYPED: dict[int, tuple[str, str]] = {
+    TensorProto.FLOAT: ("float_data", "<f4"),
+    TensorProto.COMPLEX64: ("float_data", "<f4"),
+    TensorProto.DOUBLE: ("double_data", "<f8"),
+    TensorProto.COMPLEX128: ("double_data", "<f8"),
+    TensorProto.INT64: ("int64_data", "<i8"),
+    TensorProto.UINT32: ("uint64_data", "<u4"),
+    TensorProto.UINT64: ("uint64_data", "<u8"),
+    TensorProto.INT32: ("int32_data", "<i4"),
+    TensorProto.INT16: ("int32_data", "<u2"),
+    TensorProto.UINT16: ("int32_data", "<u2"),
+    TensorProto.FLOAT16: ("int32_data", "<u2"),
+    TensorProto.BFLOAT16: ("int32_data", "<u2"),
+}
+
+_BITS: dict[int, int] = {
+    TensorProto.UINT2: 2,
+    TensorProto.INT2: 2,
+    TensorProto.UINT4: 4,
+    TensorProto.INT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.FLOAT6E2M3: 6,
+    TensorProto.FLOAT6E3M2: 6,
+    TensorProto.INT16: 16,
+    TensorProto.UINT16: 16,
+    TensorProto.FLOAT16: 16,
+    TensorProto.BFLOAT16: 16,
+    TensorProto.FLOAT: 32,
+    TensorProto.INT32: 32,
+    TensorProto.UINT32: 32,
+    TensorProto.DOUBLE: 64,
+    TensorProto.INT64: 64,
+    TensorProto.UINT64: 64,
+    TensorProto.COMPLEX64: 64,
+    TensorProto.COMPLEX128: 128,
+}  # every other type takes one byte
+
+
+def dtype_name(elem_type: int, *, where: str) -> str:
+    """Return the name that numpy or ml_dtypes gives an ONNX element type. Raises ModelError."""
+    if elem_type in DTYPES:
+        return DTYPES[elem_type]
+    raise ModelError(where, "a tensor of a known element type", f"type {elem_type}", "export the model again")
+
+
+def element_count(dims: Iterator[int] | list[int] | tuple[int, ...]) -> int:
+    """Return the product of ``dims``: exact, however large."""
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+def byte_count(tensor: TensorProto) -> int:
+    """Return how long the tensor's content is as ``raw_data``, from its type and shape alone."""
+    return (element_count(tuple(tensor.dims)) * _BITS.get(tensor.data_type, 8) + 7) // 8
+
+
+class ExternalData(Protocol):
+    """Finds the content of a tensor that is stored outside the protobuf."""
+
+    def __call__(self, tensor: TensorProto) -> bytes | memoryview:
+        """Return the bytes that ``tensor.external_data`` refers to. Raises ModelError."""
+
+
+def content(tensor: TensorProto, external: ExternalData | None) -> bytes | memoryview:
+    """Return the tensor's elements as ``raw_data`` would hold them, whatever the storage; not for strings.
+
+    Raises ModelError where the length does not fit the shape, or where the content is elsewhere and
+    ``external`` is None.
+    """
+    raw = _stored(tensor, external)
+    if min(tensor.dims, default=0) < 0 or len(raw) != byte_count(tensor):
+        raise ModelError(
+            where=f"tensor {tensor.name!r}",
+            expected=f"{byte_count(tensor)} bytes for shape {list(tensor.dims)}",
+            found=f"{len(raw)} bytes",
+            fix="the file is damaged or was cut: export the model again",
+        )
+    return raw
+
+
+def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes | memoryview:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        if external is None:
+            raise ModelError(
+                where=f"tensor {tensor.name!r}",
+                expected="its content inside the model",
+                found="a reference to another file",
+                fix="load the model from its file, so that the file's folder is known",
+            )
+        return external(tensor)
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    field, dtype = _TYPED.get(tensor.data_type, ("int32_data", "<u1"))
+    entries = np.array(getattr(tensor, field), dtype=_wide(field))
+    return entries.astype(dtype, casting="unsafe").tobytes()
+
+
+def _wide(field: str) -> str:
+    return {"float_data": "<f4", "double_data": "<f8", "uint64_data": "<u8"}.get(field, "<i8")
