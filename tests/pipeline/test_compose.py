@@ -1,0 +1,97 @@
+"""Overrides compose or are refused with the option that was probably meant; job folders say what is swept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_pipeline.errors import UsageError
+from forge_pipeline.pipeline.compose import PATH_KEYS, compose, launch
+
+
+def _launched(*arguments: str) -> list[tuple[dict[str, Any], str | None]]:
+    jobs: list[tuple[dict[str, Any], str | None]] = []
+    launch(arguments, lambda config, folder: jobs.append((config, folder)))
+    return jobs
+
+
+FILE_NAMES = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cs", "Cc"), exclude_characters="$"), min_size=1
+).filter(lambda name: name != "null" and name[0] not in "'\"")
+
+
+@given(name=FILE_NAMES, key=st.sampled_from(["model.path", "out"]))
+def test_any_file_name_is_taken_as_it_is(name: str, key: str) -> None:
+    ((config, _),) = _launched(f"{key}={name}")
+    section, _, option = key.partition(".")
+    assert (config[section][option] if option else config[section]) == name
+
+
+def test_the_keys_that_hold_paths_exist() -> None:
+    config = compose([])
+    for key in PATH_KEYS:
+        node: Any = config
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
+def test_a_target_is_chosen_by_its_tag() -> None:
+    assert compose(["target=raspberry-pi/5"])["target"]["tag"] == "raspberry-pi/5"
+
+
+def test_an_experiment_chooses_model_data_quantization_and_encryption() -> None:
+    config = compose(["experiment=digits"])
+    assert config["model"]["path"].endswith("digits.onnx")
+    assert (config["quantize"]["method"], config["encrypt"]["method"]) == ("static", "password")
+
+
+def test_a_sweep_makes_one_job_per_combination_each_with_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = _launched("-m", "target=host,raspberry-pi/5", "quantize=static,none", "fold=basic")
+    assert [folder for _, folder in jobs] == [
+        "host/quantize=static",
+        "host/quantize=none",
+        "raspberry-pi/5/quantize=static",
+        "raspberry-pi/5/quantize=none",
+    ]
+    assert [config["quantize"]["method"] for config, _ in jobs] == ["static", "none"] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["quantize.per_chanel=false"], "did you mean 'quantize.per_channel'?"),
+        (["quantiz=static"], "did you mean 'quantize'?"),
+        (["target=raspberry-pi/6"], "did you mean 'raspberry-pi/5'?"),
+        (["quantize=statik"], "did you mean 'static'?"),
+        (["quantize.per_channel"], "quantize.per_channel"),
+    ],
+)
+def test_a_misspelt_override_is_refused_with_what_was_probably_meant(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        compose(overrides)
+    assert message in str(refusal.value)
+
+
+def test_hydra_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = list(sys.argv), dict(os.environ)
+    _launched("target=host")
+    with pytest.raises(UsageError):
+        _launched("nothing=here")
+    assert (sys.argv, dict(os.environ)) == before
+
+
+def test_a_run_leaves_no_folders_of_hydras_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _launched("target=host")
+    assert list(tmp_path.iterdir()) == []

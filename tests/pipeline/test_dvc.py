@@ -1,0 +1,145 @@
+"""A real `dvc repro` in a fresh checkout: what runs, what does not, and what the reports show."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+NEEDED = ("conf", "stages", "forge_pipeline", "hydra_plugins", "examples", "dvc.yaml", "pyproject.toml", "README.md")
+TARGETS = ["host", "raspberry-pi/5"]
+Shell = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a committed copy of this project whose matrix has two targets, built once with `dvc repro`."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in NEEDED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    config = yaml.safe_load((folder / "conf" / "config.yaml").read_text())
+    config["matrix"]["targets"] = TARGETS
+    (folder / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
+    report = pipeline["stages"]["report"]
+    report["deps"] = [f"out/{target}/{name}" for target in TARGETS for name in ("metrics.json", "model_library.so")]
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    shell(folder, "git", "init", "-q")
+    shell(folder, "dvc", "init", "-q")
+    shell(folder, "dvc", "config", "core.analytics", "false")
+    (folder / ".gitignore").write_text("/out/\n/.forge/\n__pycache__/\n")
+    shell(folder, sys.executable, "-m", "forge_pipeline", "password", ".forge/password")
+    shell(folder, sys.executable, "-m", "stages.resolve")
+    commit(folder, "start")
+    # A Hydra run first: what it built, DVC must not build again.
+    out = folder.parent / "hydra"
+    shell(folder, sys.executable, "-m", "forge_pipeline", "run", "experiment=digits", "target=host", f"out={out}")
+    (folder / "first-repro.txt").write_text(shell(folder, "dvc", "repro"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def shell(folder: Path, *command: str) -> str:
+    """Run in ``folder`` and return stdout; fail with everything it printed."""
+    program = str(Path(sys.executable).with_name(command[0])) if command[0] == "dvc" else command[0]
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("DVC", "GIT"))},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FORGE_STORE": str(folder / ".forge" / "store"),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    done = subprocess.run(
+        [program, *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def commit(folder: Path, message: str) -> None:
+    """Commit everything that git does not ignore."""
+    shell(folder, "git", "add", "-A")
+    shell(folder, "git", "-c", "user.name=Test", "-c", "user.email=test@localhost", "commit", "-q", "-m", message)
+
+
+def lines(output: str, result: str) -> set[str]:
+    """Return the `stage target` labels of the lines that say ``result``."""
+    rows = [line.split() for line in output.splitlines()]
+    return {" ".join([row[0], *row[7:]]) for row in rows if len(row) >= 7 and row[1] == result}
+
+
+def ran(output: str) -> set[str]:
+    """Return the stages that DVC ran."""
+    return {line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")}
+
+
+def test_what_a_hydra_run_built_is_a_hit_for_dvc(checkout: Path) -> None:
+    first = (checkout / "first-repro.txt").read_text()
+    assert {"load", "fold", "calibrate", "quantize host", "compile host"} <= lines(first, "hit")
+    assert lines(first, "built") == {"compile raspberry-pi/5", "evaluate raspberry-pi/5", "encrypt raspberry-pi/5"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_gets_its_sealed_library_key_metadata_and_metrics(checkout: Path, target: str) -> None:
+    out = checkout / "out" / target
+    assert (out / "model_library.so").read_bytes().startswith(b"\x89MLENC")
+    assert (out / "modelKey.bin").stat().st_size == 164
+    assert json.loads((out / "metadata.json").read_text())["target"]["tag"] == (
+        target if target != "host" else json.loads((out / "metadata.json").read_text())["target"]["tag"]
+    )
+    assert json.loads((out / "metrics.json").read_text())
+    assert (checkout / "out" / "report.html").stat().st_size > 1000
+
+
+def test_a_second_repro_runs_nothing(checkout: Path) -> None:
+    output = shell(checkout, "dvc", "repro")
+    assert ran(output) == set()
+    assert "up to date" in output
+
+
+def test_the_metrics_parameters_and_plots_are_dvcs_to_show(checkout: Path) -> None:
+    metrics = json.loads(shell(checkout, "dvc", "metrics", "show", "--json"))
+    assert f"out/{TARGETS[0]}/metrics.json" in json.dumps(metrics)
+    shell(checkout, "dvc", "plots", "show", "--json")
+    compile_options = checkout / "conf" / "target" / "raspberry-pi" / "5.yaml"
+    text = compile_options.read_text()
+    compile_options.write_text(text.replace("l2_kib: 512", "l2_kib: 1024"))
+    try:
+        output = shell(checkout, "dvc", "repro")
+        assert ran(output) == {
+            "resolve",
+            *(f"{name}@raspberry-pi/5" for name in ("compile", "evaluate", "encrypt")),
+            "report",
+        }
+        changed = json.loads(shell(checkout, "dvc", "params", "diff", "--json"))
+        assert list(changed) == ["resolved/raspberry-pi/5/compile.yaml"]
+    finally:
+        compile_options.write_text(text)
+
+
+def test_a_comment_in_a_target_reruns_resolve_alone(checkout: Path) -> None:
+    shell(checkout, "dvc", "repro")
+    path = checkout / "conf" / "target" / "raspberry-pi" / "5.yaml"
+    path.write_text(path.read_text() + "# a comment\n")
+    assert ran(shell(checkout, "dvc", "repro")) == {"resolve"}
+
+
+def test_a_damaged_output_in_the_work_tree_is_built_again(checkout: Path) -> None:
+    shell(checkout, "dvc", "repro")
+    library = checkout / "out" / "raspberry-pi" / "5" / "model_library.so"
+    good = library.read_bytes()
+    library.unlink()
+    library.write_bytes(good[:-1])
+    shell(checkout, "dvc", "repro")
+    assert len(library.read_bytes()) == len(good)

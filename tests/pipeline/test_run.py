@@ -1,0 +1,217 @@
+"""`forge-pipeline run` as users start it: what it delivers, what it reuses, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+HEAVY = ("tvm", "onnxruntime", "onnx", "torch", "dvc")
+PLAIN = {"model_library.so", "metadata.json", "model.onnx", "metrics.json", "layers.json", "manifest.json"}
+
+
+def _results(out: Path) -> dict[str, str]:
+    return {row["stage"]: row["result"] for row in json.loads((out / "manifest.json").read_text())["stages"]}
+
+
+def _outputs(out: Path) -> dict[str, Any]:
+    return {row["stage"]: row["outputs"] for row in json.loads((out / "manifest.json").read_text())["stages"]}
+
+
+def _run(forge: Any, model: Path, data: Path, out: Path, *more: str, **options: Any) -> None:
+    done = forge("run", f"model.path={model}", f"data.path={data}", "quantize=static", f"out={out}", *more, **options)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_delivers_a_library_that_computes_what_the_model_computes(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    from forge_pipeline import Engine
+
+    out = tmp_path / "out"
+    _run(forge, model, data, out, "quantize=none")
+    assert {path.name for path in out.iterdir()} == PLAIN
+    x = np.load(data)["x"][:1]
+    (expected,) = onnxruntime.InferenceSession(model).run(None, {"x": x})
+    np.testing.assert_allclose(Engine(out / "model_library.so")(x)[0], expected, rtol=1e-4, atol=1e-5)
+    assert set(_results(out).values()) == {"built"}
+
+
+def test_an_encrypted_run_delivers_a_sealed_library_its_key_and_the_quantized_model(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    from forge_pipeline import Engine
+
+    out = tmp_path / "out"
+    _run(forge, model, data, out, "encrypt=password", env={"FORGE_PASSWORD": "correct horse"})
+    assert {path.name for path in out.iterdir()} == PLAIN | {"modelKey.bin"}
+    onnx.checker.check_model(str(out / "model.onnx"), full_check=True)
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
+    engine = Engine(out / "model_library.so", key=out / "modelKey.bin", password="correct horse")
+    assert engine(np.load(data)["x"][:1])[0].shape == (1, 5)
+
+
+def test_a_second_run_is_all_hits_and_delivers_the_same_bytes(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    _run(forge, model, data, tmp_path / "first")
+    _run(forge, model, data, tmp_path / "second")
+    assert set(_results(tmp_path / "second").values()) == {"hit"}
+    assert _outputs(tmp_path / "first") == _outputs(tmp_path / "second")
+
+
+def test_a_model_with_other_inner_names_is_loaded_again_and_nothing_else_is_built(
+    forge: Any, model: Path, data: Path, tmp_path: Path, rename_inner: Any
+) -> None:
+    _run(forge, model, data, tmp_path / "first")
+    _run(forge, rename_inner(model), data, tmp_path / "second")
+    assert {name for name, result in _results(tmp_path / "second").items() if result == "built"} == {"load"}
+
+
+def test_samples_edited_in_place_are_calibrated_again(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    _run(forge, model, data, tmp_path / "first")
+    before = os.stat(data)
+    arrays = dict(np.load(data))
+    np.savez(data, **{**arrays, "x": arrays["x"] * 2})
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    _run(forge, model, data, tmp_path / "second")
+    results = _results(tmp_path / "second")
+    assert (results["fold"], results["calibrate"], results["quantize"]) == ("hit", "built", "built")
+
+
+def test_a_plain_run_over_an_encrypted_one_leaves_no_old_key_behind(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    _run(forge, model, data, out, "encrypt=password", env={"FORGE_PASSWORD": "x"})
+    _run(forge, model, data, out)
+    assert {path.name for path in out.iterdir()} == PLAIN
+
+
+def test_another_password_seals_the_library_anew(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    for password, result in [("one", "built"), ("one", "hit"), ("two", "built")]:
+        _run(forge, model, data, tmp_path / "out", "encrypt=password", env={"FORGE_PASSWORD": password})
+        assert _results(tmp_path / "out")["encrypt"] == result
+
+
+def test_a_sweep_builds_what_its_jobs_share_once(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _run(forge, model, data, out, "-m", "target=host,x86-64/v2", "quantize=static,none")
+    jobs = [out / target / f"quantize={method}" for target in ("host", "x86-64/v2") for method in ("static", "none")]
+    built = [[name for name, result in _results(job).items() if result == "built"] for job in jobs]
+    assert sum("load" in names for names in built) == sum("fold" in names for names in built) == 1
+    assert sum("calibrate" in names for names in built) == 1
+    assert sum("compile" in names for names in built) == 4
+
+
+def test_the_library_has_the_same_bytes_wherever_it_is_built_with_the_store_off(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    libraries = []
+    for name in ("here", "over/there"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        _run(forge, model, data, folder / "out", "target=raspberry-pi/5", "store.enabled=false", cwd=folder)
+        libraries.append((folder / "out" / "model_library.so").read_bytes())
+    assert libraries[0] == libraries[1]
+
+
+@pytest.fixture
+def cached(forge: Any, model: Path, data: Path, tmp_path: Path) -> list[str]:
+    """Return the arguments of a run whose every stage is in the store."""
+    _run(forge, model, data, tmp_path / "out")
+    return ["run", f"model.path={model}", f"data.path={data}", "quantize=static", f"out={tmp_path / 'out'}"]
+
+
+def test_help_and_a_cached_run_import_nothing_heavy(cached: list[str], tmp_path: Path) -> None:
+    for arguments in (["--help"], ["run", "--help"], cached):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "forge_pipeline", *arguments],
+            env={**os.environ, "FORGE_STORE": str(tmp_path / "store")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        imported = {line.rsplit("|", 1)[-1].strip().partition(".")[0] for line in done.stderr.splitlines()}
+        assert imported.isdisjoint(HEAVY), arguments
+
+
+def _refused(done: subprocess.CompletedProcess[str], code: int, out: Path) -> str:
+    assert done.returncode == code, done.stderr
+    assert "error: " in done.stderr
+    assert "expected" in done.stderr
+    assert "found" in done.stderr
+    assert "\nfix: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists() or not any(out.iterdir())
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ("quantize.per_chanel=false", 2, "did you mean 'quantize.per_channel'?"),
+        ("quantize=statik", 2, "did you mean 'static'?"),
+        ("target=raspbery-pi/5", 2, "did you mean 'raspberry-pi/5'?"),
+        ("quantize.per_channel=perhaps", 1, "quantize.per_channel"),
+        ("model.path=/nowhere.onnx", 1, "nowhere.onnx"),
+        ("data.path=/nowhere.npz", 1, "nowhere.npz"),
+        ("+unknown.option=1", 1, "unknown"),
+        ("encrypt=password", 1, "FORGE_PASSWORD"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_any_work(
+    forge: Any, model: Path, data: Path, tmp_path: Path, change: str, code: int, says: str
+) -> None:
+    out = tmp_path / "out"
+    done = forge("run", f"model.path={model}", f"data.path={data}", "quantize=static", f"out={out}", change)
+    assert says in _refused(done, code, out)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "text"])
+def test_a_damaged_model_is_refused(forge: Any, model: Path, data: Path, tmp_path: Path, damage: str) -> None:
+    content = model.read_bytes()
+    model.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "text": b"not a model\n"}[damage])
+    out = tmp_path / "out"
+    assert model.name in _refused(forge("run", f"model.path={model}", f"data.path={data}", f"out={out}"), 1, out)
+
+
+def test_samples_of_the_wrong_shape_are_refused_by_input_and_shape(forge: Any, model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((4, 3, 9, 9), np.float32))
+    out = tmp_path / "out"
+    done = forge("run", f"model.path={model}", f"data.path={tmp_path / 'wrong.npz'}", "quantize=static", f"out={out}")
+    message = _refused(done, 1, out)
+    assert "12" in message
+    assert "9" in message
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    out = tmp_path / "file" / "out"
+    done = forge("run", f"model.path={model}", f"data.path={data}", f"out={out}")
+    assert done.returncode == 1
+    assert f"out={out}" in done.stderr
+
+
+def test_a_full_disk_is_refused_and_leaves_nothing_partial(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    limited = f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m forge_pipeline "  # 8 KiB a file, then EFBIG
+    arguments = f"run model.path={model} data.path={data} out={tmp_path / 'out'}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", limited + arguments],
+        env={**os.environ, "FORGE_STORE": str(tmp_path / "store")},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    _refused(done, 1, tmp_path / "out")
