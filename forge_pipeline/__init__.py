@@ -1,1 +1,46 @@
-"""forge_pipeline: a declarative build for machine-learning models."""
+"""A declarative build for machine-learning models: one model, many boards, bytes that can be trusted.
+
+The public surface; each name is imported when it is first used, so that a device which runs an `Engine` never loads
+the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge_pipeline.errors import ForgeError as ForgeError
+    from forge_pipeline.ir import ONNXModule as ONNXModule
+    from forge_pipeline.runtime import Engine as Engine
+    from forge_pipeline.target import Target as Target
+    from forge_pipeline.target import list_android_tags as list_android_tags
+    from forge_pipeline.target import list_arm_tags as list_arm_tags
+    from forge_pipeline.target import list_cuda_tags as list_cuda_tags
+    from forge_pipeline.target import list_target_tags as list_target_tags
+    from forge_pipeline.target import list_x86_tags as list_x86_tags
+
+_HOME = {
+    "Engine": "runtime",
+    "ForgeError": "errors",
+    "ONNXModule": "ir",
+    "Target": "target",
+    "list_android_tags": "target",
+    "list_arm_tags": "target",
+    "list_cuda_tags": "target",
+    "list_target_tags": "target",
+    "list_x86_tags": "target",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605  the table above is the list
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
