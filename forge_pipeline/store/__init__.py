@@ -1,1 +1,7 @@
-"""The action cache and the content-addressed store."""
+"""An action cache over content-addressed objects: atomic, shared by processes, verified on every read."""
+
+from forge_pipeline.store.actions import Action
+from forge_pipeline.store.disk import Damage
+from forge_pipeline.store.store import Build, Collected, Contents, Store
+
+__all__ = ["Action", "Build", "Collected", "Contents", "Damage", "Store"]

@@ -1,0 +1,267 @@
+"""The store: what was built once is not built again, and what was damaged is not delivered."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import StoreError
+from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
+from forge_pipeline.store.cas import Objects
+from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk
+
+if TYPE_CHECKING:
+    from forge_pipeline.store.remote import Remote
+
+Contents = Mapping[str, bytes]
+Build = Callable[[], tuple[Contents, Mapping[str, Any]]]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection removed from the store, and the bytes that stay. Files linked from elsewhere live on there."""
+
+    actions: int
+    objects: int
+    freed: int
+    kept: int
+
+
+class Store:
+    """An action cache over content-addressed objects, for any number of processes at once.
+
+    ``on_damage`` receives one line for people when something was damaged or the remote fails (unless given, it is the
+    log, as a warning); ``on_wait`` the key, before waiting for another process that builds it. Close the store, or use
+    it in a ``with`` block, to have uploads finished. Every method raises StoreError where the folder cannot be read or
+    written, and ValueError for a key or digest that is none.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        remote: str | None = None,
+        *,
+        on_damage: Callable[[str], None] = _log.warning,
+        on_wait: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        self._on_damage, self._on_wait = on_damage, on_wait
+        self._disk = Disk(root)
+        self._objects, self._index = Objects(self._disk), Index(self._disk)
+        self._remote = None if remote is None else _open_remote(remote, on_damage)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=isinstance(error, KeyboardInterrupt))
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Finish the uploads (with ``cancel``, only the one under way), and leave the store to others."""
+        if self._remote is not None:
+            self._remote.flush(cancel=cancel)
+        self._disk.close()
+
+    def get_or_build(
+        self, key: str, build: Build, *, accept: Callable[[Action], bool] = lambda action: True
+    ) -> tuple[Action, bool]:
+        """Return the action of ``key``, and whether it was there already; if not, ``build`` it and keep it.
+
+        ``build`` returns the contents by file name, and a JSON report. Of all processes and threads that ask for one
+        key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. A result
+        that ``accept`` refuses is built again and replaced.
+        """
+        action = self.lookup(key)
+        if action is not None and accept(action):
+            return action, True
+        with self.building(key):
+            action = self.lookup(key)
+            if action is not None and accept(action):
+                return action, True
+            begun = time.perf_counter()
+            contents, report = build()
+            return self.record(key, contents, seconds=time.perf_counter() - begun, report=report), False
+
+    def lookup(self, key: str) -> Action | None:
+        """Return the action with all its objects verified, from here or from the remote; None when it is to be built.
+
+        What is damaged is told, moved to quarantine and, if the remote has it, replaced. An action that stays
+        incomplete is forgotten.
+        """
+        action = self._index.get(key)
+        if isinstance(action, Damage):
+            self._on_damage(f"damaged in the store: {action}")
+            action = None
+        if action is None:
+            return self._lookup_remote(key)
+        if not self._complete(action, owed=True):
+            self._index.drop(action)
+            return None
+        self._index.touch(key)
+        return action
+
+    @contextmanager
+    def building(self, key: str) -> Iterator[None]:
+        """Be alone in building ``key``; look it up again inside. `get_or_build` does both."""
+        with self._disk.building(key, lambda: self._on_wait(key)):
+            yield
+
+    def record(self, key: str, contents: Contents, *, seconds: float, report: Mapping[str, Any]) -> Action:
+        """Keep what was built, objects first, so that a record never points at what is not there yet.
+
+        Raises TypeError or ValueError when ``report`` has no canonical JSON form or a name is not a plain file name.
+        """
+        outputs = {}
+        for name, data in sorted(contents.items()):
+            outputs[name], damage = self._objects.put(data)
+            if damage is not None:
+                self._on_damage(f"damaged in the store: {damage}")
+        sizes = {name: len(data) for name, data in contents.items()}
+        record = encode(Action(key=key, outputs=outputs, sizes=sizes, seconds=float(seconds), report=dict(report)))
+        action = decode(record, key)  # a built action equals the same one looked up: lists for tuples, keys in order
+        self._index.put(action)
+        if self._remote is not None:
+            self._remote.upload(key, record, {digest: self.path(digest) for digest in outputs.values()})
+        return action
+
+    def path(self, digest: str) -> Path:
+        """Return where an object is: a read-only file, verified when its action was looked up and not since."""
+        return self._objects.path(digest)
+
+    def read(self, digest: str) -> bytes:
+        """Return an object's verified bytes. Raises StoreError when it is missing or damaged, and nowhere else."""
+        data = self._objects.read(digest)
+        if data is None and self._sound(digest):
+            data = self._objects.read(digest)
+        if data is None:
+            raise self._lost(digest)
+        return data
+
+    def export(self, digest: str, destination: Path) -> None:
+        """Deliver an object as the read-only file ``destination``, hard-linked if possible, in one step.
+
+        Its bytes are verified on the way; a link shares them with the store, and editing it in place damages the
+        object, which the next lookup notices. Raises StoreError when the object is lost, or for the destination.
+        """
+        if not self._objects.export(digest, destination) and not (
+            self._sound(digest) and self._objects.export(digest, destination)
+        ):
+            raise self._lost(digest)
+
+    def actions(self) -> list[Action]:
+        """Return every action, the most recently used first. Objects are not verified."""
+        found = []
+        for key in self._disk.digests(ACTIONS):
+            action = self._index.get(key)
+            if isinstance(action, Damage):
+                self._on_damage(f"damaged in the store: {action}")
+            elif action is not None:
+                found.append((-self._index.used(key), key, action))
+        return [action for _, _, action in sorted(found, key=lambda entry: entry[:2])]
+
+    def verify(self) -> list[Damage]:
+        """Read everything through; move what is damaged to quarantine and return it, with what is missing."""
+        actions = [(key, self._index.get(key)) for key in self._disk.digests(ACTIONS)]
+        damaged = [action for _, action in actions if isinstance(action, Damage)]
+        owed = {digest for _, action in actions if isinstance(action, Action) for digest in action.outputs.values()}
+        for digest in sorted(owed.union(self._disk.digests(OBJECTS))):
+            damage = self._objects.check(digest)
+            if damage is not None:
+                damaged.append(damage)
+        return damaged
+
+    def gc(self, *, keep_bytes: int | None = None, keep_seconds: float | None = None) -> Collected:
+        """Remove actions unused for ``keep_seconds``, and the least recently used that do not fit ``keep_bytes``.
+
+        Then objects of no action, what is in quarantine, and what killed processes left. What two actions share
+        counts once. Raises StoreError, at once, while another process has the store open: nothing that a build
+        relies on can go. The remote is left as it is.
+        """
+        if self._remote is not None:
+            self._remote.flush()
+        with self._disk.alone():
+            now = time.time()
+            kept: dict[str, int] = {}
+            removed = freed = 0
+            for action in self.actions():
+                wanted = kept | {action.outputs[name]: size for name, size in action.sizes.items()}
+                old = keep_seconds is not None and now - self._index.used(action.key) > keep_seconds
+                if old or (keep_bytes is not None and sum(wanted.values()) > keep_bytes):
+                    freed += self._disk.remove(self._index.path(action.key))
+                    removed += 1
+                else:
+                    kept = wanted
+            orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
+            freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
+            freed += self._disk.clear_quarantine()
+        return Collected(actions=removed, objects=len(orphans), freed=freed, kept=sum(kept.values()))
+
+    def _lookup_remote(self, key: str) -> Action | None:
+        record = self._remote.record(key) if self._remote is not None else None
+        if self._remote is None or record is None:
+            return None
+        try:
+            action = decode(record, key)
+        except DamagedRecordError:
+            self._remote.distrust(ACTIONS, key)
+            return None
+        if not self._complete(action, owed=False):
+            return None
+        self._index.put(action)
+        return action
+
+    def _complete(self, action: Action, *, owed: bool) -> bool:
+        # Every one is looked at, so that all that is damaged is told at once.
+        sound = [self._sound(digest, action.sizes[name], owed) for name, digest in action.outputs.items()]
+        return all(sound)
+
+    def _sound(self, digest: str, size: int | None = None, owed: bool = True) -> bool:
+        """Say whether the object is sound, or was fetched. ``owed``: that it is not there at all is damage too."""
+        damage = self._objects.check(digest)
+        if damage is None:
+            return True
+        if owed or damage.moved_to is not None:
+            self._on_damage(f"damaged in the store: {damage}")
+        return self._fetch(digest, size)
+
+    def _fetch(self, digest: str, size: int | None) -> bool:
+        if self._remote is None:
+            return False
+        hasher = hashlib.sha256()
+        with self._disk.draft() as draft:
+
+            def sink(piece: bytes) -> None:
+                hasher.update(piece)
+                draft.write(piece)
+
+            if not self._remote.fetch(OBJECTS, digest, sink, limit=size):
+                return False
+            if hasher.hexdigest() != digest:
+                self._remote.distrust(OBJECTS, digest)
+                return False
+            draft.place(self.path(digest))
+        return True
+
+    def _lost(self, digest: str) -> StoreError:
+        return StoreError(
+            where=str(self.path(digest)),
+            expected="the object that an action gave",
+            found="none that is sound, here or in a remote",
+            fix="run the command again: what is missing is built anew",
+        )
+
+
+def _open_remote(url: str, notify: Callable[[str], None]) -> Remote:
+    from forge_pipeline.store.remote import Remote  # with fsspec: a tenth of a second, for those who have a remote
+
+    return Remote(url, notify)
