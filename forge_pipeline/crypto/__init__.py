@@ -1,1 +1,4 @@
-"""The encrypted artifact: bytes (envelope) and secrets (keys)."""
+"""The encrypted artifact: its bytes (envelope, keyfile) and where secrets come from (keys, secret).
+
+docs/format.md describes the bytes for those who audit or reimplement them.
+"""

@@ -1,0 +1,160 @@
+"""Where passwords come from. A configuration names places, in order of preference; the first that has one wins.
+
+    env:NAME               an environment variable
+    file:PATH              a file that only its owner can read
+    fd:N                   an open file descriptor (``3<secret``)
+    prompt                 the terminal, without echo
+    keyring:SERVICE/NAME   the desktop's or the system's keyring
+
+A password is never a configuration value and never an argument: both can be read by others.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import importlib
+import os
+import secrets
+import shlex
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from forge_pipeline.crypto.secret import Secret
+from forge_pipeline.errors import ConfigError, SecretError
+
+MAX_PASSWORD = 4096
+FORMS = "env:NAME, file:PATH, fd:N, prompt or keyring:SERVICE/NAME"
+
+
+def read_password(sources: Sequence[str]) -> Secret:
+    """Return the password from the first of ``sources`` that has one.
+
+    Raises ConfigError for a source of unknown form (without repeating it: it might be a password put there by
+    mistake), and SecretError where no source has one or one is kept unsafely.
+    """
+    readers = [_reader(source) for source in sources]
+    for read in readers:
+        secret = read()
+        if secret is not None:
+            return secret
+    raise SecretError(
+        "password",
+        f"one in {', '.join(sources)}" if sources else "the name of a place that holds it",
+        "none there" if sources else "no place named",
+        "set the variable or write the file (`forge-pipeline password PATH` makes one); "
+        "encrypt.password lists the places",
+    )
+
+
+def generate_password_file(path: Path) -> None:
+    """Write a new random password (256 bits) to ``path`` with mode 0600; SecretError if anything is there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # O_EXCL, mode 0600
+    try:
+        with open(descriptor, "wb") as stream:  # noqa: PTH123
+            stream.write(secrets.token_urlsafe(32).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(name, path)  # unlike a rename, never replaces a password that opens something
+    except FileExistsError as error:
+        raise SecretError(
+            str(path), "no file yet", "one that is there already", "use it, or choose another path"
+        ) from error
+    finally:
+        Path(name).unlink()
+
+
+def _reader(source: str) -> Callable[[], Secret | None]:
+    kind, _, rest = source.partition(":")
+    if kind == "prompt" and source == "prompt":
+        return _from_prompt
+    if kind == "env" and rest:
+        return lambda: _from_environment(rest)
+    if kind == "file" and rest:
+        return lambda: _from_file(Path(rest).expanduser())
+    if kind == "fd" and rest.isdecimal():
+        return lambda: _from_descriptor(int(rest))
+    if kind == "keyring" and all(rest.partition("/")[::2]):
+        return lambda: _from_keyring(*rest.split("/", 1))
+    raise ConfigError(
+        "encrypt.password",
+        FORMS,
+        "an entry of another form (not shown: it might be a secret)",
+        "name the place of the password, never the password itself",
+    )
+
+
+def _from_environment(name: str) -> Secret | None:
+    value = os.environ.get(name)
+    return None if value is None else _checked(os.fsencode(value), f"environment variable {name}")
+
+
+def _from_file(path: Path) -> Secret | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SecretError(str(path), "a readable password file", error.strerror or "an error", "correct it") from error
+    with open(descriptor, "rb") as stream:  # noqa: PTH123
+        status = os.fstat(descriptor)  # of what is open, not of what the name points to by now
+        if not stat.S_ISREG(status.st_mode):
+            raise SecretError(str(path), "a regular file", "something else", "put the password into a file")
+        if status.st_mode & 0o077:
+            raise SecretError(
+                str(path),
+                "a password file that only its owner can read",
+                f"mode {stat.S_IMODE(status.st_mode):04o}",
+                f"chmod 600 {shlex.quote(str(path))}",
+            )
+        return _read(stream, str(path))
+
+
+def _from_descriptor(number: int) -> Secret | None:
+    try:
+        with open(number, "rb") as stream:
+            return _read(stream, f"file descriptor {number}")
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return None
+        raise SecretError(
+            f"file descriptor {number}", "readable", error.strerror or "an error", f"open it: {number}<FILE"
+        ) from error
+
+
+def _from_prompt() -> Secret | None:
+    if not sys.stdin.isatty():
+        return None
+    return _checked(getpass.getpass("Password of the encrypted model: ").encode(), "prompt")
+
+
+def _from_keyring(service: str, name: str) -> Secret | None:
+    try:
+        keyring = importlib.import_module("keyring")
+    except ModuleNotFoundError as error:
+        raise SecretError(
+            f"keyring:{service}/{name}", "the package keyring", "it is not installed", "pip install keyring"
+        ) from error
+    try:
+        value = keyring.get_password(service, name)
+    except keyring.errors.KeyringError as error:
+        raise SecretError(
+            f"keyring:{service}/{name}", "an unlocked keyring", type(error).__name__, "unlock it, or use another source"
+        ) from error
+    return None if value is None else _checked(value.encode(), f"keyring:{service}/{name}")
+
+
+def _read(stream: BinaryIO, where: str) -> Secret:
+    return _checked(stream.read(MAX_PASSWORD + 2).removesuffix(b"\n").removesuffix(b"\r"), where)
+
+
+def _checked(value: bytes, where: str) -> Secret:
+    if not 1 <= len(value) <= MAX_PASSWORD:
+        found = "an empty one" if not value else "more than that"
+        raise SecretError(where, f"a password of 1 to {MAX_PASSWORD} bytes", found, "put the password there")
+    return Secret(value)

@@ -1,0 +1,96 @@
+"""encrypt: library -> sealed. What is delivered for a target: the model, its key file and its public description.
+
+The ciphertext is new each time; the reproducibility promise is for the library that goes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forge_pipeline.crypto import envelope
+from forge_pipeline.crypto.envelope import CHUNK_BITS, Sealed
+from forge_pipeline.crypto.keyfile import Entropy, Kdf
+from forge_pipeline.crypto.secret import Secret
+from forge_pipeline.digest import canonical_json
+from forge_pipeline.errors import ConfigError, SecretError
+from forge_pipeline.registry import Registry
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.stages.contract import Result
+
+PAYLOAD = "forge-library/1"
+PUBLIC = ("format", "inputs", "outputs", "target", "tools")
+"""What of the library's metadata may be read without the password; the rest tells how the model is built."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/encrypt/*.yaml, less ``password``: the runner reads that, since where a secret lies is part of no key.
+
+    ``key_ref`` is the user's name for the password. It, ``chunk_kib`` and ``kdf`` are null for the method `none`.
+    """
+
+    method: str
+    key_ref: str | None
+    chunk_kib: int | None
+    kdf: Kdf | None
+
+
+def run(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Result:
+    """Return what to deliver, by the configured method; ``entropy`` gives all randomness that goes into it."""
+    method = METHODS.pick(config.method, where="encrypt.method")
+    sealed = method(config, library, password, entropy)
+    report = {"method": config.method, "key_ref": config.key_ref, "bytes": len(sealed.model)}
+    return Result(output=sealed, report=report)
+
+
+def _plain(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
+    return Sealed(model=library.to_bytes(), key=None, metadata=library.metadata_bytes())
+
+
+def _under_password(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
+    chunk_bits, kdf = _checked(config)
+    if password is None:
+        raise SecretError(
+            "encrypt", "a password", "none: encrypt.password names no place", "choose encrypt=password, or name a place"
+        )
+    metadata = library.metadata
+    model, key, meta = envelope.seal(
+        library.to_bytes(),
+        password,
+        meta={"payload": PAYLOAD, "target": {name: metadata["target"][name] for name in ("tag", "triple")}},
+        confirmable={name: metadata[name] for name in ("fingerprint", "stage_key")},
+        kdf=kdf,
+        chunk_bits=chunk_bits,
+        entropy=entropy,
+    )
+    public = {name: metadata[name] for name in PUBLIC}
+    return Sealed(model=model, key=key, metadata=canonical_json({**meta, **public}))
+
+
+def _checked(config: Config) -> tuple[int, Kdf]:
+    if config.chunk_kib is None or config.kdf is None or config.key_ref is None:
+        raise ConfigError(
+            "encrypt", "key_ref, chunk_kib and kdf for the method password", "null", "choose encrypt=password"
+        )
+    sizes = {1 << bits - 10: bits for bits in CHUNK_BITS}
+    if config.chunk_kib not in sizes:
+        raise ConfigError(
+            "encrypt.chunk_kib",
+            f"one of {', '.join(map(str, sizes))}",
+            str(config.chunk_kib),
+            "1024 suits all but the smallest devices",
+        )
+    problem = config.kdf.problem()
+    if problem is not None:
+        raise ConfigError(
+            "encrypt.kdf",
+            "memory_kib 19456..1048576, passes and lanes 1..16, memory_kib * passes at most 1048576",
+            problem,
+            "stay within these limits: the runtime refuses others",
+        )
+    return sizes[config.chunk_kib], config.kdf
+
+
+Method = Callable[[Config, Library, Secret | None, Entropy], Sealed]
+METHODS: Registry[Method] = Registry("method of encryption", {"none": _plain, "password": _under_password})
