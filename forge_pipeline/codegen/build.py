@@ -1,0 +1,129 @@
+"""From an ONNX model to a library for one target: import, a code generator, the virtual machine's bytecode, link."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
+from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.lowering import Lowered, pick_generator
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.weights import Separated, separate
+from forge_pipeline.errors import CompileError, ForgeError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+    import tvm
+
+
+def build(
+    model: onnx.ModelProto, target: Target, options: Options, *, cache: Path, progress: Progress = lambda step: None
+) -> Library:
+    """Return ``model`` compiled for ``target``: same arguments, same bytes, wherever and whenever it runs.
+
+    The metadata describes interface, weights, target, options and fallbacks; whose build it is, the stage adds.
+    ``progress`` is told what is being worked on. Raises CompileError, ModelError and TargetError.
+    """
+    model = prepare(model)
+    imported = import_model(model, progress)
+    progress(f"lower with {options.generator}")
+    with _explained(f"lowering for {target.tag}"):
+        lowered = pick_generator(options, target)(imported, target, options)
+        separated = _separate(lowered, target)
+    progress("generate code")
+    with _explained(f"code generation for {target.tag}"):
+        executable = _compile(separated.module, lowered, target, options)
+    progress("link")
+    elf = _export(executable, target, cache)
+    return Library(elf=elf, weights=separated.section, metadata=_describe(model, target, options, lowered, separated))
+
+
+def relax_text(model: onnx.ModelProto) -> str:
+    """Return the imported model in Relax's text form, weights as names. Raises as ``build`` does."""
+    return str(import_model(prepare(model)).script(show_meta=False))
+
+
+def _separate(lowered: Lowered, target: Target) -> Separated:
+    """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
+    if target.kind == "cuda":
+        return Separated(module=lowered.module, section=b"", table=[])
+    return separate(lowered.module)
+
+
+def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Options) -> Any:
+    """Return TVM's executable."""
+    import tvm
+    from tvm.relax.backend import cpu_generic
+    from tvm.relax.backend.cuda import pipeline as cuda
+
+    backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
+    machine = target.tvm()
+    passes = [*backend.dataflow_lower_passes(machine), *backend.finalize_passes(machine)]
+    with machine, tvm.transform.PassContext(opt_level=max(options.opt_level, 1), config=dict(lowered.pass_config)):
+        module = tvm.transform.Sequential(passes)(module)
+        return tvm.relax.build(module, machine, relax_pipeline=None)
+
+
+def _export(executable: Any, target: Target, cache: Path) -> bytes:
+    """Write the objects where nobody else is, and link them."""
+    linked: list[bytes] = []
+
+    def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
+        linked.append(link([Path(name) for name in objects], target, cache=cache))
+
+    with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder, _explained(f"export for {target.tag}"):
+        executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
+    return linked[0]
+
+
+def _describe(
+    model: onnx.ModelProto, target: Target, options: Options, lowered: Lowered, separated: Separated
+) -> dict[str, Any]:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {
+        "format": 1,
+        "target": {
+            "tag": target.tag,
+            "kind": target.kind,
+            "triple": target.triple,
+            "cpu": target.cpu,
+            "features": list(target.features),
+            "cpu_flags": list(target.cpu_flags),
+            "cuda_arch": target.cuda_arch,
+        },
+        "inputs": interface(value for value in model.graph.input if value.name not in constants),
+        "outputs": interface(model.graph.output),
+        "weights": separated.table,
+        "compile": {
+            "generator": options.generator,
+            "opt_level": options.opt_level,
+            "float16": options.float16,
+            "channel_layout": options.channel_layout,
+            "fallbacks": [
+                {"operator": item.operator, "shape": list(item.shape), "share": item.share}
+                for item in lowered.fallbacks
+            ],
+        },
+    }
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn what TVM raises into a CompileError that says in which step, with TVM's own last line."""
+    try:
+        yield
+    except ForgeError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
+        raise CompileError(
+            where=what,
+            expected="TVM to compile the model",
+            found=f"{type(error).__name__}: {first_line(error)}",
+            fix="try `compile.opt_level=1` or `compile.generator=stock`; if that works, report the model",
+        ) from error

@@ -1,0 +1,177 @@
+"""From ONNX to Relax: TVM's front end with our converters before its own, and nothing silently wrong.
+
+Every operator and every use of one that cannot be compiled right is found by reading the graph, before any work
+starts, and all of them are reported together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import CompileError, ModelError
+
+if TYPE_CHECKING:
+    import onnx
+    import tvm
+
+SHOWN = 12
+STRUCTURAL = ("If", "Constant")
+"""Operators that the front end handles without a converter."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A node that cannot be compiled: its name, its operator, and why."""
+
+    node: str
+    operator: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.node!r} ({self.reason})"
+
+
+def check_supported(model: onnx.ModelProto) -> None:
+    """Raise CompileError that lists every node of ``model`` (after shape inference) that cannot be compiled."""
+    refused = list(unsupported(model))
+    if not refused:
+        return
+    shown = "; ".join(map(str, refused[:SHOWN]))
+    more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
+    operators = sorted({item.operator for item in refused})
+    raise CompileError(
+        where=f"model {model.graph.name!r}",
+        expected="operators that can be compiled",
+        found=f"{len(refused)} node(s) that cannot ({', '.join(operators)}): {shown}{more}",
+        fix="export the model without them, or replace them by operators that `forge-pipeline inspect` lists",
+    )
+
+
+def unsupported(model: onnx.ModelProto) -> Iterator[Refused]:
+    """Yield every node that cannot be compiled, in graph order, those of subgraphs included."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    from forge_pipeline.codegen.converters import CONVERTERS
+    from forge_pipeline.codegen.traps import TRAPS, Facts
+
+    known = {*_get_convert_map(), *CONVERTERS, *STRUCTURAL}
+    functions = {(function.domain, function.name) for function in model.functions}
+    facts = Facts.of(model)
+    for index, node in enumerate(_nodes(model.graph)):
+        name = node.name or f"{node.op_type}_{index}"
+        if (node.domain, node.op_type) in functions:
+            continue
+        if node.domain not in ("", "ai.onnx"):
+            yield Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason="not an ONNX operator")
+        elif node.op_type not in known:
+            yield Refused(node=name, operator=node.op_type, reason="no converter")
+        else:
+            for reason in TRAPS.get(node.op_type, lambda node, facts: ())(node, facts):
+                yield Refused(node=name, operator=node.op_type, reason=reason)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+            for graph_ in attribute.graphs:
+                yield from _nodes(graph_)
+
+
+def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` with local functions inlined and all inferred shapes written down. Raises ModelError."""
+    import onnx
+    import onnx.inliner
+
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(
+            where=f"model {model.graph.name!r}",
+            expected="shapes that fit together",
+            found=" ".join(str(error).split())[:500],
+            fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
+        ) from error
+
+
+def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
+    """Return the Relax module of a prepared ``model``: `main` takes its inputs in order, weights are constants.
+
+    Raises CompileError: for everything that ``check_supported`` finds, and naming the node that failed.
+    """
+    check_supported(model)
+    importer = _importer(progress)
+    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice on renamed inputs and unknown dimensions, of no use to our users
+        return importer.from_onnx(model.graph, opset)
+
+
+def _importer(progress: Progress) -> Any:
+    """Build TVM's graph importer, extended; in a function since its base class is TVM's."""
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    from forge_pipeline.codegen.converters import CONVERTERS
+
+    class Importer(ONNXGraphImporter):  # type: ignore[misc]
+        def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+            """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""
+
+        def _convert_operator(self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:
+            name = attrs["tvm_custom"]["name"]
+            progress(f"import {op_name} {name!r}")
+            try:
+                if op_name not in CONVERTERS:
+                    return super()._convert_operator(op_name, inputs, attrs, opset)
+                result = CONVERTERS[op_name](self.bb, inputs, attrs, opset)
+            except CompileError:
+                raise
+            except Exception as error:  # whatever the front end raises is about this node: say which
+                raise node_error(name, op_name, error) from error
+            return self.bb.normalize(result)
+
+    return Importer({}, None)
+
+
+def node_error(name: str, operator: str, error: BaseException) -> CompileError:
+    """Return a CompileError that names the node for which TVM raised ``error``."""
+    return CompileError(
+        where=f"node {name!r}",
+        expected=f"a {operator} that can be compiled",
+        found=f"{type(error).__name__}: {first_line(error)}",
+        fix="export the model with another form of this operator, or report the model",
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the part of TVM's message that says something: its last line that is no stack frame."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("File ", "Traceback", "at ", "^"))]
+    return (telling or lines or ["no message"])[-1][:300]
+
+
+def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
+    """Return name, shape and dtype of each input or output, as metadata.json has them."""
+    from onnx import helper
+
+    rows = []
+    for value in values:
+        tensor = value.type.tensor_type
+        shape: list[int | str] = []
+        for axis, dim in enumerate(tensor.shape.dim):
+            shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_{axis}")
+        rows.append(
+            {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
+        )
+    return rows

@@ -1,0 +1,136 @@
+"""From object files to one shared object, for any target, with the linkers that the ziglang wheel carries.
+
+ELF is linked by LLD itself (`zig ld.lld`): no compiler driver, no C library built or looked up, nothing cached, and
+nothing taken from PATH, so that equal objects give equal bytes on every machine. What the kernels call in the C
+library is resolved against stubs written by the linker from the lists below: the artifact names the libraries
+(libm.so.6), not a version of them, and a symbol that is in none of them is refused here, not on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from forge_pipeline.errors import CompileError, TargetError
+from forge_pipeline.target import Target
+
+MEMORY = ("memcpy", "memmove", "memset", "memcmp", "bcmp")
+# C99, <math.h>: what LLVM and TVM's lowering of Relax call, each for double and, with the suffix, for float
+MATH = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf"),
+    *("erfc", "exp", "exp2", "expm1", "fabs", "fdim", "floor", "fma", "fmax", "fmin", "fmod", "frexp", "hypot"),
+    *("ldexp", "lgamma", "llrint", "llround", "log", "log10", "log1p", "log2", "logb", "lrint", "lround", "modf"),
+    *("nearbyint", "nextafter", "pow", "remainder", "rint", "round", "scalbn", "sin", "sincos", "sinh", "sqrt"),
+    *("tan", "tanh", "tgamma", "trunc"),
+)
+LIBM = (*MATH, *(f"{name}f" for name in MATH))
+RUNTIME_PREFIX = "TVMFFI"
+"""Symbols of the TVM runtime: it is in the process that loads the library, linked into it or beside it."""
+
+SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class CLibrary:
+    """The shared libraries of one C library by the name a program asks for, each with what kernels use of it."""
+
+    libraries: Mapping[str, tuple[str, ...]]
+
+
+ELF_LIBRARIES = {
+    "glibc": CLibrary(MappingProxyType({"libc.so.6": MEMORY, "libm.so.6": LIBM})),
+    "bionic": CLibrary(MappingProxyType({"libc.so": MEMORY, "libm.so": LIBM})),
+}
+EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux", "riscv64": "elf64lriscv"}
+
+# No build id (it would be the one thing that a rebuild has to match), no paths, read-only tables after loading.
+ELF_OPTIONS = (
+    *("-shared", "--build-id=none", "--hash-style=gnu", "--gc-sections"),
+    *("--strip-debug", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
+    *("--warn-unresolved-symbols", "--threads=1"),
+)
+UNDEFINED = re.compile(r"undefined symbol: (\S+)")
+
+
+def link(objects: Sequence[Path], target: Target, *, cache: Path) -> bytes:
+    """Return the shared object of ``objects`` for ``target``.
+
+    ``cache`` is where zig keeps what it unpacks when it links for macOS; ELF targets need none. Raises
+    CompileError with the linker's words, or with the names of the symbols that no library on the device has.
+    """
+    with tempfile.TemporaryDirectory(prefix="forge-link-") as scratch:
+        folder = Path(scratch)
+        if target.libc == "apple":
+            return _link_macho(objects, target, folder, cache)
+        return _link_elf(objects, target, folder)
+
+
+def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
+    emulation = EMULATIONS.get(target.arch)
+    if emulation is None:
+        raise TargetError(
+            where=f"target {target.tag}.triple",
+            expected="a CPU that can be linked for: " + ", ".join(EMULATIONS),
+            found=target.triple,
+            fix="use one of those, or add its linker emulation to codegen/link.py",
+        )
+    stubs = [_stub(name, symbols, emulation, folder) for name, symbols in ELF_LIBRARIES[target.libc].libraries.items()]
+    result = folder / "model_library.so"
+    said = _zig(["ld.lld", "-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs], target.tag, os.environ)
+    missing = sorted(name for name in set(UNDEFINED.findall(said)) if not name.startswith(RUNTIME_PREFIX))
+    if missing:
+        raise CompileError(
+            where=f"link for {target.tag}",
+            expected=f"calls into {', '.join(ELF_LIBRARIES[target.libc].libraries)} and the TVM runtime only",
+            found=f"calls of {', '.join(missing)}",
+            fix="compile without the operator that needs it, or add the symbol to codegen/link.py if the device has it",
+        )
+    return result.read_bytes()
+
+
+def _stub(soname: str, symbols: Sequence[str], emulation: str, folder: Path) -> Path:
+    """Write a shared library that only defines names, for the linker to find them in."""
+    empty, stub = folder / "empty", folder / soname
+    empty.touch()
+    definitions = [f"--defsym={symbol}=0" for symbol in symbols]
+    arguments = ["-m", emulation, "-shared", "-soname", soname, *definitions, "-o", stub, "-b", "binary", empty]
+    _zig(["ld.lld", *arguments], soname, os.environ)
+    return stub
+
+
+def _link_macho(objects: Sequence[Path], target: Target, folder: Path, cache: Path) -> bytes:
+    result = folder / "model_library.so"
+    triple = "aarch64-macos" if target.arch == "arm64" else f"{target.arch}-macos"
+    cache.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
+    options = ["-shared", "-nostdlib", "-Wl,-undefined,dynamic_lookup", "-Wl,-install_name,model_library.so"]
+    _zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, environment)
+    return result.read_bytes()
+
+
+def _zig(arguments: Sequence[str | Path], what: str, environment: Mapping[str, str]) -> str:
+    """Run the wheel's own zig program, found without PATH, and return what it says on stderr."""
+    import ziglang
+
+    program = Path(ziglang.__file__).parent / "zig"
+    command = [str(program), *map(str, arguments)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(
+            f"link for {what}", "the linker of ziglang to run", str(error), "reinstall ziglang"
+        ) from error
+    if done.returncode != 0:
+        raise CompileError(
+            where=f"link for {what}",
+            expected="objects that link",
+            found=f"exit code {done.returncode}: {' '.join(done.stderr.split())[:500]}",
+            fix="see what the linker says; if its disk is full, free some space",
+        )
+    return done.stderr
