@@ -1,0 +1,88 @@
+"""A model as the user names it: a file or folder, and a digest over everything that it consists of."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_pipeline.digest import CHUNK, digest_file, digest_json
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir import external, wire
+
+_MARK = b"location"  # the key of every reference to another file: without it, there is no reference to look for
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model file (or folder). Nothing is read before it is asked for."""
+
+    path: Path
+
+    def digest(self) -> str:
+        """Return a SHA-256 over the file and every file it refers to; over all files, for a folder.
+
+        File names beside a model count, because the model refers to them; its own name does not. Imports no
+        framework and holds no file in memory. Raises ModelError where the model cannot be read, or refers to what
+        it may not.
+        """
+        try:
+            if self.path.is_dir():
+                return digest_json({"tree": self._tree()})
+            if not self.path.exists() or self.path.is_file():
+                return self._file_digest()
+        except OSError as error:
+            raise ModelError(
+                where=str(self.path),
+                expected="a model file that can be read",
+                found=error.strerror or str(error),
+                fix="check the path and its permissions",
+            ) from error
+        raise _not_plain(self.path)
+
+    def _file_digest(self) -> str:
+        own, refers = _digest_and_mark(self.path)
+        if not refers:
+            return own
+        try:
+            with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                locations = wire.external_locations(data)
+        except wire.WireError:  # not an ONNX model, or a damaged one: its own bytes are all there is
+            return own
+        if not locations:
+            return own
+        folder = self.path.parent
+        return digest_json({"file": own, "external": {name: external.digest(folder, name) for name in locations}})
+
+    def _tree(self) -> dict[str, str]:
+        digests = {}
+        for parent, folders, files in os.walk(self.path, followlinks=False):
+            folders.sort()
+            for name in sorted(files):
+                file = Path(parent, name)
+                if not file.is_file() or file.is_symlink():
+                    raise _not_plain(file)
+                digests[file.relative_to(self.path).as_posix()] = digest_file(file)
+        return digests
+
+
+def _not_plain(path: Path) -> ModelError:
+    return ModelError(
+        where=str(path),
+        expected="a plain file",
+        found="a link, a device or a pipe",
+        fix="give a copy of the model that is made of plain files",
+    )
+
+
+def _digest_and_mark(path: Path) -> tuple[str, bool]:
+    """Return a file's SHA-256, and whether it holds the mark of a reference, in one pass."""
+    digest, found, carried = hashlib.sha256(), False, b""
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+            found = found or _MARK in carried + chunk
+            carried = chunk[-len(_MARK) :]
+    return digest.hexdigest(), found
