@@ -6,10 +6,9 @@ Nothing here imports TVM until a target is handed to the compiler.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import TargetError, did_you_mean
@@ -107,7 +106,7 @@ class Target:
         this machine is, and its number of cores. Raises ConfigError and TargetError.
         """
         if isinstance(values, Mapping) and values.get("tag") == HOST:
-            from forge_pipeline.hostcpu import resolve_host
+            from forge_pipeline.target.host import resolve_host
 
             return resolve_host(values, where=where)
         return bind(cls, values, where=where)
@@ -156,84 +155,6 @@ def tags() -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
-def describe_targets(*, as_json: bool) -> str:
-    """Return what `forge-pipeline targets` prints: every target by family with TVM's description of it."""
-    targets = described()
-    if as_json:
-        rows = [
-            {"tag": row.tag, "family": row.family, "description": row.description, "tvm": row.spec()} for row in targets
-        ]
-        return json.dumps([{"tag": HOST, "family": HOST, "description": "The machine that builds", "tvm": None}, *rows])
-    width = max(len(target.tag) for target in targets)
-    lines = [HOST, f"  {HOST:{width}}  The machine that builds, as the best of those below"]
-    for family in get_args(Family):
-        lines += ["", family]
-        for target in targets:
-            if target.family == family:
-                lines += [
-                    f"  {target.tag:{width}}  {target.description}",
-                    f"  {'':{width}}  {json.dumps(target.spec())}",
-                ]
-    return "\n".join(lines)
-
-
 def described() -> list[Target]:
     """Return every target that has a fixed description, sorted by tag: all but `host`."""
     return [Target.from_tag(tag) for tag in tags() if tag != HOST]
-
-
-Tags = list[str] | list[tuple[str, str]]
-
-
-def list_target_tags(verbose: bool = False) -> Tags:
-    """Return all tags: those of conf/target, then those that only TVM's own registry knows.
-
-    With ``verbose``, pairs of tag and TVM's description as JSON. Tags of TVM's registry are for
-    ``tvm.target.Target``; a build needs a file in conf/target.
-    """
-    return _list(None, verbose)
-
-
-def list_x86_tags(verbose: bool = False) -> Tags:
-    """Return the tags of x86-64 CPUs; see ``list_target_tags``."""
-    return _list("x86", verbose)
-
-
-def list_arm_tags(verbose: bool = False) -> Tags:
-    """Return the tags of ARM CPUs that run Linux or macOS; see ``list_target_tags``."""
-    return _list("arm", verbose)
-
-
-def list_cuda_tags(verbose: bool = False) -> Tags:
-    """Return the tags of CUDA GPUs; see ``list_target_tags``."""
-    return _list("cuda", verbose)
-
-
-def list_android_tags(verbose: bool = False) -> Tags:
-    """Return the tags of Android devices; see ``list_target_tags``."""
-    return _list("android", verbose)
-
-
-def _list(family: Family | None, verbose: bool) -> Tags:
-    rows = [(target.tag, json.dumps(target.spec())) for target in described() if family in (None, target.family)]
-    ours = {tag for tag, _ in rows}
-    rows += [row for row in _registry(family) if row[0] not in ours]
-    return rows if verbose else [tag for tag, _ in rows]
-
-
-def _registry(family: Family | None) -> Iterable[tuple[str, str]]:
-    """Yield tag and description of what TVM's registry has for ``family``."""
-    from tvm.target.tag import list_tags
-
-    for tag, target in sorted((list_tags() or {}).items()):
-        if family is None or _family(str(target.kind), str(target.attrs.get("mtriple", ""))) == family:
-            yield str(tag), str(target)
-
-
-def _family(kind: str, triple: str) -> str | None:
-    if kind != "llvm":
-        return kind if kind == "cuda" else None
-    if "android" in triple:
-        return "android"
-    prefixes = {"x86": "x86", "aarch64": "arm", "arm": "arm", "riscv": "riscv"}
-    return next((name for prefix, name in prefixes.items() if (triple or "x86").startswith(prefix)), None)

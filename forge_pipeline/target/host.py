@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import TargetError
-from forge_pipeline.target import HOST, Target, described
+from forge_pipeline.target.description import HOST, Target, described
 
 CPUINFO = Path("/proc/cpuinfo")
 ARCHITECTURES = {
