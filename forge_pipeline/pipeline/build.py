@@ -17,7 +17,7 @@ from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver
-from forge_pipeline.pipeline.runner import Input, Output, Runner
+from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.slices import Slice, password_sources, slices
 from forge_pipeline.stages import STAGES
 from forge_pipeline.store import Store
@@ -66,8 +66,15 @@ def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     path = config["model"].get("path")
     if path is None:
         raise ConfigError("model.path", "a model file", "null", "give model.path=FILE, or choose model=digits")
-    data = config["data"]
-    return {"source": Source(Path(path)), "data": None if data.get("path") is None else Dataset.from_config(data)}
+    return {"source": External(Source(Path(path))), **data_inputs(config["data"])}
+
+
+def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
+    """Return the samples, as evaluation and as calibration depend on them; None where there are none."""
+    if section.get("path") is None:
+        return {"data": None, "calibration data": None}
+    data = Dataset.from_config(section)
+    return {"data": External(data), "calibration data": External(data.for_calibration())}
 
 
 def make_runner(store: Store, passwords: tuple[str, ...], *, label: str) -> Runner:

@@ -29,6 +29,28 @@ class Input(Protocol):
         """Return the domain object."""
 
 
+class Content(Protocol):
+    """A file or a collection of samples that knows the digest of its content."""
+
+    def digest(self) -> Any:
+        """Return what stands for the content in an action key."""
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """What comes from outside, as an input: the model's file, the samples."""
+
+    content: Content
+
+    def digest(self) -> Any:
+        """Return the digest of the content as it is now."""
+        return self.content.digest()
+
+    def value(self) -> Content:
+        """Return the thing itself."""
+        return self.content
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """A stage's output in the store; an input of the stages after it."""

@@ -61,12 +61,15 @@ def localized(stage: str, portable: Slice) -> Slice:
         values["reduce_range"] = Target.from_tag(HOST).saturates_int8
     if stage == "compile":
         values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
+    if stage == "evaluate" and values.get("machine") == HOST:
+        values["machine"] = Target.from_tag(HOST).description
     return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
 
 
 def _mentions_host(values: Slice) -> bool:
     target = values.get("target")
-    return values.get("reduce_range") == HOST or (isinstance(target, Mapping) and target.get("tag") == HOST)
+    named = target.get("tag") if isinstance(target, Mapping) else None
+    return HOST in (values.get("reduce_range"), values.get("machine"), named)
 
 
 def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:

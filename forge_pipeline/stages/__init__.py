@@ -19,7 +19,7 @@ STAGES = Registry(
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="calibrate", version=1, takes={"model": "fold", "data": "data"}, gives="ranges",
+                name="calibrate", version=1, takes={"model": "fold", "data": "calibration data"}, gives="ranges",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, wants=("progress",),
             ),
             Stage(
@@ -32,13 +32,13 @@ STAGES = Registry(
                 wants=("key",),
             ),
             Stage(
-                name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
-                tools=(), per_target=True, wants=("password", "entropy"),
-            ),
-            Stage(
                 name="evaluate", version=1,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
                 gives="metrics", tools=("onnxruntime", "numpy"), per_target=True,
+            ),
+            Stage(
+                name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
+                tools=(), per_target=True, wants=("password", "entropy"),
             ),
         )
     },

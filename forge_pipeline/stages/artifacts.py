@@ -28,10 +28,14 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of artifact. ``write`` gives every file but the report, which the runner adds from the result."""
+    """A kind of artifact. ``write`` gives its files; the runner adds the report from the stage's result.
+
+    A file named in ``optional`` may be absent: a plain library has no key file.
+    """
 
     identity: tuple[str, ...]
     extra: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
 
@@ -74,11 +78,12 @@ def _write_library(library: Library) -> Contents:
 def _read_sealed(files: Files) -> Sealed:
     from forge_pipeline.crypto.envelope import Sealed
 
-    return Sealed(**{name: files[file].read_bytes() for name, file in SEALED_FILES.items()})
+    return Sealed(**{name: files[file].read_bytes() if file in files else None for name, file in SEALED_FILES.items()})
 
 
 def _write_sealed(sealed: Sealed) -> Contents:
-    return {file: getattr(sealed, name) for name, file in SEALED_FILES.items()}
+    contents = {file: getattr(sealed, name) for name, file in SEALED_FILES.items()}
+    return {file: content for file, content in contents.items() if content is not None}
 
 
 def _read_metrics(files: Files) -> Metrics:
@@ -101,7 +106,12 @@ KINDS = Registry(
         "library": Kind(
             identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library
         ),
-        "sealed": Kind(identity=tuple(SEALED_FILES.values()), read=_read_sealed, write=_write_sealed),
+        "sealed": Kind(
+            identity=tuple(SEALED_FILES.values()),
+            optional=(SEALED_FILES["key"],),
+            read=_read_sealed,
+            write=_write_sealed,
+        ),
         "metrics": Kind(identity=("metrics.json", "layers.json"), read=_read_metrics, write=_write_metrics),
     },
 )
