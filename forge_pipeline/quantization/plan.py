@@ -1,0 +1,213 @@
+"""Which nodes compute in integers, and which values are therefore stored as integers.
+
+A node that multiplies and accumulates reads integers; what follows it until the next stored value (bias, residual
+addition, activation) is its epilogue, computed on the accumulator before it is rounded once. So a value is quantized
+only where integer code stores it, and never between a convolution and its activation, nor on an output. Values that
+are only moved about (reshape, pooling, concatenation) share one scale, so that moving them needs no arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from forge_pipeline.quantization.network import Network, attribute, layer
+
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+MOVES = frozenset(
+    {
+        "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape", "Resize", "Slice",
+        "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample",
+    }
+)  # fmt: skip
+MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
+ELEMENTWISE = frozenset(
+    {
+        "Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
+        "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu", "Sigmoid", "Softplus",
+        "Softsign", "Sqrt", "Sub", "Tanh", "ThresholdedRelu",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """``products``: layers computed in integers, in order; ``skipped``: other products, and why they stay in float.
+
+    ``values`` maps each quantized value to the value whose scale it shares, which is itself for most.
+    """
+
+    products: tuple[str, ...]
+    skipped: dict[str, str]
+    values: dict[str, str]
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Return the values of each scale, by the value that stands for them."""
+        found: dict[str, list[str]] = {}
+        for value, leader in self.values.items():
+            found.setdefault(leader, []).append(value)
+        return {leader: tuple(members) for leader, members in found.items()}
+
+
+def make_plan(network: Network, keep_float: Collection[str] = ()) -> Plan:
+    """Plan for all products but those in ``keep_float`` (names of layers)."""
+    skipped, products = {}, {}
+    for node in network.nodes:
+        if node.op_type in PRODUCTS and node.domain in ("", "ai.onnx"):
+            reason = "asked for" if layer(node) in keep_float else _obstacle(network, node)
+            if reason is None:
+                products[node.output[0]] = node
+            else:
+                skipped[layer(node)] = reason
+    planner = _Planner(network, products)
+    planner.run()
+    return Plan(
+        products=tuple(layer(node) for node in products.values()),
+        skipped=skipped,
+        values=dict(sorted(planner.shared().items(), key=lambda item: (network.rank[item[0]], item[0]))),
+    )
+
+
+def _obstacle(network: Network, node: NodeProto) -> str | None:
+    """Say why a product cannot be computed in integers; None when it can."""
+    operands = node.input[:2]
+    variables = [name for name in operands if name not in network.constants]
+    if not variables:
+        return "its operands are constants"
+    if any(name not in network.floats for name in variables):
+        return "its input is not float32"
+    constants = [name for name in operands if name in network.constants]
+    if any(network.array(name).dtype.name != "float32" for name in constants):
+        return "its weights are not float32"
+    if node.op_type != "MatMul":
+        if node.input[1] not in network.constants:
+            return "its weights are computed"
+        if len(node.input) > 2 and node.input[2] and node.input[2] not in network.constants:
+            return "its bias is computed"
+    if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)) != (1.0, 1.0):
+        return "its alpha or beta is not one"
+    return None
+
+
+class _Planner:
+    """One sweep from the outputs to the inputs: what a node needs depends on what follows it alone."""
+
+    def __init__(self, network: Network, products: dict[str, NodeProto]) -> None:
+        self.network, self.products = network, products
+        self.needed: set[str] = set()
+        self.leader: dict[str, str] = {}
+        self._integer: dict[str, bool] = {}
+
+    def run(self) -> None:
+        for node in reversed(self.network.nodes):
+            output = node.output[0]
+            if output in self.products:
+                operands = node.input[:2]
+                self.needed.update(name for name in operands if name not in self.network.constants)
+            elif not self.needed.isdisjoint(node.output):
+                if _moves(node, self.network):
+                    self._move(node)
+                elif node.op_type == "Concat":
+                    self._concat(node)
+                elif node.op_type in MEANS and self._from_integers(node.input[0]):
+                    self.needed.add(node.input[0])
+                elif node.op_type in ELEMENTWISE:
+                    self._epilogue(node)
+        self.needed &= self.network.floats
+
+    def shared(self) -> dict[str, str]:
+        return {name: self._find(name) for name in self.needed}
+
+    def _move(self, node: NodeProto) -> None:
+        source = node.input[0]
+        if source in self.network.constants or source not in self.network.floats:
+            return
+        self.needed.add(source)
+        for output in node.output:
+            if output in self.needed:
+                self._share(source, output)
+
+    def _concat(self, node: NodeProto) -> None:
+        sources = [name for name in self.network.variables(node) if name in self.network.floats]
+        if not any(self._from_integers(name) for name in sources):
+            return
+        self.needed.update(sources)
+        for name in sources:  # a value with other readers keeps the scale that suits them
+            if len(self.network.consumers[name]) == 1 and name not in self.network.outputs:
+                self._share(node.output[0], name)
+
+    def _epilogue(self, node: NodeProto) -> None:
+        """Find what is computed between the products and this node; all of it hangs on one product's accumulator.
+
+        The region holds the elementwise nodes whose results nobody outside it reads. Of the products that only the
+        region reads, the last computes it as its epilogue; the results of the others are stored as integers, as are
+        values that somebody else reads too.
+        """
+        region, leaves = self._region(node)
+        inside = {id(member) for member in region}
+        hosts, stored = [], []
+        for name in leaves:
+            private = all(id(reader) in inside for reader in self.network.consumers[name])
+            if name in self.products and private and name not in self.network.outputs:
+                hosts.append(name)
+            elif self._from_integers(name):
+                stored.append(name)
+        hosts.sort(key=self.network.rank.__getitem__)
+        self.needed.update(name for name in (*stored, *hosts[:-1]) if name in self.network.floats)
+
+    def _region(self, root: NodeProto) -> tuple[list[NodeProto], list[str]]:
+        region = [root]
+        inside = {id(root)}
+        leaves: dict[str, None] = {}
+        for candidate in reversed(self.network.nodes[: self.network.rank[root.output[0]]]):
+            name = candidate.output[0]
+            readers = self.network.consumers.get(name, [])
+            if not any(id(reader) in inside for reader in readers):
+                continue
+            closed = name not in self.network.outputs and all(id(reader) in inside for reader in readers)
+            if candidate.op_type in ELEMENTWISE and closed and name not in self.needed:
+                region.append(candidate)
+                inside.add(id(candidate))
+        produced = {member.output[0] for member in region}
+        for member in region:
+            for name in self.network.variables(member):
+                if name not in produced:
+                    leaves[name] = None
+        return region, list(leaves)
+
+    def _from_integers(self, name: str) -> bool:
+        """Tell whether a value comes out of a product with nothing but moves and elementwise work in between."""
+        if name in self._integer:
+            return self._integer[name]
+        node = self.network.producer.get(name)
+        self._integer[name] = node is not None and (
+            name in self.products
+            or (
+                (node.op_type in ELEMENTWISE or node.op_type in MEANS or node.op_type in MOVES | {"Concat"})
+                and any(self._from_integers(source) for source in self.network.variables(node))
+            )
+        )
+        return self._integer[name]
+
+    def _find(self, name: str) -> str:
+        while self.leader.get(name, name) != name:
+            name = self.leader[name]
+        return name
+
+    def _share(self, first: str, second: str) -> None:
+        one, other = sorted((self._find(first), self._find(second)), key=lambda n: (self.network.rank[n], n))
+        self.leader[other] = one
+
+
+def _moves(node: NodeProto, network: Network) -> bool:
+    """Tell whether a node's results are a choice among its input's values (and zero)."""
+    if node.op_type not in MOVES:
+        return False
+    if node.op_type == "Resize":
+        return bool(attribute(node, "mode", b"nearest") != b"cubic")
+    if node.op_type == "Pad":
+        fill = node.input[2] if len(node.input) > 2 else ""
+        return not fill or (fill in network.constants and not network.array(fill).any())
+    return True
