@@ -33,8 +33,17 @@ from forge_pipeline.ir.functions import inlined
 from forge_pipeline.ir.order import post_order
 from forge_pipeline.ir.tensors import ExternalData, byte_count, content
 
-IR_VERSION = 10  # what ONNX Runtime 1.31 and TVM 0.27 both read, and the least that has every type they compute with
+IR_VERSION = 10  # read by every tool of the pipeline
+_NEWER_TYPES = {
+    TensorProto.FLOAT4E2M1: 11,
+    TensorProto.FLOAT8E8M0: 12,
+    TensorProto.UINT2: 13,
+    TensorProto.INT2: 13,
+    TensorProto.FLOAT6E2M3: 14,
+    TensorProto.FLOAT6E3M2: 14,
+}  # element type -> the IR version that brought it
 GRAPH_NAME = "main"
+PROTOBUF_LIMIT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +52,19 @@ class Weight:
 
     header: TensorProto
     source: TensorProto
+    external: ExternalData | None
 
-    def raw(self, external: ExternalData | None) -> bytes | memoryview:
+    def raw(self) -> bytes | memoryview:
         """Return the content as ``raw_data`` holds it, whatever the source's storage. Raises ModelError."""
-        return content(self.source, external)
+        return content(self.source, self.external)
+
+    def tensor(self) -> TensorProto:
+        """Return the whole initializer in canonical form. Raises ModelError."""
+        tensor = TensorProto()
+        tensor.CopyFrom(self.header)
+        if self.is_raw:
+            tensor.raw_data = bytes(self.raw())
+        return tensor
 
     @property
     def is_raw(self) -> bool:
@@ -56,7 +74,7 @@ class Weight:
     @property
     def size(self) -> int:
         """The length of the content in bytes."""
-        return byte_count(self.source)
+        return byte_count(self.source) if self.is_raw else int(self.header.ByteSize())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +98,35 @@ def canonical(model: ModelProto, *, external: ExternalData | None = None) -> Can
     value.
     """
     model = inlined(model)
-    skeleton = ModelProto(ir_version=IR_VERSION)
+    skeleton = ModelProto()
     skeleton.graph.name = GRAPH_NAME
     writer = _Writer(reserved=frozenset(_interface(model.graph)), external=external)
     weights = writer.main(model.graph, skeleton.graph)
     _imports(model, skeleton, writer.domains)
+    skeleton.ir_version = max(IR_VERSION, *(_NEWER_TYPES.get(kind, 0) for kind in writer.types))
     return Canonical(skeleton=skeleton, weights=weights, names=writer.names)
 
 
 def canonical_model(model: ModelProto, *, external: ExternalData | None = None) -> ModelProto:
-    """Return ``model`` in canonical form as a model of its own, every weight inline in ``raw_data``."""
-    form = canonical(model, external=external)
-    whole = form.skeleton
+    """Return ``model`` in canonical form as a model of its own. Raises ModelError."""
+    return whole(canonical(model, external=external))
+
+
+def whole(form: Canonical) -> ModelProto:
+    """Return a canonical form as one model, every weight inline. Raises ModelError where that is too large."""
+    size = sum(weight.size for weight in form.weights)
+    if size > PROTOBUF_LIMIT:
+        raise ModelError(
+            where="model",
+            expected=f"weights of at most {PROTOBUF_LIMIT} bytes, what one protobuf message holds",
+            found=f"{size} bytes",
+            fix="use a smaller model, or store its weights in float16",
+        )
+    model = ModelProto()
+    model.CopyFrom(form.skeleton)
     for weight in form.weights:
-        tensor = whole.graph.initializer.add()
-        tensor.CopyFrom(weight.header)
-        if weight.is_raw:
-            tensor.raw_data = bytes(weight.raw(external))
-    return whole
+        model.graph.initializer.append(weight.tensor())
+    return model
 
 
 def _interface(graph: GraphProto) -> Iterator[str]:
@@ -124,6 +153,7 @@ class _Writer:
     external: ExternalData | None
     names: dict[str, str] = field(default_factory=dict)
     domains: set[str] = field(default_factory=set)
+    types: set[int] = field(default_factory=lambda: {TensorProto.FLOAT})
     counts: dict[str, int] = field(default_factory=dict)
     nodes: int = 0
 
@@ -140,7 +170,7 @@ class _Writer:
             self._value_info(value, target.output.add(), value.name)
         weights = {tensor.name: tensor for tensor in source.initializer}
         kept = [
-            Weight(header=self._header(weights[name], new), source=weights[name])
+            Weight(header=self._header(weights[name], new), source=weights[name], external=self.external)
             for name, new in scope.items()
             if name in weights
         ]
@@ -195,7 +225,8 @@ class _Writer:
         if source.overload:
             target.overload = source.overload
         target.name = f"{source.op_type}_{self.nodes}"
-        self.names[target.name] = source.name
+        if source.name not in ("", target.name):
+            self.names[target.name] = source.name
         self.nodes += 1
         self.domains.add(target.domain)
         target.input.extend(_trimmed([scope[name] if name else "" for name in source.input]))
@@ -225,6 +256,7 @@ class _Writer:
             target.ClearField("doc_string")
 
     def _header(self, source: TensorProto, name: str) -> TensorProto:
+        self.types.add(source.data_type)
         header = TensorProto(dims=source.dims, data_type=source.data_type)
         if name:
             header.name = name
@@ -247,6 +279,7 @@ class _Writer:
         if source.HasField("type"):
             target.type.CopyFrom(source.type)
             _undenoted(target.type)
+            self.types.add(target.type.tensor_type.elem_type)
 
     def _fresh(self, kind: str, original: str) -> str:
         while True:
@@ -254,7 +287,8 @@ class _Writer:
             self.counts[kind] = number + 1
             name = f"{kind}{number}"
             if name not in self.reserved:
-                self.names[name] = original
+                if original != name:
+                    self.names[name] = original
                 return name
 
 

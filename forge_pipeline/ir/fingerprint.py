@@ -23,7 +23,7 @@ _TENSOR_RAW_DATA = 9
 
 def fingerprint(model: ModelProto, *, external: ExternalData | None = None) -> str:
     """Return the SHA-256, in hexadecimal, of the canonical form, weights included. Raises ModelError."""
-    return _digest(pieces(canonical(model, external=external), external=external))
+    return _digest(pieces(canonical(model, external=external)))
 
 
 def structure(model: ModelProto, *, external: ExternalData | None = None) -> str:
@@ -32,12 +32,10 @@ def structure(model: ModelProto, *, external: ExternalData | None = None) -> str
     Weights count with their element type and shape. Tensors within nodes (constants, value attributes) are
     structure. Raises ModelError.
     """
-    return _digest(pieces(canonical(model, external=external), external=external, weights=False))
+    return _digest(pieces(canonical(model, external=external), weights=False))
 
 
-def pieces(
-    form: Canonical, *, external: ExternalData | None = None, weights: bool = True
-) -> Iterator[bytes | memoryview]:
+def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes | memoryview]:
     """Yield the canonical model's bytes in order; without ``weights``, as if every weight were empty."""
     skeleton = form.skeleton
     before, after = GraphProto(), GraphProto()
@@ -56,7 +54,7 @@ def pieces(
     for weight, header, size in zip(form.weights, headers, sizes, strict=True):
         yield header
         if size:
-            yield weight.raw(external)
+            yield weight.raw()
     yield tail
     yield _bytes(ModelProto(opset_import=skeleton.opset_import))
 

@@ -4,22 +4,86 @@ from __future__ import annotations
 
 import onnx
 import onnx.inliner
+from onnx import FunctionProto, ModelProto
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.order import nodes_below
+
+MAX_NODES = 1_000_000  # after inlining: functions that call functions grow a small file without bound
+
+Key = tuple[str, str, str]
 
 
-def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def inlined(model: ModelProto) -> ModelProto:
     """Return ``model`` without local functions: itself where it has none, else a new model.
 
-    The inliner serialises the model twice, so it is given the weights' names without their content.
+    The inliner serialises the model twice, so it is given the weights' names without their content. Raises
+    ModelError for functions that call themselves, that grow past MAX_NODES, or of another opset than the model's.
     """
     if not model.functions:
         return model
-    light = onnx.ModelProto(ir_version=model.ir_version, functions=model.functions, opset_import=model.opset_import)
+    _check_growth(model)
+    light = ModelProto(ir_version=model.ir_version, functions=model.functions, opset_import=model.opset_import)
     light.graph.name = model.graph.name
     for field in ("node", "input", "output", "sparse_initializer"):
         getattr(light.graph, field).extend(getattr(model.graph, field))
-    for tensor in model.graph.initializer:  # the inliner looks at names alone
+    for tensor in model.graph.initializer:
         light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     result = onnx.inliner.inline_local_functions(light)
+    if result.functions:
+        names = ", ".join(sorted(repr(function.name[:80]) for function in result.functions))
+        raise ModelError(
+            where="local functions",
+            expected="functions of the same opset as the model",
+            found=names,
+            fix="export the model with one opset, or inline its functions with onnx.inliner",
+        )
     del result.graph.initializer[:]
     result.graph.initializer.extend(model.graph.initializer)
     return result
+
+
+def _check_growth(model: ModelProto) -> None:
+    """Count the nodes that inlining would give, without inlining."""
+    bodies = {_key(function): function for function in model.functions}
+    calls = {
+        key: [(node.domain, node.op_type, node.overload) for node in nodes_below(function.node)]
+        for key, function in bodies.items()
+    }
+    sizes: dict[Key, int] = {}
+    for root in sorted(bodies):
+        _measure(root, calls, sizes)
+    total = sum(sizes.get((node.domain, node.op_type, node.overload), 1) for node in nodes_below(model.graph.node))
+    if total > MAX_NODES:
+        raise ModelError(
+            where="local functions",
+            expected=f"at most {MAX_NODES} nodes once they are inlined",
+            found=str(total),
+            fix="the model is damaged or hostile: export it without local functions",
+        )
+
+
+def _measure(root: Key, calls: dict[Key, list[Key]], sizes: dict[Key, int]) -> None:
+    """Set ``sizes[root]``, and that of every function below it; iterative, as a chain of calls may be long."""
+    path: list[Key] = [root]
+    on_path = {root}
+    while path:
+        key = path[-1]
+        missing = next((callee for callee in calls[key] if callee in calls and callee not in sizes), None)
+        if missing is None:
+            sizes[key] = sum(sizes.get(callee, 1) for callee in calls[key])
+            on_path.discard(path.pop())
+        elif missing in on_path:
+            raise ModelError(
+                where=f"local function {missing[1][:80]!r}",
+                expected="functions that do not call themselves",
+                found="a call of itself, directly or through others",
+                fix="the model is damaged or hostile: export it again",
+            )
+        else:
+            path.append(missing)
+            on_path.add(missing)
+
+
+def _key(function: FunctionProto) -> Key:
+    return function.domain, function.name, function.overload

@@ -96,9 +96,10 @@ class ONNXModule:
         return iter(self.mod.graph.node)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{n}: {d}{list(s)}" for n, d, s in self._described(self._inputs))
-        outputs = ", ".join(f"{n}: {d}{list(s)}" for n, d, s in self._described(self.mod.graph.output))
-        return f"ONNXModule({inputs} -> {outputs}; {len(self.mod.graph.node)} nodes)"
+        return (
+            f"ONNXModule({', '.join(self.input_names)} -> {', '.join(self.output_names)}; "
+            f"{len(self.mod.graph.node)} nodes, {len(self.mod.graph.initializer)} weights)"
+        )
 
     def copy(self) -> ONNXModule:
         """Return a module with a model of its own."""
@@ -165,6 +166,14 @@ class ONNXModule:
         """The number of outputs."""
         return len(self.mod.graph.output)
 
+    def describe_inputs(self) -> list[dict[str, Any]]:
+        """Return ``name``, ``shape`` and ``dtype`` of each input, as plain JSON. Raises ModelError."""
+        return _describe(self.input_names, self.input_shapes, self.input_dtypes)
+
+    def describe_outputs(self) -> list[dict[str, Any]]:
+        """Return ``name``, ``shape`` and ``dtype`` of each output, as plain JSON. Raises ModelError."""
+        return _describe(self.output_names, self.output_shapes, self.output_dtypes)
+
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
         from forge_pipeline.ir.batch import with_batch_size
@@ -206,11 +215,10 @@ class ONNXModule:
 
         return infer
 
-    @staticmethod
-    def _described(values: Any) -> Iterator[tuple[str, str, Shape]]:
-        for value in values:
-            tensor = value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape")
-            yield value.name, _dtype(value) if tensor else "?", _shape(value) if tensor else ("...",)
+
+def _describe(names: list[str], shapes: list[Shape], dtypes: list[str]) -> list[dict[str, Any]]:
+    rows = zip(names, shapes, dtypes, strict=True)
+    return [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in rows]
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
@@ -98,7 +98,22 @@ def _producers(graph: GraphProto) -> dict[str, int]:
 
 def every_node(model: ModelProto) -> Iterator[NodeProto]:
     """Yield every node of a model as it is written down: main graph, subgraphs and local functions."""
-    pending: list[NodeProto] = [*model.graph.node, *(node for body in model.functions for node in body.node)]
+    for graph in every_graph(model):
+        yield from graph.node
+    for function in model.functions:
+        yield from nodes_below(function.node)
+
+
+def every_graph(model: ModelProto) -> Iterator[GraphProto]:
+    """Yield the main graph and every subgraph in it, outer ones first."""
+    yield model.graph
+    for node in nodes_below(model.graph.node):
+        yield from subgraphs(node)
+
+
+def nodes_below(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield ``nodes`` and every node of the graphs in their attributes, each after the node that holds it."""
+    pending = list(nodes)[::-1]
     while pending:
         node = pending.pop()
         yield node

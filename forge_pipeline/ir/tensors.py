@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +58,8 @@ _TYPED: dict[int, tuple[str, str]] = {
     TensorProto.BFLOAT16: ("int32_data", "<u2"),
 }
 
+_BEYOND_MEMORY = 1 << 63
+
 _BITS: dict[int, int] = {
     TensorProto.UINT2: 2,
     TensorProto.INT2: 2,
@@ -88,17 +90,26 @@ def dtype_name(elem_type: int, *, where: str) -> str:
     raise ModelError(where, "a tensor of a known element type", f"type {elem_type}", "export the model again")
 
 
-def element_count(dims: Iterator[int] | list[int] | tuple[int, ...]) -> int:
-    """Return the product of ``dims``: exact, however large."""
+def element_count(dims: Sequence[int]) -> int:
+    """Return the product of ``dims``, or a part of it that is already more than any memory holds."""
+    if 0 in dims:
+        return 0
     count = 1
     for dim in dims:
         count *= dim
+        if count > _BEYOND_MEMORY:
+            break
     return count
+
+
+def bit_width(elem_type: int) -> int:
+    """Return how many bits one element takes."""
+    return _BITS.get(elem_type, 8)
 
 
 def byte_count(tensor: TensorProto) -> int:
     """Return how long the tensor's content is as ``raw_data``, from its type and shape alone."""
-    return (element_count(tuple(tensor.dims)) * _BITS.get(tensor.data_type, 8) + 7) // 8
+    return (element_count(tensor.dims) * bit_width(tensor.data_type) + 7) // 8
 
 
 class ExternalData(Protocol):

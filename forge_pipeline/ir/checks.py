@@ -1,0 +1,187 @@
+"""What a model must satisfy before anything trusts it, beyond what the ONNX checker looks at.
+
+The checker (onnx 1.23) accepts operator sets that do not exist yet, negative dimensions, operators of domains that
+it does not know, and constants that are small in the file and unbounded in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import onnx
+from onnx import ModelProto, ValueInfoProto
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.order import every_graph, every_node
+from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
+
+MAX_RANK = 64  # numpy's own limit
+_SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
+_EXPORT = "export the model again"
+
+
+def check_versions(model: ModelProto, *, min_opset: int, max_opset: int) -> None:
+    """Raise ModelError for an IR or operator-set version that no later stage can work with."""
+    if not model.HasField("graph") or not model.graph.output:
+        raise ModelError("model", "a graph with outputs", "none", f"the file is empty or damaged: {_EXPORT}")
+    if not 3 <= model.ir_version <= onnx.IR_VERSION:
+        raise ModelError(
+            where="ir_version",
+            expected=f"3 to {onnx.IR_VERSION}",
+            found=str(model.ir_version),
+            fix="export the model with a current version of its framework"
+            if model.ir_version < 3
+            else "update onnx, or export the model for an older IR version",
+        )
+    versions: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(
+                where=f"opset_import of {domain or 'ai.onnx'!r}",
+                expected="one version",
+                found=f"{versions[domain]} and {entry.version}",
+                fix=_EXPORT,
+            )
+    version = versions.get("", 0)
+    if not min_opset <= version <= max_opset:
+        raise ModelError(
+            where="opset_import of 'ai.onnx'",
+            expected=f"an opset from {min_opset} to {max_opset}",
+            found=str(version) if version else "none",
+            fix=f"export the model with opset_version={max(min_opset, min(max_opset, 18))}, "
+            "or convert it with onnx.version_converter",
+        )
+
+
+def check_interface(model: ModelProto) -> None:
+    """Raise ModelError unless inputs and outputs are tensors, told apart by name, with dimensions that can be."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    for role, values in (("input", inputs), ("output", model.graph.output)):
+        seen: set[str] = set()
+        for value in values:
+            where = f"{role} {value.name[:80]!r}"
+            if not value.name or value.name in seen:
+                raise ModelError(where, f"a name for each {role}", "an empty or repeated one", _EXPORT)
+            seen.add(value.name)
+            _check_tensor(value, where, shape_needed=role == "input")
+
+
+def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> None:
+    kind = value.type.WhichOneof("value")
+    if kind not in ("tensor_type", None) or (kind is None and shape_needed):
+        raise ModelError(where, "a tensor", str(kind or "no type"), "keep sequences and maps outside the model")
+    tensor = value.type.tensor_type
+    if shape_needed and not tensor.HasField("shape"):
+        raise ModelError(where, "a shape, of numbers or symbols", "none", "export the model with input shapes")
+    if kind is not None and tensor.elem_type not in DTYPES:
+        raise ModelError(where, "a known element type", str(tensor.elem_type), _EXPORT)
+    _check_dims(tensor, where)
+
+
+def defaulted_inputs(model: ModelProto) -> list[str]:
+    """Return the inputs with a default: initializers that are listed as inputs although IR 4 and later need not."""
+    if model.ir_version < 4:
+        return []
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [value.name for value in model.graph.input if value.name in weights]
+
+
+def check_operators(form: Canonical) -> None:
+    """Raise ModelError that lists every node whose operator ONNX does not define in the imported version."""
+    versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
+    unknown: dict[str, list[str]] = {}
+    for node in every_node(form.skeleton):
+        if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
+            name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            unknown.setdefault(name[:80], []).append(form.names.get(node.name, node.name)[:80])
+    if unknown:
+        listed = "; ".join(f"{name!r} in {', '.join(map(repr, nodes))}" for name, nodes in sorted(unknown.items()))
+        raise ModelError(
+            where="operators",
+            expected=f"operators of ONNX opset {versions.get('', 0)}",
+            found=listed,
+            fix="export the model without custom operators, or give them as local functions in ONNX operators",
+        )
+
+
+def _is_defined(op_type: str, domain: str, version: int) -> bool:
+    try:
+        return not onnx.defs.get_schema(op_type, version, domain).deprecated
+    except onnx.defs.SchemaError:
+        return False
+
+
+def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
+    """Run the ONNX checker and shape inference; return the skeleton with the types of all values inferred.
+
+    No value is computed: large weights are stood in for by inputs of the same type. Raises ModelError for a node
+    that does not fit its schema, types that contradict each other, and a value of more than ``max_value_bytes``.
+    """
+    try:
+        model = _outline(form)
+        onnx.checker.check_model(model)
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            where="ONNX checker",
+            expected="a valid model",
+            found=_with_original_names(str(error), form.names),
+            fix=f"correct the node it names, or {_EXPORT}",
+        ) from error
+    for graph in every_graph(inferred):
+        for value in (*graph.value_info, *graph.output):
+            _check_size(value, form.names, max_value_bytes)
+    return inferred
+
+
+def _outline(form: Canonical) -> ModelProto:
+    model = ModelProto()
+    model.CopyFrom(form.skeleton)
+    for weight in form.weights:
+        if weight.size <= _SMALL:
+            model.graph.initializer.append(weight.tensor())
+        else:
+            model.graph.input.append(
+                onnx.helper.make_tensor_value_info(weight.header.name, weight.header.data_type, weight.header.dims)
+            )
+    return model
+
+
+def _check_size(value: ValueInfoProto, names: Mapping[str, str], limit: int) -> None:
+    where = f"value {names.get(value.name, value.name)[:80]!r}"
+    tensor = value.type.tensor_type
+    _check_dims(tensor, where)
+    known = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+    size = element_count(known) * bit_width(tensor.elem_type) // 8
+    if size > limit:
+        raise ModelError(
+            where=where,
+            expected=f"at most {limit} bytes for a single value",
+            found=f"shape {[dim.dim_value if dim.HasField('dim_value') else '?' for dim in tensor.shape.dim]}",
+            fix="correct the model, or raise load.max_value_bytes if its values really are that large",
+        )
+
+
+def _check_dims(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    dims = tensor.shape.dim
+    if len(dims) > MAX_RANK or any(dim.dim_value < 0 for dim in dims):
+        raise ModelError(
+            where=where,
+            expected=f"at most {MAX_RANK} dimensions, none negative",
+            found=f"{len(dims)} dimensions, such as {[dim.dim_value for dim in dims[:8]]}",
+            fix="export the model with a symbolic dimension where a size is open",
+        )
+
+
+def _with_original_names(message: str, names: Mapping[str, str]) -> str:
+    """Say which node of the file a canonical name in the checker's message stands for."""
+
+    def told(match: re.Match[str]) -> str:
+        original = names.get(match[0], "")
+        return f"{match[0]} ({original[:80]!r} in the file)" if original else match[0]
+
+    return re.sub(r"\b[A-Za-z]\w*_\d+\b", told, message)

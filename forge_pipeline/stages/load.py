@@ -1,0 +1,83 @@
+"""A model file -> a checked model in canonical form, and the names its author gave things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.stages.contract import Result
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from forge_pipeline.frontends import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/load/*.yaml. No defaults: a value that is not in the configuration is a stale result."""
+
+    min_opset: int
+    max_opset: int
+    max_value_bytes: int
+    defaulted_inputs: Literal["constant", "refuse"]
+
+
+def run(config: Config, source: Source) -> Result:
+    """Return the model that ``source`` names as an ONNXModule in canonical form; it refers to no other file.
+
+    Equal models give equal bytes, whatever their storage and the names inside them. The report holds the original
+    name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a model,
+    or outside what ONNX and ``config`` allow.
+    """
+    from forge_pipeline.frontends.table import import_model
+    from forge_pipeline.ir import ONNXModule, checks
+    from forge_pipeline.ir.canonical import canonical, whole
+    from forge_pipeline.ir.order import every_node
+
+    imported = import_model(source)
+    model = imported.model
+    checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
+    checks.check_interface(model)
+    if config.defaulted_inputs == "refuse":
+        _refuse_defaults(model)
+    form = canonical(model, external=imported.external)
+    checks.check_operators(form)
+    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
+    _complete_outputs(form.skeleton, inferred)
+    module = ONNXModule(whole(form))
+    report = {
+        "kind": imported.kind,
+        "opset": {entry.domain or "ai.onnx": entry.version for entry in module.mod.opset_import},
+        "source": {"ir_version": model.ir_version, "producer": model.producer_name},
+        "inputs": module.describe_inputs(),
+        "outputs": module.describe_outputs(),
+        "operators": module.operators,
+        "nodes": sum(1 for _ in every_node(module.mod)),
+        "weights": len(form.weights),
+        "weight_bytes": sum(weight.size for weight in form.weights),
+        "defaults_made_constant": checks.defaulted_inputs(model),
+        "names": dict(form.names),
+    }
+    return Result(output=module, report=report)
+
+
+def _refuse_defaults(model: ModelProto) -> None:
+    from forge_pipeline.ir import checks
+
+    names = checks.defaulted_inputs(model)
+    if names:
+        raise ModelError(
+            where="load.defaulted_inputs",
+            expected="no input with a default value",
+            found=", ".join(repr(name[:80]) for name in names),
+            fix="set load.defaulted_inputs=constant to build with the defaults, or remove the initializers",
+        )
+
+
+def _complete_outputs(skeleton: ModelProto, inferred: ModelProto) -> None:
+    """Give an output whose type the file leaves open the type that inference finds."""
+    for value, known in zip(skeleton.graph.output, inferred.graph.output, strict=True):
+        if not value.type.tensor_type.HasField("shape"):
+            value.type.CopyFrom(known.type)
