@@ -14,7 +14,7 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -42,13 +42,6 @@ _RECOPY = "copy the file again from where it was encrypted, or encrypt the model
 Buffer = bytes | bytearray | memoryview
 Unlock = Callable[[Pair], Secret]
 Sink = Callable[[memoryview], object]
-
-
-class Source(Protocol):
-    """What an encrypted model is read from: a file opened in binary mode, or io.BytesIO."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the buffer as far as possible; return the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +125,9 @@ def opens(sealed: Sealed, password: Secret) -> bool:
     return True
 
 
-def read_header(source: Source, size: int, unlock: Unlock, *, where: str = "encrypted model") -> tuple[Header, AESGCM]:
+def read_header(
+    source: io.BufferedIOBase, size: int, unlock: Unlock, *, where: str = "encrypted model"
+) -> tuple[Header, AESGCM]:
     """Read and authenticate the head of ``source``, ``size`` bytes long; return it with the cipher of its chunks.
 
     ``unlock`` gives the data key for the ids in the header. Every limit is checked before it is called. Raises
@@ -148,7 +143,9 @@ def read_header(source: Source, size: int, unlock: Unlock, *, where: str = "encr
     return header, _cipher(header, mac, data_key)
 
 
-def decrypt(source: Source, size: int, unlock: Unlock, sink: Sink, *, where: str = "encrypted model") -> None:
+def decrypt(
+    source: io.BufferedIOBase, size: int, unlock: Unlock, sink: Sink, *, where: str = "encrypted model"
+) -> None:
     """Give the payload of ``source`` to ``sink``, a chunk at a time, each authenticated.
 
     Memory use is two chunks. The payload as a whole is authentic only when this function returns: until then the
@@ -188,7 +185,7 @@ def _encrypt(payload: Buffer, header: Header, data_key: Secret) -> bytes:
     return bytes(model)
 
 
-def _parse(source: Source, size: int, where: str) -> Header:
+def _parse(source: io.BufferedIOBase, size: int, where: str) -> Header:
     fixed = _read(source, _HEAD.size, where)
     magic, version, suite, bits, flags, reserved, header_size, meta_size, plaintext, salt, key_id, artifact = (
         _HEAD.unpack(fixed)
@@ -222,17 +219,17 @@ def _check_header(header: Header, where: str = "encrypted model") -> None:
         raise ArtifactError(where, "at most 64 GiB with 32 KiB of metadata", found, _RECOPY)
 
 
-def _read(source: Source, length: int, where: str) -> bytes:
+def _read(source: io.BufferedIOBase, length: int, where: str) -> bytes:
     buffer = bytearray(length)
     _fill(source, memoryview(buffer), where)
     return bytes(buffer)
 
 
-def _fill(source: Source, buffer: memoryview, where: str) -> None:
+def _fill(source: io.BufferedIOBase, buffer: memoryview, where: str) -> None:
     filled = 0
     while filled < len(buffer):
         count = source.readinto(buffer[filled:])
-        if not count:
+        if count == 0:
             raise ArtifactError(where, f"{len(buffer)} more bytes", f"{filled}: the file is cut off", _RECOPY)
         filled += count
 

@@ -56,7 +56,7 @@ def generate_password_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # O_EXCL, mode 0600
     try:
-        with open(descriptor, "wb") as stream:  # noqa: PTH123
+        with os.fdopen(descriptor, "wb") as stream:
             stream.write(secrets.token_urlsafe(32).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
@@ -101,7 +101,7 @@ def _from_file(path: Path) -> Secret | None:
         return None
     except OSError as error:
         raise SecretError(str(path), "a readable password file", error.strerror or "an error", "correct it") from error
-    with open(descriptor, "rb") as stream:  # noqa: PTH123
+    with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)  # of what is open, not of what the name points to by now
         if not stat.S_ISREG(status.st_mode):
             raise SecretError(str(path), "a regular file", "something else", "put the password into a file")
@@ -117,7 +117,7 @@ def _from_file(path: Path) -> Secret | None:
 
 def _from_descriptor(number: int) -> Secret | None:
     try:
-        with open(number, "rb") as stream:
+        with os.fdopen(number, "rb") as stream:
             return _read(stream, f"file descriptor {number}")
     except OSError as error:
         if error.errno == errno.EBADF:

@@ -93,9 +93,7 @@ def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
     head = data[-FOOTER:-_DIGEST]
     magic, version, reserved, metadata_length, elf_length, weights_length = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise ArtifactError(
-            where, expected, "no footer at its end: truncated, or another kind of file", rebuild
-        )
+        raise ArtifactError(where, expected, "no footer at its end: truncated, or another kind of file", rebuild)
     if version != VERSION or reserved != 0:
         raise ArtifactError(
             where,
@@ -126,9 +124,7 @@ def _parse_metadata(text: bytes, where: str) -> Mapping[str, Any]:
 
     try:
         metadata = json.loads(text)
-        canonical = canonical_json(
-            metadata
-        )  # refuses NaN, infinities and lone surrogates, which loads lets through
+        canonical = canonical_json(metadata)  # refuses NaN, infinities and lone surrogates, which loads lets through
     except (ValueError, RecursionError) as error:
         raise refuse(f"unreadable text ({error})") from error
     if not isinstance(metadata, dict):

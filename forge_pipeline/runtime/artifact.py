@@ -1,0 +1,118 @@
+"""From a file as it was delivered, plain or encrypted, to a verified library in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_pipeline.crypto.secret import Secret
+from forge_pipeline.errors import ArtifactError, SecretError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.host import Host
+from forge_pipeline.runtime.image import Image, opened_image
+from forge_pipeline.runtime.interface import Interface
+
+if TYPE_CHECKING:
+    from forge_pipeline.crypto.keyfile import Pair
+
+CHUNK = 1 << 20
+FileOrBytes = str | os.PathLike[str] | bytes
+
+
+@contextmanager
+def opened_library(
+    source: FileOrBytes,
+    key: FileOrBytes | None,
+    password: Secret | None,
+    *,
+    plaintext_folder: Path | None,
+) -> Iterator[tuple[Library, Interface, str]]:
+    """Give the library in ``source``, its interface and a path to load it by; only the path is gone afterwards.
+
+    Everything is checked before anything is given: the envelope's authenticity, the library's digest, and that it
+    was made for this machine. Raises ArtifactError and SecretError.
+    """
+    where = "model library" if isinstance(source, bytes) else os.fspath(source)
+    with opened_image(plaintext_folder) as image:
+        with _opened(source, where) as (stream, size):
+            _fill(image, stream, size, key, password, where)
+        library = Library.view(image.freeze(), where=where)
+        interface = _fitting(library, Host.this(), where)
+        yield library, interface, image.path
+
+
+def _fitting(library: Library, host: Host, where: str) -> Interface:
+    """Return the library's interface once it is clear that the library is for ``host``."""
+    try:
+        host.check_target(library.metadata["target"], where=where)
+        host.check_elf(memoryview(library.elf), where=where)
+        return Interface.of(library.metadata, memoryview(library.weights), where=where)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"metadata of {where}",
+            "target, inputs, outputs and weights as docs/format.md describes them",
+            f"{type(error).__name__}: {error}",
+            "build the library anew with this release of forge-pipeline",
+        ) from error
+
+
+def _fill(
+    image: Image, stream: io.BufferedIOBase, size: int, key: FileOrBytes | None, password: Secret | None, where: str
+) -> None:
+    from forge_pipeline.crypto import envelope, keyfile
+
+    head = stream.read(len(envelope.MAGIC))
+    stream.seek(0)
+    if not envelope.is_encrypted(head):
+        if key is not None or password is not None:
+            raise ArtifactError(
+                where,
+                "an encrypted model, as a key or a password was given",
+                "a file that is not encrypted",
+                "make sure that this is the file you mean; a plain library is loaded without key and password",
+            )
+        _copy(stream, image)
+        return
+    if key is None or password is None:
+        lacking = "key" if key is None else "password"
+        raise SecretError(
+            where,
+            "its key file and password",
+            f"Model looks encrypted but no {lacking} provided",
+            "give both: Engine(library, key=PATH_OF_modelKey.bin, password=PASSWORD)",
+        )
+    key_where = "key" if isinstance(key, bytes) else os.fspath(key)
+    with _opened(key, key_where) as (key_stream, _):
+        wrapped = key_stream.read(keyfile.SIZE + 1)
+
+    def unlock(pair: Pair) -> Secret:
+        return keyfile.unwrap(wrapped, password, pair=pair, where=key_where)
+
+    envelope.decrypt(stream, size, unlock, image.write, where=where)
+
+
+def _copy(stream: io.BufferedIOBase, image: Image) -> None:
+    while data := stream.read(CHUNK):
+        image.write(data)
+
+
+@contextmanager
+def _opened(source: FileOrBytes, where: str) -> Iterator[tuple[io.BufferedIOBase, int]]:
+    if isinstance(source, bytes):
+        yield io.BytesIO(source), len(source)
+        return
+    fix = "check the path"
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except OSError as error:
+        raise ArtifactError(where, "a readable file", error.strerror or type(error).__name__, fix) from error
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(where, "a regular file", "something else", fix)
+        yield stream, status.st_size

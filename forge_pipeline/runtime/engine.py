@@ -1,0 +1,88 @@
+"""Run a compiled model: load the artifact, check what goes in, return what comes out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.crypto.secret import Secret
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
+from forge_pipeline.runtime.interface import Array, Tensor
+from forge_pipeline.runtime.machine import Machine, available_cores
+
+
+class Engine:
+    """A compiled model, ready to run. It may be shared by threads, which then take turns.
+
+        engine = Engine("out/host/model_library.so", "out/host/modelKey.bin", password)
+        (scores,) = engine(image)
+
+    ``library`` and ``key`` are files or their contents. ``threads`` is how many a run may use, by default one for
+    each physical core. An encrypted model is decrypted into sealed memory and never touches a disk; on a system
+    without such memory, or to load by an ordinary path, name a ``plaintext_folder``: the library then lies there,
+    readable by this user alone, while it is loaded.
+
+    Raises ArtifactError for a file that is damaged, altered, cut off or made for another machine, SecretError for a
+    missing or wrong key or password, ConfigError for an impossible number of threads. Nothing of the file is
+    executed before all of it was checked.
+    """
+
+    def __init__(
+        self,
+        library: FileOrBytes,
+        key: FileOrBytes | None = None,
+        password: Secret | bytes | str | None = None,
+        *,
+        threads: int | None = None,
+        plaintext_folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        secret = None if password is None else Secret.of_password(password)
+        folder = None if plaintext_folder is None else Path(plaintext_folder)
+        self._where = "model library" if isinstance(library, bytes) else os.fspath(library)
+        with opened_library(library, key, secret, plaintext_folder=folder) as (found, interface, path):
+            self._metadata, self._interface = found.metadata, interface
+            self._machine = Machine(path, interface.weights, threads=_checked_threads(threads), where=self._where)
+
+    def __call__(self, *args: object, **named: object) -> list[Array]:
+        """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.
+
+        Shapes and dtypes must be those of ``inputs``; nothing is cast. Raises DataError, naming the input.
+        """
+        return self._machine(self._interface.checked(self._interface.positional(args, named)))
+
+    def run(self, *args: object, **named: object) -> dict[str, Array]:
+        """Do as a call does; return outputs by name."""
+        return dict(zip((tensor.name for tensor in self.outputs), self(*args, **named), strict=True))
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Name, dtype and shape of each input, in order; a named extent takes any size."""
+        return self._interface.inputs
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Name, dtype and shape of each output, in order."""
+        return self._interface.outputs
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """All that the library says about itself: target, fingerprint, tools, how it was quantized and compiled."""
+        return self._metadata
+
+    def __repr__(self) -> str:
+        def listed(tensors: tuple[Tensor, ...]) -> str:
+            return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
+
+        return f"Engine({self._where}: {listed(self.inputs)} -> {listed(self.outputs)})"
+
+
+def _checked_threads(threads: int | None) -> int:
+    cpus = os.cpu_count() or 1
+    if threads is None:
+        return available_cores()
+    if not 1 <= threads <= cpus:
+        raise ConfigError("threads", f"1 to {cpus}, this machine's CPUs", str(threads), "leave it out for all cores")
+    return threads

@@ -1,0 +1,159 @@
+"""What a compiled model takes and gives, from its metadata, and the check of what a caller passes to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ALIGNMENT = 64
+"""Bytes: compiled code may use aligned loads of a whole cache line."""
+DTYPES = frozenset(
+    ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
+)
+"""What numpy can hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One input or output. An extent is a number, or a name that stands for the same number everywhere."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """Inputs and outputs of a model, in order, and the arrays of its weights section."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
+        """Read the interface; ``weights`` is the section that the metadata's table describes. ArtifactError if not.
+
+        The arrays are windows onto ``weights``, in the order of the table: nothing is copied.
+        """
+        if metadata.get("format") != 1:
+            raise ArtifactError(
+                f"metadata of {where}",
+                "format 1",
+                f"format {metadata.get('format')!r}",
+                "use the release of forge-pipeline that built the library, or build it anew",
+            )
+        return cls(
+            inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
+            outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
+            weights=tuple(
+                _weight(row, weights, f"weight {index} of {where}")
+                for index, row in enumerate(metadata.get("weights", ()))
+            ),
+        )
+
+    def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """Put a call's arguments into the model's order; DataError where one is missing, twice there or unknown."""
+        if len(args) == 1 and not named:
+            (only,) = args
+            if isinstance(only, Mapping):
+                args, named = (), only
+            elif isinstance(only, list | tuple):
+                args = only
+        names = [tensor.name for tensor in self.inputs]
+        if len(args) > len(names):
+            raise self._refused(f"{len(args)} arrays", "pass one array for each input")
+        values = dict(zip(names, args, strict=False))
+        for name, value in named.items():
+            if name not in names or name in values:
+                found = f"{name!r} twice" if name in names else f"unknown input {name!r}"
+                raise self._refused(found, f"{did_you_mean(name, names)}pass each input once")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise self._refused(f"no {', '.join(missing)}", "pass one array for each input")
+        return [values[name] for name in names]
+
+    def _refused(self, found: str, fix: str) -> DataError:
+        expected = ", ".join(f"{tensor.name} {tensor}" for tensor in self.inputs)
+        return DataError("inputs", expected, found, fix)
+
+    def checked(self, values: Sequence[object]) -> list[Array]:
+        """Return the inputs as arrays that compiled code can read in place, copied only where they cannot be.
+
+        Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
+        """
+        extents: dict[str, tuple[int, str]] = {}
+        return [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+
+
+def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
+    name, dtype, shape = row["name"], row["dtype"], row["shape"]
+    if dtype not in DTYPES:
+        raise ArtifactError(
+            f"{where} {name!r}", f"one of {', '.join(sorted(DTYPES))}", f"{dtype}", "cast it inside the model"
+        )
+    return Tensor(name=name, dtype=dtype, shape=tuple(shape))
+
+
+def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
+    shape, offset = tuple(row["shape"]), row["offset"]
+    dtype = np.dtype(row["dtype"])
+    size = math.prod(shape) * dtype.itemsize
+    if offset % ALIGNMENT or not 0 <= offset <= offset + size <= len(section):
+        raise ArtifactError(
+            where,
+            f"{size} bytes at a multiple of {ALIGNMENT} within {len(section)}",
+            f"offset {offset}",
+            "build the library anew",
+        )
+    return np.frombuffer(section[offset : offset + size], dtype).reshape(shape)
+
+
+def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, str]]) -> Array:
+    where = f"input {tensor.name!r}"
+    if not isinstance(value, np.ndarray):
+        raise DataError(where, f"a numpy array, {tensor}", type(value).__name__, "convert it with numpy.asarray")
+    if value.dtype != np.dtype(tensor.dtype):
+        fix = f"convert it: array.astype({tensor.dtype!r}), if that loses nothing you need"
+        raise DataError(where, str(tensor), f"dtype {value.dtype}", fix)
+    found = f"shape {list(value.shape)}"
+    if value.ndim != len(tensor.shape):
+        raise DataError(where, str(tensor), found, "reshape it, or add the batch axis: array[None]")
+    for axis, (expected, extent) in enumerate(zip(tensor.shape, value.shape, strict=True)):
+        if isinstance(expected, str):
+            known, origin = extents.setdefault(expected, (extent, f"axis {axis} of input {tensor.name!r}"))
+            if extent == 0:
+                raise DataError(where, f"{tensor}, with at least one element", found, "pass something to compute on")
+            if known != extent:
+                raise DataError(
+                    where, f"{expected} = {known}, as on {origin}", f"{extent} on axis {axis}", "make the two agree"
+                )
+        elif expected != extent:
+            raise DataError(where, str(tensor), found, "pass the shape that the model was compiled for")
+    if value.flags.c_contiguous and _address(value) % ALIGNMENT == 0:
+        return value
+    return _aligned_copy(value)
+
+
+def _aligned_copy(value: Array) -> Array:
+    room = np.empty(value.nbytes + ALIGNMENT, np.uint8)
+    start = -_address(room) % ALIGNMENT
+    copy: Array = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    np.copyto(copy, value)
+    return copy
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]  # ten times as quick as array.ctypes.data
+    return address

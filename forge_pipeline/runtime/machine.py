@@ -1,0 +1,95 @@
+"""TVM's Relax virtual machine, driven through its C interface alone: the compiler (260 MB) is never imported."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from forge_pipeline.runtime.interface import Array
+
+LIBRARY = "libtvm_runtime.so"
+_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR = 1, 0, 2
+_BIG_CORES = 1
+_DLPACK = (1, 0)  # the first version that can say "read-only"
+_TVM_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError)
+
+
+class Machine:
+    """One loaded model, with its weights. Calls from several threads take turns: there is one set of frames.
+
+    All arrays must start at a cache line. They are read in place, and kept as long as they are needed.
+    """
+
+    def __init__(self, path: str, weights: Sequence[Array], *, threads: int, where: str) -> None:
+        runtime = _runtime()
+        try:
+            executable = runtime.get_global_func("ffi.Module.load_from_file.so")(path, "so")
+            machine = executable["vm_load_executable"]()
+            machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
+            self._main = machine["main"]
+        except _TVM_ERRORS as error:
+            raise ArtifactError(
+                where,
+                "a library that TVM's runtime can load",
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}",
+                "build it anew, with the apache-tvm version of this installation",
+            ) from error
+        self._from_dlpack = runtime.from_dlpack
+        self._weights = [self._tensor(array) for array in weights]
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._configure = runtime.get_global_func("runtime.config_threadpool")
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """Run ``main`` on the model's inputs; return its results as arrays of their own."""
+        tensors = [self._tensor(array) for array in arrays]
+        with self._lock:
+            self._configure(_BIG_CORES, self._threads)  # TVM keeps a pool for each calling thread
+            results = self._main(*tensors, *self._weights)
+            single = hasattr(results, "dtype")
+            # Copied, because a result may be an input or a weight itself, or memory that the next run uses again.
+            return [np.from_dlpack(tensor).copy() for tensor in ((results,) if single else results)]
+
+    def _tensor(self, array: Array) -> Any:
+        return self._from_dlpack(array.__dlpack__(max_version=_DLPACK))
+
+
+def available_cores() -> int:
+    """Return the number of physical cores that this process may use: two threads of a core share its vector units."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = {_siblings(cpu) for cpu in cpus}
+    return max(1, len(siblings))
+
+
+def _siblings(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text() if path.exists() else str(cpu)
+
+
+@functools.cache
+def _runtime() -> Any:
+    """Load TVM's runtime library, once, and return the module of its foreign-function interface."""
+    # TVM would bind the calling thread, hence the whole Python process, to the first core, and use half of the cores.
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    import tvm_ffi
+
+    package = importlib.util.find_spec("tvm")  # finds, and does not import
+    origin = package.origin if package is not None else None
+    path = Path(origin).parent / "lib" / LIBRARY if origin is not None else Path(LIBRARY)
+    try:
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # global, for the libraries that are loaded afterwards
+    except OSError as error:
+        raise ArtifactError("TVM runtime", LIBRARY, f"{error}", "pip install apache-tvm==0.27.0.post1") from error
+    return tvm_ffi
