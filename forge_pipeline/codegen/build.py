@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def build(
-    model: onnx.ModelProto, target: Target, options: Options, *, cache: Path, progress: Progress = lambda step: None
+    model: onnx.ModelProto, target: Target, options: Options, *, progress: Progress = lambda step: None
 ) -> Library:
     """Return ``model`` compiled for ``target``: same arguments, same bytes, wherever and whenever it runs.
 
@@ -40,7 +40,7 @@ def build(
     with _explained(f"code generation for {target.tag}"):
         executable = _compile(separated.module, lowered, target, options)
     progress("link")
-    elf = _export(executable, target, cache)
+    elf = _export(executable, target)
     return Library(elf=elf, weights=separated.section, metadata=_describe(model, target, options, lowered, separated))
 
 
@@ -70,12 +70,12 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
         return tvm.relax.build(module, machine, relax_pipeline=None)
 
 
-def _export(executable: Any, target: Target, cache: Path) -> bytes:
+def _export(executable: Any, target: Target) -> bytes:
     """Write the objects where nobody else is, and link them."""
     linked: list[bytes] = []
 
     def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
-        linked.append(link([Path(name) for name in objects], target, cache=cache))
+        linked.append(link([Path(name) for name in objects], target))
 
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder, _explained(f"export for {target.tag}"):
         executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)

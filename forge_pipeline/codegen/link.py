@@ -8,6 +8,7 @@ library is resolved against stubs written by the linker from the lists below: th
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -58,17 +59,14 @@ ELF_OPTIONS = (
 UNDEFINED = re.compile(r"undefined symbol: (\S+)")
 
 
-def link(objects: Sequence[Path], target: Target, *, cache: Path) -> bytes:
+def link(objects: Sequence[Path], target: Target) -> bytes:
     """Return the shared object of ``objects`` for ``target``.
 
-    ``cache`` is where zig keeps what it unpacks when it links for macOS; ELF targets need none. Raises
-    CompileError with the linker's words, or with the names of the symbols that no library on the device has.
+    Raises CompileError with the linker's words, or with the names of the symbols that no library on the device has.
     """
-    with tempfile.TemporaryDirectory(prefix="forge-link-") as scratch:
-        folder = Path(scratch)
-        if target.libc == "apple":
-            return _link_macho(objects, target, folder, cache)
-        return _link_elf(objects, target, folder)
+    with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
+        linker = _link_macho if target.libc == "apple" else _link_elf
+        return linker(objects, target, Path(folder))
 
 
 def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
@@ -82,7 +80,8 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
         )
     stubs = [_stub(name, symbols, emulation, folder) for name, symbols in ELF_LIBRARIES[target.libc].libraries.items()]
     result = folder / "model_library.so"
-    said = _zig(["ld.lld", "-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs], target.tag, os.environ)
+    arguments: list[str | Path] = ["-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs]
+    said = _zig(["ld.lld", *arguments], target.tag, os.environ)
     missing = sorted(name for name in set(UNDEFINED.findall(said)) if not name.startswith(RUNTIME_PREFIX))
     if missing:
         raise CompileError(
@@ -98,17 +97,17 @@ def _stub(soname: str, symbols: Sequence[str], emulation: str, folder: Path) -> 
     """Write a shared library that only defines names, for the linker to find them in."""
     empty, stub = folder / "empty", folder / soname
     empty.touch()
-    definitions = [f"--defsym={symbol}=0" for symbol in symbols]
-    arguments = ["-m", emulation, "-shared", "-soname", soname, *definitions, "-o", stub, "-b", "binary", empty]
+    arguments: list[str | Path] = ["-m", emulation, "-shared", "-soname", soname, "-o", stub, "-b", "binary", empty]
+    arguments += [f"--defsym={symbol}=0" for symbol in symbols]
     _zig(["ld.lld", *arguments], soname, os.environ)
     return stub
 
 
-def _link_macho(objects: Sequence[Path], target: Target, folder: Path, cache: Path) -> bytes:
-    result = folder / "model_library.so"
+def _link_macho(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
+    """Link with zig's own linker; without the C library it needs its cache for nothing, so that may go at once."""
+    result, cache = folder / "model_library.so", str(folder / "cache")
     triple = "aarch64-macos" if target.arch == "arm64" else f"{target.arch}-macos"
-    cache.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
     options = ["-shared", "-nostdlib", "-Wl,-undefined,dynamic_lookup", "-Wl,-install_name,model_library.so"]
     _zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, environment)
     return result.read_bytes()
@@ -116,10 +115,10 @@ def _link_macho(objects: Sequence[Path], target: Target, folder: Path, cache: Pa
 
 def _zig(arguments: Sequence[str | Path], what: str, environment: Mapping[str, str]) -> str:
     """Run the wheel's own zig program, found without PATH, and return what it says on stderr."""
-    import ziglang
-
-    program = Path(ziglang.__file__).parent / "zig"
-    command = [str(program), *map(str, arguments)]
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
+        raise TargetError("linker", "the ziglang package", "not installed", "pip install forge-pipeline again")
+    command = [str(Path(package.origin).parent / "zig"), *map(str, arguments)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -93,13 +93,12 @@ def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
 
     A named CPU is preferred to a generic level with as many flags: its caches are known. Raises TargetError.
     """
-    libc = "apple" if machine.system == "darwin" else "glibc"
     fitting = [
         target
         for target in targets
         if target.kind == "llvm"
         and ARCHITECTURES[target.arch] == machine.arch
-        and target.libc == libc
+        and target.libc == _libc(machine)
         and machine.flags.issuperset(target.cpu_flags)
         and (target.cpu_id is None or target.cpu_id in machine.ids)
     ]
@@ -114,3 +113,20 @@ def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
         fitting,
         key=lambda target: (len(target.cpu_flags), target.cpu_id is not None, -len(target.tag), target.tag),
     )
+
+
+def why_not_here(target: Target) -> str | None:
+    """Return why this machine cannot run code for ``target``, or None where it can."""
+    machine = this_machine()
+    if target.kind != "llvm":
+        return f"needs a GPU ({target.cuda_arch})"
+    if ARCHITECTURES[target.arch] != machine.arch:
+        return f"needs {target.arch}, this machine is {machine.arch}"
+    if target.libc != _libc(machine):
+        return f"needs {target.libc}, this machine has {_libc(machine)}"
+    missing = sorted(set(target.cpu_flags) - machine.flags)
+    return f"this machine's CPU lacks {', '.join(missing)}" if missing else None
+
+
+def _libc(machine: Machine) -> str:
+    return "apple" if machine.system == "darwin" else "glibc"

@@ -1,0 +1,169 @@
+"""A Relax function in the course of being laid out anew: its values in each form that has been asked for.
+
+An image with C channels has a plain form (N, C, H, W) and a blocked one (N, ceil(C/lanes), H, W, lanes), whose last
+axis fills a vector register; missing channels are zero in it or harmless (Georganas et al., "Anatomy of
+High-Performance Deep Learning Convolutions on SIMD Architectures", 2018). Families ask for the form that they
+compute in; a form is emitted once, when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from forge_pipeline.codegen.machine import Machine
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+Array = np.ndarray[Any, Any]
+Extent = Any
+"""An int, or a TVM expression where the extent is symbolic."""
+
+
+class Pending(Protocol):
+    """A value that is emitted only when someone asks for it, so that what follows can still be folded into it."""
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it, and return it in the form that it comes in."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Value:
+    """A value of the graph in the forms that exist so far; at least one does.
+
+    ``channels`` is the true number of channels where there is a blocked form.
+    """
+
+    plain: relax.Expr | None = None
+    blocked: relax.Expr | None = None
+    channels: int = 0
+    constant: Array | None = None
+    parts: tuple[Value, ...] | None = None
+    pending: Pending | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Graph:
+    """What a family's handler works with: the values so far, and the function that is being built."""
+
+    builder: Any
+    machine: Machine
+    values: dict[Any, Value] = field(default_factory=dict)
+    uses: Mapping[Any, int] = field(default_factory=dict)
+
+    def look(self, expression: relax.Expr) -> Value:
+        """Return the value of an operand."""
+        from tvm import relax
+
+        if isinstance(expression, relax.Var):
+            return self.values[expression]
+        if isinstance(expression, relax.Tuple):
+            return Value(parts=tuple(self.look(item) for item in expression.fields))
+        if isinstance(expression, relax.Constant):
+            return Value(plain=expression, constant=expression.data.numpy())
+        return Value(plain=expression)
+
+    def is_used_once(self, expression: relax.Expr) -> bool:
+        """Return whether an operand is read by one binding only."""
+        return self.uses.get(expression, 0) == 1
+
+    def settle(self, value: Value) -> Value:
+        """Emit a pending value."""
+        if value.pending is not None:
+            done = value.pending.emit(self)
+            value.plain, value.blocked, value.channels = done.plain, done.blocked, done.channels
+            value.pending = None
+        return value
+
+    def plain(self, value: Value) -> relax.Expr:
+        """Return the plain form."""
+        from tvm import relax
+
+        from forge_pipeline.codegen.schedules.elementwise import unpack
+
+        self.settle(value)
+        if value.plain is None:
+            if value.constant is not None:
+                value.plain = self.constant(value.constant)
+            elif value.parts is not None:
+                value.plain = relax.Tuple([self.plain(part) for part in value.parts])
+            else:
+                value.plain = unpack(self, value)
+        return value.plain
+
+    def blocked(self, value: Value) -> relax.Expr:
+        """Return the blocked form of an image (four axes)."""
+        from forge_pipeline.codegen.schedules.elementwise import pack
+
+        self.settle(value)
+        if value.blocked is None:
+            plain = self.plain(value)
+            value.channels = int(shape_of(plain)[1])
+            value.blocked = pack(self, plain)
+        return value.blocked
+
+    def is_blocked(self, value: Value) -> bool:
+        """Return whether the value has, or will come in, a blocked form."""
+        return self.settle(value).blocked is not None
+
+    def constant(self, array: Array) -> relax.Expr:
+        """Return a constant."""
+        from tvm import relax
+
+        return relax.const(np.ascontiguousarray(array))
+
+    def per_channel(self, array: Array, channels: int, filler: float = 0.0) -> relax.Expr | None:
+        """Return a constant that broadcasts over a blocked image, or None where ``array`` is none.
+
+        ``array`` broadcasts over (N, C, H, W) by one number, or by one for each channel.
+        """
+        if array.size == 1:
+            return self.constant(array.reshape(()))
+        shape = (1,) * (4 - array.ndim) + array.shape
+        if shape != (1, channels, 1, 1):
+            return None
+        lanes = self.machine.lanes
+        padded = np.full(-(-channels // lanes) * lanes, filler, array.dtype)
+        padded[:channels] = array.ravel()
+        return self.constant(padded.reshape(1, -1, 1, 1, lanes))
+
+    def kernel(self, template: Callable[..., Any], *arguments: Any, name: str) -> relax.Expr:
+        """Emit a call of the kernel that ``template`` describes as a tensor expression."""
+        return self.builder.emit_te(template, *arguments, primfunc_name_hint=name)
+
+    def emit(self, expression: relax.Expr) -> relax.Expr:
+        """Emit an operator."""
+        return self.builder.emit(expression)
+
+
+Handler = Callable[[Graph, "relax.Call"], Value | None]
+"""Emits one operator; None leaves it to the next handler, and at last to TVM's own lowering in plain form."""
+
+
+def shape_of(expression: relax.Expr) -> tuple[Extent, ...]:
+    """Return the shape; ints where extents are known. A shape that is not known at all is None's affair: see rank."""
+    from tvm import tirx
+
+    return tuple(
+        int(extent) if isinstance(extent, tirx.IntImm | int) else extent for extent in expression.ty.shape.values
+    )
+
+
+def has_known_shape(expression: relax.Expr, *, rank: int | None = None, symbolic_axes: Sequence[int] = (0,)) -> bool:
+    """Return whether ``expression`` is a float32 tensor whose extents are ints, on ``symbolic_axes`` perhaps not."""
+    shape = getattr(getattr(expression, "ty", None), "shape", None)
+    if shape is None or not hasattr(shape, "values") or str(expression.ty.dtype) != "float32":
+        return False
+    extents = shape_of(expression)
+    if rank is not None and len(extents) != rank:
+        return False
+    return all(isinstance(extent, int) for axis, extent in enumerate(extents) if axis not in symbolic_axes)
+
+
+def ints(values: Sequence[Any]) -> tuple[int, ...]:
+    """Return an attribute's numbers."""
+    return tuple(int(value) for value in values)

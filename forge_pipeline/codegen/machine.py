@@ -1,0 +1,120 @@
+"""The CPU as the code generator sees it, and the choice of register tiles by counting cycles.
+
+Nothing is timed, so the same target always gives the same code. The model is the one of Goto and van de Geijn
+("Anatomy of High-Performance Matrix Multiplication", 2008) for the innermost kernel: a tile of accumulators stays
+in registers while one step along the reduction loads ``vectors`` vectors of weights, broadcasts ``pixels``
+activations, and starts ``pixels * vectors`` fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from forge_pipeline.target import Target
+
+LOAD_PORTS = 2
+FMA_LATENCY = 4
+STORE_CYCLES = 0.5
+"""Cycles for each vector of results: reading what is added to it, activation and store."""
+
+TAIL_PENALTY = 0.05
+"""What a second copy of the inner loop costs beside its own cycles: code, a branch, shorter runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
+
+    ``fused``: multiply and add are one instruction. ``memory_operands``: arithmetic takes a broadcast operand
+    straight from memory (AVX-512), so that it needs no register.
+    """
+
+    lanes: int
+    registers: int
+    fma_ports: int
+    fused: bool
+    memory_operands: bool
+    l1: int
+    l2: int
+    l3: int
+    cores: int
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """Read it from a target's description."""
+        is_x86 = target.arch == "x86_64"
+        return cls(
+            lanes=target.lanes,
+            registers=target.vector_registers,
+            fma_ports=target.fma_ports,
+            fused=not is_x86 or target.vector_bits > 128,
+            memory_operands=is_x86 and target.vector_bits == 512,
+            l1=target.l1d_kib << 10,
+            l2=target.l2_kib << 10,
+            l3=target.l3_kib_per_core << 10,
+            cores=target.cores,
+        )
+
+    @property
+    def flops_per_cycle(self) -> float:
+        """Float32 operations per cycle and core, at best."""
+        return 2.0 * self.lanes * self.fma_ports / (1 if self.fused else 2)
+
+    def fits(self, pixels: int, vectors: int) -> bool:
+        """Whether accumulators, weights and a broadcast find room in the registers."""
+        accumulators = pixels * vectors
+        needed = accumulators + vectors + (0 if self.memory_operands else 1) + (0 if self.fused else 1)
+        return needed <= self.registers and accumulators <= self.registers - 4 + (2 if vectors == 1 else 0)
+
+    def step_cycles(self, pixels: int, vectors: int) -> float:
+        """Cycles of one step along the reduction: bound by arithmetic, by loads, or by the chain of sums."""
+        arithmetic = pixels * vectors / self.fma_ports * (1 if self.fused else 2)
+        return max(arithmetic, (pixels + vectors) / LOAD_PORTS, FMA_LATENCY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A block of results computed in registers: ``pixels`` rows of ``vectors`` vectors each.
+
+    ``efficiency`` is the part of the machine's peak that the model expects for the whole extent, tail included.
+    """
+
+    pixels: int
+    vectors: int
+    efficiency: float
+    tail: int
+
+    def __str__(self) -> str:
+        rest = f", tail {self.tail}" if self.tail else ""
+        return f"{self.pixels} x {self.vectors} vectors{rest}: {self.efficiency:.0%} of peak expected"
+
+
+@cache
+def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, widest: int = 4) -> Tile:
+    """Return the tile with the fewest cycles for ``pixels`` by ``vectors`` results of ``steps`` multiply-adds each.
+
+    ``vectors`` per tile divides ``vectors``; ``pixels`` need not divide: what is left over becomes a smaller tile.
+    Equal costs are decided for the larger tile.
+    """
+    best: tuple[float, Tile] | None = None
+    ideal = pixels * vectors / machine.fma_ports * (1 if machine.fused else 2) * steps
+    for wide in divisors(vectors, widest):
+        for high in range(1, min(pixels, machine.registers) + 1):
+            if not machine.fits(high, wide):
+                break
+            whole, tail = divmod(pixels, high)
+            cycles = whole * machine.step_cycles(high, wide)
+            if tail:
+                cycles += machine.step_cycles(tail, wide) + TAIL_PENALTY * whole * machine.step_cycles(high, wide)
+            overhead = FMA_LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * wide
+            total = (cycles * steps + overhead) * (vectors // wide)
+            if best is None or total <= best[0]:
+                best = (total, Tile(pixels=high, vectors=wide, efficiency=min(1.0, ideal / total), tail=tail))
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1]
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """Return the divisors of ``number`` up to ``most``, ascending."""
+    return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]

@@ -1,0 +1,96 @@
+"""model (ONNX, float or QDQ) -> library (machine code, weights and metadata for one target)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.apart import Job, compile_apart
+from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
+from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.stages.contract import Result
+from forge_pipeline.target import Target
+from forge_pipeline.target.host import why_not_here
+
+if TYPE_CHECKING:
+    from forge_pipeline.ir import ONNXModule
+
+NAMESPACE = uuid.UUID("6d0c1a53-9a3e-5b55-8a6e-2f6c0b8f7d10")
+TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
+"""The distributions that decide the artifact's bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/compile/*.yaml, with the resolved target of conf/target."""
+
+    target: Target
+    generator: str
+    opt_level: OptLevel
+    set_float16: bool
+    set_channel_layout: ChannelLayout | None
+    export_relax: bool
+    uuid: str | None
+    verify: Checks
+
+
+def run(config: Config, model: ONNXModule, *, key: str) -> Result:
+    """Return ``model`` compiled for ``config.target`` and, where this machine can run it, compared with the model.
+
+    ``key`` is the action key of this very run; it names the build in the metadata. The report has the measured
+    errors, or why nothing was measured, the generic-schedule fallbacks and, if asked for, the Relax text.
+    Raises CompileError, VerificationError, ModelError, TargetError and ConfigError.
+    """
+    options = Options(
+        generator=config.generator,
+        opt_level=config.opt_level,
+        float16=config.set_float16,
+        channel_layout=config.set_channel_layout,
+    )
+    unverified = why_not_here(config.target) if config.verify.enabled else "compile.verify.enabled is false"
+    job = Job(
+        model=model.to_bytes(),
+        target=config.target,
+        options=options,
+        checks=config.verify if unverified is None else None,
+        relax_text=config.export_relax,
+    )
+    identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
+    compiled = compile_apart(job)
+    metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
+    report: dict[str, Any] = {
+        "verification": compiled.verification or {"skipped": unverified},
+        "fallbacks": metadata["compile"]["fallbacks"],
+        "sizes": {"code": len(compiled.library.elf), "weights": len(compiled.library.weights)},
+    }
+    if compiled.relax_text is not None:
+        report["relax"] = compiled.relax_text
+    return Result(output=replace(compiled.library, metadata=metadata), report=report)
+
+
+def _uuid(chosen: str | None, key: str) -> str:
+    """Return the user's UUID in its canonical form, or the one that follows from the stage key."""
+    if chosen is None:
+        return str(uuid.uuid5(NAMESPACE, key))
+    try:
+        return str(uuid.UUID(chosen))
+    except ValueError as error:
+        raise ConfigError(
+            where="compile.uuid",
+            expected="a UUID such as 123e4567-e89b-12d3-a456-426614174000, or null",
+            found=repr(chosen),
+            fix="give 32 hexadecimal digits, or null to have it derived from the build",
+        ) from error
+
+
+def _tools() -> dict[str, str]:
+    return {tool: importlib.metadata.version(tool) for tool in TOOLS}
+
+
+def _quantization(model: ONNXModule) -> dict[str, int]:
+    """Return how many values are quantized and dequantized; both are 0 in a float model."""
+    operators = model.operators
+    return {name: operators.get(name, 0) for name in ("QuantizeLinear", "DequantizeLinear")}
