@@ -8,6 +8,7 @@ from onnx import ModelProto
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.source import Source
 from forge_pipeline.frontends.table import Imported
+from forge_pipeline.ir import wire
 from forge_pipeline.ir.external import ExternalFiles
 
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes in one message
@@ -31,8 +32,9 @@ def read(source: Source) -> Imported:
             fix="save the model with external data: `onnx.save(model, path, save_as_external_data=True)`",
         )
     try:
+        wire.check_text(content)
         model = ModelProto.FromString(content)
-    except DecodeError as error:
+    except (DecodeError, wire.WireError) as error:
         raise ModelError(
             where=str(path),
             expected="an ONNX model",

@@ -24,17 +24,34 @@ MODEL_GRAPH: Final = 7
 _MODEL_FIELDS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26})
 _MAX_DEPTH: Final = 100  # protobuf's own limit
 
-# message -> field number -> message, for the fields on the way to a tensor's reference to a file
-_TENSORS_BELOW: Final[dict[str, dict[int, str]]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
+_TEXT: Final = "text"  # a string, which must be UTF-8
+_REFERENCE: Final = "reference"  # an entry of TensorProto.external_data
+
+# message -> field number -> the message or leaf that it holds; fields that are neither are left out
+_SCHEMA: Final[dict[str, dict[int, str]]] = {
+    "model": {2: _TEXT, 3: _TEXT, 4: _TEXT, 7: "graph", 8: "opset", 20: "training", 25: "function"},
+    "opset": {1: _TEXT},
     "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "function": {
+        **dict.fromkeys((1, 4, 5, 6, 10, 13), _TEXT),
+        7: "node", 9: "opset", 11: "attribute", 12: "value",
+    },
+    "graph": {1: "node", 2: _TEXT, 5: "tensor", 11: "value", 12: "value", 13: "value", 15: "sparse"},
+    "node": {**dict.fromkeys((1, 2, 3, 4, 7, 8), _TEXT), 5: "attribute"},
+    "attribute": {
+        1: _TEXT, 5: "tensor", 6: "graph", 10: "tensor", 11: "graph",
+        14: "type", 15: "type", 21: _TEXT, 22: "sparse", 23: "sparse",
+    },
     "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {13: "entry"},
-}
+    "tensor": {8: _TEXT, 13: _REFERENCE},
+    "value": {1: _TEXT, 2: "type"},
+    "type": {1: "tensor type", 4: "element", 5: "map", 6: _TEXT, 8: "tensor type", 9: "element"},
+    "tensor type": {2: "shape"},
+    "element": {1: "type"},
+    "map": {2: "type"},
+    "shape": {1: "dimension"},
+    "dimension": {2: _TEXT, 3: _TEXT},
+}  # fmt: skip
 _ENTRY_KEY: Final = 1
 _ENTRY_VALUE: Final = 2
 
@@ -99,21 +116,34 @@ def external_locations(data: Buffer) -> list[str]:
     Every tensor counts, in subgraphs, functions, attributes and sparse tensors too, and whether or not it claims
     to be external: a superset is safe for a digest. Raises WireError.
     """
-    return sorted(set(_locations(data, "model", 0, len(data), 0)))
+    entries = (field for leaf, field in _leaves(data, "model", 0, len(data), 0) if leaf == _REFERENCE)
+    return sorted({name for entry in entries for name in _location(data, entry)})
 
 
-def _locations(data: Buffer, message: str, start: int, end: int, depth: int) -> Iterator[str]:
+def check_text(data: Buffer) -> None:
+    """Raise WireError where a name in a serialised ModelProto is not UTF-8: protobuf parses it, and fails later."""
+    for leaf, field in _leaves(data, "model", 0, len(data), 0):
+        if leaf != _TEXT:
+            continue
+        text = data[field.start : field.end]
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise WireError(f"a name that is not UTF-8: {text[:40]!r}") from error
+
+
+def _leaves(data: Buffer, message: str, start: int, end: int, depth: int) -> Iterator[tuple[str, Field]]:
     if depth > _MAX_DEPTH:
         raise WireError(f"messages are nested more than {_MAX_DEPTH} deep")
-    below = _TENSORS_BELOW[message]
+    schema = _SCHEMA[message]
     for field in fields(data, start, end):
-        inner = below.get(field.number)
+        inner = schema.get(field.number)
         if field.kind != BYTES or inner is None:
             continue
-        if inner == "entry":
-            yield from _location(data, field)
+        if inner in (_TEXT, _REFERENCE):
+            yield inner, field
         else:
-            yield from _locations(data, inner, field.start, field.end, depth + 1)
+            yield from _leaves(data, inner, field.start, field.end, depth + 1)
 
 
 def _location(data: Buffer, entry: Field) -> Iterator[str]:
