@@ -25,7 +25,7 @@ class Tensor:
     """One input or output. An extent is a number, or a name that stands for the same number everywhere."""
 
     name: str
-    dtype: str
+    dtype: np.dtype[Any]
     shape: tuple[int | str, ...]
 
     def __str__(self) -> str:
@@ -70,6 +70,8 @@ class Interface:
                 args, named = (), only
             elif isinstance(only, list | tuple):
                 args = only
+        if len(args) == len(self.inputs) and not named:
+            return list(args)
         names = [tensor.name for tensor in self.inputs]
         if len(args) > len(names):
             raise self._refused(f"{len(args)} arrays", "pass one array for each input")
@@ -103,7 +105,7 @@ def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
         raise ArtifactError(
             f"{where} {name!r}", f"one of {', '.join(sorted(DTYPES))}", f"{dtype}", "cast it inside the model"
         )
-    return Tensor(name=name, dtype=dtype, shape=tuple(shape))
+    return Tensor(name=name, dtype=np.dtype(dtype), shape=tuple(shape))
 
 
 def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
@@ -121,29 +123,36 @@ def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
 
 
 def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, str]]) -> Array:
-    where = f"input {tensor.name!r}"
     if not isinstance(value, np.ndarray):
-        raise DataError(where, f"a numpy array, {tensor}", type(value).__name__, "convert it with numpy.asarray")
-    if value.dtype != np.dtype(tensor.dtype):
-        fix = f"convert it: array.astype({tensor.dtype!r}), if that loses nothing you need"
-        raise DataError(where, str(tensor), f"dtype {value.dtype}", fix)
-    found = f"shape {list(value.shape)}"
-    if value.ndim != len(tensor.shape):
-        raise DataError(where, str(tensor), found, "reshape it, or add the batch axis: array[None]")
-    for axis, (expected, extent) in enumerate(zip(tensor.shape, value.shape, strict=True)):
-        if isinstance(expected, str):
-            known, origin = extents.setdefault(expected, (extent, f"axis {axis} of input {tensor.name!r}"))
-            if extent == 0:
-                raise DataError(where, f"{tensor}, with at least one element", found, "pass something to compute on")
-            if known != extent:
-                raise DataError(
-                    where, f"{expected} = {known}, as on {origin}", f"{extent} on axis {axis}", "make the two agree"
-                )
-        elif expected != extent:
-            raise DataError(where, str(tensor), found, "pass the shape that the model was compiled for")
+        raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
+    if value.dtype != tensor.dtype:
+        fix = f"convert it: array.astype({str(tensor.dtype)!r}), if that loses nothing you need"
+        raise _unfit(tensor, f"dtype {value.dtype}", fix)
+    if value.shape != tensor.shape:  # always so where an extent has a name
+        _check_shape(tensor, value.shape, extents)
     if value.flags.c_contiguous and _address(value) % ALIGNMENT == 0:
         return value
     return _aligned_copy(value)
+
+
+def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tuple[int, str]]) -> None:
+    found = f"shape {list(shape)}"
+    if len(shape) != len(tensor.shape):
+        raise _unfit(tensor, found, "reshape it, or add the batch axis: array[None]")
+    for axis, (expected, extent) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if isinstance(expected, int):
+            if expected != extent:
+                raise _unfit(tensor, found, "pass the shape that the model was compiled for")
+            continue
+        if extent == 0:
+            raise _unfit(tensor, f"{found}, which is empty", "pass something to compute on")
+        known, origin = extents.setdefault(expected, (extent, f"axis {axis} of {tensor.name!r}"))
+        if known != extent:
+            raise _unfit(tensor, f"{found}, while {expected} is {known} on {origin}", "make the two agree")
+
+
+def _unfit(tensor: Tensor, found: str, fix: str) -> DataError:
+    return DataError(f"input {tensor.name!r}", str(tensor), found, fix)
 
 
 def _aligned_copy(value: Array) -> Array:

@@ -57,9 +57,9 @@ class Machine:
         with self._lock:
             self._configure(_BIG_CORES, self._threads)  # TVM keeps a pool for each calling thread
             results = self._main(*tensors, *self._weights)
-            single = hasattr(results, "dtype")
-            # Copied, because a result may be an input or a weight itself, or memory that the next run uses again.
-            return [np.from_dlpack(tensor).copy() for tensor in ((results,) if single else results)]
+            tensors = [results] if hasattr(results, "dtype") else [results[index] for index in range(len(results))]
+        # Copied, because a result may be an input or a weight itself.
+        return [np.from_dlpack(tensor).copy() for tensor in tensors]
 
     def _tensor(self, array: Array) -> Any:
         return self._from_dlpack(array.__dlpack__(max_version=_DLPACK))
