@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge_pipeline.errors import ForgeError as ForgeError
     from forge_pipeline.ir import ONNXModule as ONNXModule
-    from forge_pipeline.runtime import Engine as Engine
+    from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags
     from forge_pipeline.target import list_arm_tags as list_arm_tags
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forge_pipeline.target import list_x86_tags as list_x86_tags
 
 _HOME = {
-    "Engine": "runtime",
+    "Engine": "runtime.engine",
     "ForgeError": "errors",
     "ONNXModule": "ir",
     "Target": "target",
