@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.execute import run_library
 from forge_pipeline.errors import CompileError, ModelError, VerificationError
 from forge_pipeline.runtime.bundle import Library
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
+
+    from forge_pipeline.runtime.engine import Engine
 
 QUANTIZED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
 
@@ -42,21 +43,25 @@ class Checks:
 def verify(model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool) -> dict[str, Any]:
     """Return the largest error of each output over ``checks.samples`` random inputs.
 
-    ``library`` must be for this machine. Raises VerificationError where an output is off by more than the tolerance
-    or not finite where it should be, and CompileError where the library does not run.
+    ``library`` must be for this machine; it runs as its users will run it, from its bytes. Raises VerificationError
+    where an output is off by more than the tolerance or not finite where it should be, and CompileError where the
+    library does not run.
     """
     import numpy as np
+
+    from forge_pipeline.runtime.engine import Engine
 
     limit_name = precision(model, float16=float16)
     limit = getattr(checks.tolerance, limit_name)
     reference = _reference(model)
+    engine = Engine(library.to_bytes(), threads=1)
     names = [row["name"] for row in library.metadata["outputs"]]
     worst = dict.fromkeys(names, 0.0)
     for sample in range(checks.samples):
         rng = np.random.default_rng((checks.seed, sample))
         feeds = {row["name"]: _random(row, checks, rng) for row in library.metadata["inputs"]}
         expected = _run_reference(model, reference, feeds, checks)
-        found = run_library(library, list(feeds.values()))
+        found = _run(engine, feeds)
         for name, want, have in zip(names, expected, found, strict=True):
             worst[name] = max(worst[name], _error(name, want, have, limit, limit_name))
     return {"tolerance": limit, "samples": checks.samples, "error": {name: _rounded(worst[name]) for name in names}}
@@ -133,6 +138,19 @@ def _run_reference(
             fix="give symbolic dimensions sizes that fit together: `compile.verify.dims={name: size}`",
         ) from error
     return outputs
+
+
+def _run(engine: Engine, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+    try:
+        return engine(*feeds.values())
+    except (RuntimeError, ValueError, TypeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise CompileError(
+            where="compile.verify",
+            expected="the compiled model to run on this machine",
+            found=lines[-1] if lines else type(error).__name__,
+            fix="try `compile.generator=stock`; if that works, report the model",
+        ) from error
 
 
 def _random(row: Mapping[str, Any], checks: Checks, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""Operators that compute each result by itself, in either layout; and the copies between the layouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.graph import Extent, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.schedules import moves
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+    from forge_pipeline.codegen.machine import Machine
+
+ZERO_KEEPS_FINITE = (
+    "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
+    "relax.nn.leakyrelu", "relax.nn.relu", "relax.nn.silu", "relax.nn.softplus", "relax.sigmoid", "relax.sqrt",
+    "relax.square", "relax.tanh",
+)  # fmt: skip
+"""Unary operators whose value at zero, which fills missing channels, is finite."""
+
+BINARY = ("relax.add", "relax.divide", "relax.maximum", "relax.minimum", "relax.multiply", "relax.subtract")
+FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "relax.squeeze")
+
+
+def pack(graph: Graph, plain: relax.Expr) -> relax.Expr:
+    """Emit the blocked form of an image in plain form."""
+    return graph.kernel(_pack, plain, graph.machine.lanes, name="pack")
+
+
+def unpack(graph: Graph, value: Value) -> relax.Expr:
+    """Emit the plain form of an image in blocked form; where every image is one pixel, that moves nothing."""
+    from tvm import relax
+
+    batch, blocks, height, width, lanes = shape_of(value.blocked)
+    if height == width == 1 and value.channels == blocks * lanes:
+        return graph.emit(relax.op.reshape(value.blocked, (batch, value.channels, 1, 1)))
+    return graph.kernel(_unpack, value.blocked, value.channels, name="unpack")
+
+
+def _pack(image: te.Tensor, lanes: int) -> te.Tensor:
+    from tvm import te, tirx
+
+    batch, channels, height, width = image.shape
+    channels = int(channels)
+
+    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        channel = block * lanes + lane
+        if channels % lanes == 0:
+            return image[n, channel, h, w]
+        return tirx.if_then_else(channel < channels, image[n, channel, h, w], tirx.const(0, image.dtype))
+
+    return te.compute((batch, -(-channels // lanes), height, width, lanes), element, name="pack")
+
+
+def _unpack(image: te.Tensor, channels: int) -> te.Tensor:
+    from tvm import te
+
+    batch, _, height, width, lanes = image.shape
+    lanes = int(lanes)
+    return te.compute(
+        (batch, channels, height, width), lambda n, c, h, w: image[n, c // lanes, h, w, c % lanes], name="unpack"
+    )
+
+
+def unary(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout."""
+    from tvm import relax
+
+    value = graph.look(call.args[0])
+    if not graph.is_blocked(value):
+        return None
+    return Value(
+        blocked=graph.emit(relax.Call(call.op, [value.blocked, *call.args[1:]], call.attrs)), channels=value.channels
+    )
+
+
+def binary(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout when both operands have it, or one is constant for each channel."""
+    from tvm import relax
+
+    left, right = (graph.look(argument) for argument in call.args)
+    divides = call.op.name == "relax.divide"
+    for image, other in ((left, right), (right, left)):
+        if other.constant is None or not graph.is_blocked(image) or (divides and image is right):
+            continue
+        operand = graph.per_channel(other.constant, image.channels, filler=1.0 if divides else 0.0)
+        if operand is None:
+            return None
+        pair = [image.blocked, operand] if image is left else [operand, image.blocked]
+        return Value(blocked=graph.emit(relax.Call(call.op, pair, call.attrs)), channels=image.channels)
+    if left.constant is not None or right.constant is not None:
+        return None
+    if not (graph.is_blocked(left) and graph.is_blocked(right)) or left.channels != right.channels:
+        return None
+    if divides and left.channels % graph.machine.lanes:
+        return None
+    return Value(
+        blocked=graph.emit(relax.Call(call.op, [left.blocked, right.blocked], call.attrs)), channels=left.channels
+    )
+
+
+def concat(graph: Graph, call: relax.Call) -> Value | None:
+    """Concatenate whole blocks, when every part fills its own."""
+    from tvm import relax
+
+    parts = graph.look(call.args[0]).parts
+    if parts is None or int(call.attrs.axis) not in (1, -3):
+        return None
+    if not all(part.constant is None and graph.is_blocked(part) for part in parts):
+        return None
+    if any(part.channels % graph.machine.lanes for part in parts):
+        return None
+    joined = graph.emit(relax.op.concat([part.blocked for part in parts], axis=1))
+    return Value(blocked=joined, channels=sum(part.channels for part in parts))
+
+
+def split(graph: Graph, call: relax.Call) -> Value | None:
+    """Split into whole blocks, when every part fills its own."""
+    from tvm import relax, tirx
+
+    value = graph.look(call.args[0])
+    if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
+        return None
+    lanes, where = graph.machine.lanes, call.attrs.indices_or_sections
+    if isinstance(where, tirx.IntImm | int):
+        if value.channels % int(where):
+            return None
+        size = value.channels // int(where)
+        edges = list(range(0, value.channels + 1, size))
+    else:
+        edges = [0, *ints(where), value.channels]
+    if any(edge % lanes for edge in edges):
+        return None
+    parts = []
+    for start, stop in zip(edges, edges[1:], strict=False):
+        piece = relax.op.strided_slice(value.blocked, axes=[1], begin=[start // lanes], end=[stop // lanes])
+        parts.append(Value(blocked=graph.emit(piece), channels=stop - start))
+    return Value(parts=tuple(parts))
+
+
+def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
+    """Do to a constant now what would be done at every run."""
+    array = graph.look(call.args[0]).constant
+    if array is None or not has_known_shape_of_result(call):
+        return None
+    if call.op.name == "relax.permute_dims":
+        axes = call.attrs.axes
+        return Value(constant=array.transpose(None if axes is None else ints(axes)))
+    return Value(constant=array.reshape(result_shape(call)))
+
+
+def has_known_shape_of_result(call: relax.Call) -> bool:
+    """Return whether all extents of the result are numbers."""
+    return has_known_shape(call, symbolic_axes=())
+
+
+def result_shape(call: relax.Call) -> tuple[Extent, ...]:
+    """Return the shape that TVM inferred for a call."""
+    return shape_of(call)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Schedule a kernel without a reduction: everything inlined into its last block."""
+    found = moves.blocks(sch)
+    for block in found[:-1]:
+        sch.compute_inline(block)
+    moves.spread(sch, moves.blocks(sch)[-1], machine)
+
+
+HANDLERS = {
+    **dict.fromkeys(ZERO_KEEPS_FINITE, unary),
+    **dict.fromkeys(BINARY, binary),
+    **dict.fromkeys(FOLDED_SHAPES, reshape_constant),
+    "relax.concat": concat,
+    "relax.split": split,
+}

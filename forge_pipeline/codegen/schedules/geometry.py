@@ -1,0 +1,73 @@
+"""The shape of a two-dimensional convolution, and the image with zeros around it that most algorithms read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm import te
+
+PAD = "pad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What a convolution's weights and image do not say by themselves.
+
+    Pairs are (height, width); ``padding`` is (top, left, bottom, right), in pixels.
+    """
+
+    channels: int
+    filters: int
+    groups: int
+    size: tuple[int, ...]
+    kernel: tuple[int, int]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        top, left, bottom, right = self.padding
+        edges = (top + bottom, left + right)
+        height, width = (
+            (size + edge - dilation * (kernel - 1) - 1) // stride + 1
+            for size, edge, dilation, kernel, stride in zip(
+                self.size, edges, self.dilation, self.kernel, self.strides, strict=True
+            )
+        )
+        return height, width
+
+    @property
+    def steps(self) -> int:
+        """Multiply-adds for one result."""
+        return self.channels // self.groups * self.kernel[0] * self.kernel[1]
+
+
+def surround(image: te.Tensor, geometry: Geometry) -> te.Tensor:
+    """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it."""
+    from tvm import te, tirx
+
+    top, left, bottom, right = geometry.padding
+    if not any(geometry.padding):
+        return image
+    height, width = geometry.size
+    batch, channels, _, _, *lanes = image.shape
+
+    def element(n: Any, c: Any, h: Any, w: Any, *lane: Any) -> Any:
+        conditions = []
+        if top:
+            conditions.append(h >= top)
+        if bottom:
+            conditions.append(h < height + top)
+        if left:
+            conditions.append(w >= left)
+        if right:
+            conditions.append(w < width + left)
+        inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
+        return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(0, image.dtype))
+
+    shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
+    return te.compute(shape, element, name=PAD)
