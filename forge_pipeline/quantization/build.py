@@ -1,0 +1,109 @@
+"""From a configuration to a quantized model and its report: the parts of this package put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import ArtifactError, ConfigError, ModelError, did_you_mean
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.dynamic import quantize_dynamic
+from forge_pipeline.quantization.integers import INTEGERS
+from forge_pipeline.quantization.methods import METHODS, Options
+from forge_pipeline.quantization.network import Network, layer, prepared
+from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
+from forge_pipeline.quantization.static import Scheme, Spans, quantize_static, ready
+from forge_pipeline.quantization.statistics import Statistics
+from forge_pipeline.quantization.weights import WeightScheme
+
+if TYPE_CHECKING:
+    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.stages.quantize import Config
+
+FULL, REDUCED = 127, 64
+
+
+def quantized_statically(config: Config, model: ONNXModule, ranges: Ranges) -> tuple[ONNXModule, dict[str, Any]]:
+    """Return the model with QDQ pairs, and a report. Raises as `stages.quantize.run`."""
+    if ranges.fingerprint != model.fingerprint:
+        raise ArtifactError(
+            where="ranges",
+            expected=f"ranges of this model, {model.fingerprint[:16]}",
+            found=f"ranges of another, {ranges.fingerprint[:16]}",
+            fix="calibrate this model",
+        )
+    scheme = scheme_of(config)
+    network = ready(Network(prepared(model.mod)), scheme)
+    plan = planned(network, config)
+    written = quantize_static(network, plan, spans_of(plan, ranges, config), scheme)
+    report = _described(plan) | {
+        "values": len(plan.values),
+        "scales": len(plan.groups()),
+        "fused_activations": len(written.dropped),
+        "widened_weight_scales": list(written.widened),
+        "calib_method": config.calib_method,
+        "samples": ranges.samples,
+    }
+    return ONNXModule(written.model), report
+
+
+def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+    """Return the model with integer weights and activations quantized as it runs, and a report."""
+    network = Network(prepared(model.mod))
+    plan = planned(network, config)
+    return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _described(plan)
+
+
+def scheme_of(config: Config) -> Scheme:
+    """Return the integer types and rules that a configuration asks for."""
+    return Scheme(
+        activation=INTEGERS[config.activation_dtype],
+        symmetric=config.symmetric,
+        integer_bias=config.bias_dtype == "int32",
+        weights=WeightScheme(
+            kind=INTEGERS[config.kernel_dtype],
+            limit=REDUCED if config.reduce_range else FULL,
+            per_channel=config.per_channel,
+        ),
+    )
+
+
+def planned(network: Network, config: Config) -> Plan:
+    """Plan; ConfigError for an unknown layer in ``keep_float``, ModelError where nothing is left to quantize."""
+    layers = [layer(node) for node in network.nodes if node.op_type in PRODUCTS]
+    for name in config.keep_float:
+        if name not in layers:
+            raise ConfigError(
+                where="quantize.keep_float",
+                expected="names of layers: " + ", ".join(layers[:20]) + (", ..." if len(layers) > 20 else ""),
+                found=repr(name),
+                fix=f"{did_you_mean(name, layers)}the report of the load stage maps them to the source's names",
+            )
+    plan = make_plan(network, config.keep_float)
+    if not plan.products:
+        raise ModelError(
+            where=f"quantize.method={config.method}",
+            expected=f"a layer that can compute in integers ({', '.join(sorted(PRODUCTS))})",
+            found="none: " + (", ".join(f"{name} ({why})" for name, why in plan.skipped.items()) or "no such layer"),
+            fix="choose quantize=none, or give a float32 model",
+        )
+    return plan
+
+
+def spans_of(plan: Plan, ranges: Mapping[str, Statistics], config: Config) -> Spans:
+    """Return the range of each scale: the union over the values that share it."""
+    method = METHODS[config.calib_method]
+    levels = INTEGERS[config.activation_dtype].levels
+    options = Options(levels=levels, percentile=config.percentile, symmetric=config.symmetric)
+    spans = {}
+    for leader, members in plan.groups().items():
+        missing = [name for name in members if name not in ranges]
+        if missing:
+            raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
+        ends = [method(ranges[name], options) for name in members]
+        spans[leader] = (min(low for low, _ in ends), max(high for _, high in ends))
+    return spans
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    return {"integer_layers": list(plan.products), "float_layers": dict(sorted(plan.skipped.items()))}
