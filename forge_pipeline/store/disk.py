@@ -38,8 +38,8 @@ def refusing(where: Path, remedy: str = MOVE_STORE) -> Iterator[None]:
         full = error.errno in _FULL
         raise StoreError(
             where=str(where),
-            expected="room for it" if full else "to read and write it",
-            found=error.strerror or str(error),
+            expected="room to write" if full else "a file or folder to read and write",
+            found=f"an error: {error.strerror or error}",
             fix=f"free some space, run `forge-pipeline store gc`, or {remedy}" if full else remedy,
         ) from error
 

@@ -54,9 +54,9 @@ class Store:
         on_wait: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._on_damage, self._on_wait = on_damage, on_wait
+        self._remote = None if remote is None else _open_remote(remote, on_damage)
         self._disk = Disk(root)
         self._objects, self._index = Objects(self._disk), Index(self._disk)
-        self._remote = None if remote is None else _open_remote(remote, on_damage)
 
     def __enter__(self) -> Store:
         return self

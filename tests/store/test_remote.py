@@ -1,0 +1,299 @@
+"""A remote that works, one that lies and one that is not there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.registry import available_protocols, get_filesystem_class
+
+from forge_pipeline.digest import digest_bytes, digest_json
+from forge_pipeline.errors import StoreError
+from forge_pipeline.store import Store
+from forge_pipeline.store.actions import encode
+from forge_pipeline.store.disk import fan_out
+
+Contents = dict[str, bytes]
+
+
+def _never() -> tuple[Contents, dict[str, Any]]:
+    raise AssertionError("this key must not be built again")
+
+
+def _objects(store: Path) -> set[str]:
+    return {path.parent.name + path.name for path in (store / "objects").glob("*/*")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    return f"file://{folder}"
+
+
+@pytest.fixture
+def filled(bench: Any, url: str, key: str) -> Any:
+    """An action that one machine has built and sent."""
+    with Store(bench.root / "builder", url, on_damage=bench.told.append) as store:
+        action, _ = store.get_or_build(key, bench.build)
+    assert bench.told == []
+    return action
+
+
+@pytest.mark.parametrize("kind", ["file", "memory", "folder"])
+def test_what_one_machine_built_is_a_hit_on_another(
+    bench: Any, key: str, folder: Path, contents: Contents, kind: str
+) -> None:
+    url = {"file": f"file://{folder}", "memory": f"memory://{uuid.uuid4()}/cache/", "folder": str(folder)}[kind]
+    with Store(bench.root / "one", url, on_damage=bench.told.append) as one:
+        built, _ = one.get_or_build(key, bench.build)
+    other = bench.store("other", url)
+    assert other.get_or_build(key, _never) == (built, True)
+    assert {name: other.read(digest) for name, digest in built.outputs.items()} == contents
+    other.close()
+    assert bench.store("other").lookup(key) == built, "and stays one without the remote"
+    assert bench.told == []
+
+
+def test_the_remote_holds_the_names_of_the_local_store(bench: Any, filled: Any, folder: Path) -> None:
+    def names(root: Path) -> dict[str, bytes]:
+        files = [path for area in ("objects", "actions") for path in (root / area).rglob("*") if path.is_file()]
+        return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+    assert names(folder) == names(bench.root / "builder")
+
+
+def test_an_object_that_the_remote_has_is_not_sent_again(bench: Any, filled: Any, folder: Path, url: str) -> None:
+    path = folder / "objects" / fan_out(filled.outputs["model.onnx"])
+    before = path.stat()
+    with bench.store("other", url) as other:
+        other.get_or_build(digest_json("same outputs"), bench.build)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert (folder / "actions" / "v1" / fan_out(digest_json("same outputs"))).exists()
+
+
+def test_an_upload_that_was_cut_short_is_sent_again(bench: Any, filled: Any, folder: Path, url: str, key: str) -> None:
+    path = folder / "objects" / fan_out(filled.outputs["model.onnx"])
+    path.write_bytes(path.read_bytes()[:100])
+    with bench.store("other", url) as other:
+        other.get_or_build(digest_json("same outputs"), bench.build)
+    assert digest_bytes(path.read_bytes()) == filled.outputs["model.onnx"]
+
+
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "flip": lambda data: data[:70] + bytes([data[70] ^ 4]) + data[71:],
+    "truncate": lambda data: data[:-1],
+    "extend": lambda data: data + bytes(5 << 20),
+    "empty": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("what", ["object", "record"])
+def test_what_is_damaged_in_the_remote_is_named_not_used_and_replaced_by_the_next_build(
+    bench: Any, filled: Any, folder: Path, url: str, key: str, contents: Contents, harm: str, what: str
+) -> None:
+    digest = filled.outputs["model.onnx"]
+    path = folder / ("objects/" + fan_out(digest) if what == "object" else "actions/v1/" + fan_out(key))
+    sound = path.read_bytes()
+    path.write_bytes(HARMS[harm](sound))
+    with bench.store("other", url) as other:
+        assert other.lookup(key) is None
+        assert bench.told == [f"{path}: damaged in the remote store; it is not used"]
+        assert digest not in _objects(bench.root / "other")
+        assert list((bench.root / "other" / "tmp").iterdir()) == []
+        rebuilt, hit = other.get_or_build(key, bench.build)
+        assert (hit, rebuilt.outputs) == (False, filled.outputs)
+    bench.told.clear()
+    third, hit = bench.store("third", url).get_or_build(key, _never)
+    assert (hit, third.outputs, bench.told) == (True, filled.outputs, [])
+
+
+def test_a_record_of_another_key_in_the_remote_is_not_believed(
+    bench: Any, filled: Any, folder: Path, url: str, key: str
+) -> None:
+    other = digest_json("other key")
+    lie = folder / "actions" / "v1" / fan_out(other)
+    lie.parent.mkdir(exist_ok=True)
+    lie.write_bytes((folder / "actions" / "v1" / fan_out(key)).read_bytes())
+    assert bench.store("other", url).lookup(other) is None
+    assert bench.told == [f"{lie}: damaged in the remote store; it is not used"]
+
+
+def test_a_record_whose_objects_the_remote_lost_is_a_miss(
+    bench: Any, filled: Any, folder: Path, url: str, key: str
+) -> None:
+    (folder / "objects" / fan_out(filled.outputs["report.json"])).unlink()
+    other = bench.store("other", url)
+    assert other.lookup(key) is None
+    assert other.actions() == [], "no record without its objects"
+    assert other.get_or_build(key, bench.build)[1] is False
+    assert bench.told == []
+
+
+def test_an_object_larger_than_its_record_says_is_cut_off(bench: Any, folder: Path, url: str, key: str) -> None:
+    data = bytes(8 << 20)
+    with Store(bench.root / "one", url) as one:
+        action = one.record(key, {"out": data}, seconds=0, report={})
+    modest = type(action)(key=key, outputs=action.outputs, sizes={"out": 10}, seconds=0.0, report={})
+    (folder / "actions" / "v1" / fan_out(key)).write_bytes(encode(modest))
+    assert bench.store("other", url).lookup(key) is None
+    assert len(bench.told) == 1
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:10], lambda data: None])
+def test_what_is_damaged_here_is_taken_from_the_remote(
+    bench: Any, filled: Any, url: str, key: str, damage: Any, tmp_path: Path, harm: Any, contents: Contents
+) -> None:
+    store = bench.store("builder", url)
+    digest = filled.outputs["model.onnx"]
+    attempts: list[Callable[[], object]] = [
+        lambda: store.get_or_build(key, _never),
+        lambda: store.read(digest),
+        lambda: store.export(digest, tmp_path / "out"),
+    ]
+    for count, attempt in enumerate(attempts, 1):
+        harmed = harm(contents["model.onnx"])
+        store.path(digest).unlink()
+        if harmed is not None:
+            store.path(digest).write_bytes(harmed)
+        attempt()
+        assert store.read(digest) == contents["model.onnx"]
+        assert len(bench.told) == count and digest in bench.told[-1]
+    assert (tmp_path / "out").read_bytes() == contents["model.onnx"]
+
+
+def test_a_damaged_record_here_is_taken_from_the_remote(
+    bench: Any, filled: Any, url: str, key: str, damage: Any
+) -> None:
+    damage(bench.root / "builder" / "actions" / "v1" / fan_out(key), b"harm")
+    assert bench.store("builder", url).get_or_build(key, _never) == (filled, True)
+    assert len(bench.told) == 1
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["unwritable", "unreachable"])
+def test_a_failing_remote_is_told_once_and_fails_no_build(bench: Any, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(b"a file where the remote's folder should be")
+    url = {"unwritable": f"file://{tmp_path}/file/cache", "unreachable": f"ftp://127.0.0.1:{_closed_port()}/cache"}[
+        kind
+    ]
+    with bench.store("one", url) as one:
+        for number in range(3):
+            assert one.get_or_build(digest_json(number), bench.build)[1] is False
+            assert one.get_or_build(digest_json(number), _never)[1] is True
+    assert len(bench.told) == 1
+    assert bench.told[0].startswith(f"remote store {url} failed (")
+    assert bench.told[0].endswith("); the build goes on without it")
+    assert bench.builds == 3
+
+
+def test_a_password_in_the_url_is_not_told(bench: Any) -> None:
+    bench.store("one", f"ftp://me:hunter2@127.0.0.1:{_closed_port()}/cache?token=hunter3")
+    (told,) = bench.told
+    assert "hunter" not in told
+    assert "ftp://***@127.0.0.1" in told
+
+
+def test_a_full_local_disk_is_not_taken_for_a_failing_remote(bench: Any, filled: Any, url: str, key: str) -> None:
+    other = bench.store("other", url)
+    digest = filled.outputs["model.onnx"]
+    (bench.root / "other" / "objects" / digest[:2]).write_bytes(b"a file where a folder should be")
+    with pytest.raises(StoreError, match="Not a directory"):
+        other.lookup(key)
+    assert bench.told == []
+
+
+def test_an_unknown_protocol_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as refusal:
+        Store(tmp_path / "store", "gitthub://somewhere")
+    assert str(refusal.value) == (
+        "store.remote: expected an fsspec URL, such as s3://bucket/folder or file:///folder, "
+        "found protocol 'gitthub'\nfix: did you mean 'github'? correct the URL, or set store.remote=null"
+    )
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_protocol_whose_package_is_missing_is_refused_with_its_name(tmp_path: Path) -> None:
+    def is_missing(protocol: str) -> bool:
+        try:
+            get_filesystem_class(protocol)
+        except ImportError:
+            return True
+        return False
+
+    protocol = next(filter(is_missing, sorted(available_protocols())), None)
+    if protocol is None:
+        pytest.skip("every package that fsspec knows of is installed")
+    with pytest.raises(StoreError, match=f"what '{protocol}' needs to be installed"):
+        Store(tmp_path / "store", f"{protocol}://bucket")
+
+
+def test_uploads_run_behind_the_build_and_are_finished_when_the_store_closes(
+    bench: Any, key: str, contents: Contents
+) -> None:
+    url = f"memory://{uuid.uuid4()}"
+    store = Store(bench.root / "one", url, on_damage=bench.told.append)
+    for number in range(20):
+        store.get_or_build(digest_json(number), bench.build)
+    store.close()
+    files = fsspec.filesystem("memory")
+    for number in range(20):
+        assert files.exists(f"{url}/actions/v1/{fan_out(digest_json(number))}")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forge-store-upload")]
+
+
+def test_an_interrupt_waits_only_for_the_upload_under_way(bench: Any, folder: Path, url: str) -> None:
+    keys = [digest_json(number) for number in range(5)]
+    slow = folder / "actions" / "v1" / fan_out(keys[0])
+    slow.parent.mkdir(parents=True)
+    os.mkfifo(slow)  # a record whose upload takes until somebody reads it
+    main = threading.get_ident()
+
+    def read_once_main_waits() -> None:
+        while not _is_inside(main, "join"):
+            time.sleep(0.001)
+        assert slow.read_bytes()
+
+    reader = threading.Thread(target=read_once_main_waits)
+    with pytest.raises(KeyboardInterrupt), Store(bench.root / "one", url) as store:
+        for number, key in enumerate(keys):
+            store.record(key, {"out": bytes([number])}, seconds=0, report={})
+        while not (folder / "objects" / fan_out(digest_bytes(b"\0"))).exists():
+            time.sleep(0.001)
+        reader.start()
+        raise KeyboardInterrupt
+    reader.join()
+    assert _objects(folder) == {digest_bytes(b"\0")}
+    with Store(bench.root / "one") as store:
+        assert len(store.actions()) == 5, "what was built is kept here"
+
+
+def _is_inside(thread: int, function: str) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_a_collection_leaves_the_remote_as_it_is(bench: Any, filled: Any, url: str, key: str) -> None:
+    with bench.store("builder", url) as store:
+        assert store.gc(keep_bytes=0).actions == 1
+        assert store.get_or_build(key, _never) == (filled, True)
