@@ -101,10 +101,11 @@ def _from_file(path: Path) -> Secret | None:
         return None
     except OSError as error:
         raise SecretError(str(path), "a readable password file", error.strerror or "an error", "correct it") from error
+    status = os.fstat(descriptor)  # of what is open, not of what the name points to by now
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise SecretError(str(path), "a regular file", "something else", "put the password into a file")
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)  # of what is open, not of what the name points to by now
-        if not stat.S_ISREG(status.st_mode):
-            raise SecretError(str(path), "a regular file", "something else", "put the password into a file")
         if status.st_mode & 0o077:
             raise SecretError(
                 str(path),

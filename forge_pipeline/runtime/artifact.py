@@ -111,8 +111,9 @@ def _opened(source: FileOrBytes, where: str) -> Iterator[tuple[io.BufferedIOBase
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except OSError as error:
         raise ArtifactError(where, "a readable file", error.strerror or type(error).__name__, fix) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise ArtifactError(where, "a regular file", "something else", fix)
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(where, "a regular file", "something else", fix)
         yield stream, status.st_size

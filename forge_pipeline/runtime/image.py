@@ -36,7 +36,10 @@ class Image:
             view = view[os.write(self.descriptor, view) :]
 
     def freeze(self) -> memoryview:
-        """Make the contents final and return them, mapped read-only. The mapping outlives the file."""
+        """Make the contents final and return them, mapped read-only. The mapping outlives the image.
+
+        Before Python 3.13 a mapping keeps a descriptor of its own, until nothing refers to it any more.
+        """
         if self.seals:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, self.seals)
         if os.fstat(self.descriptor).st_size == 0:

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forge_pipeline.errors import ArtifactError, ConfigError, DataError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.engine import Engine
+
+Retarget = Callable[..., Library]
+WEIGHT = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+@pytest.fixture(scope="module")
+def engine(bound_library: Library) -> Engine:
+    return Engine(bound_library.to_bytes())
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+
+
+def test_a_model_with_its_weights_in_the_file_computes(engine: Engine, x: np.ndarray) -> None:
+    product, relu = engine(x)
+    np.testing.assert_allclose(product, x @ WEIGHT, rtol=1e-5)
+    np.testing.assert_array_equal(relu, np.maximum(product, 0))
+
+
+def test_a_model_with_constants_in_its_code_computes(sum_libraries: list[Library]) -> None:
+    a, b = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
+    (total,) = Engine(sum_libraries[0].to_bytes())(a, b)
+    np.testing.assert_array_equal(total, np.full((2, 3), 7))
+
+
+def test_weights_in_the_file_and_weights_as_input_give_the_same(
+    engine: Engine, free_library: Library, x: np.ndarray
+) -> None:
+    for bound, free in zip(engine(x), Engine(free_library.to_bytes())(x, WEIGHT), strict=True):
+        np.testing.assert_array_equal(bound, free)
+
+
+def test_inputs_are_taken_by_position_by_name_and_as_one_collection(free_library: Library, x: np.ndarray) -> None:
+    engine = Engine(free_library.to_bytes())
+    expected = engine(x, WEIGHT)
+    for outputs in (
+        engine(w=WEIGHT, x=x),
+        engine(x, w=WEIGHT),
+        engine([x, WEIGHT]),
+        engine((x, WEIGHT)),
+        engine({"w": WEIGHT, "x": x}),
+    ):
+        np.testing.assert_array_equal(outputs, expected)
+
+
+def test_run_returns_outputs_by_name(engine: Engine, x: np.ndarray) -> None:
+    outputs = engine.run(x=x)
+    assert list(outputs) == ["product", "relu"]
+    np.testing.assert_array_equal(outputs["relu"], engine(x)[1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17, 300])
+def test_a_named_extent_takes_any_size(engine: Engine, rows: int) -> None:
+    assert [output.shape for output in engine(np.ones((rows, 8), np.float32))] == [(rows, 4), (rows, 4)]
+
+
+@pytest.mark.parametrize("offset", [0, 4, 20, 60])
+def test_an_input_may_start_at_any_address(engine: Engine, x: np.ndarray, offset: int) -> None:
+    room = np.zeros(x.nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    moved = room[start : start + x.nbytes].view(np.float32).reshape(x.shape)
+    moved[:] = x
+    np.testing.assert_array_equal(engine(moved), engine(x))
+
+
+def test_an_input_may_be_a_transposed_or_strided_or_read_only_view(engine: Engine, x: np.ndarray) -> None:
+    expected = engine(x)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    wide = np.repeat(x, 2, axis=1)
+    for view in (np.asfortranarray(x), wide[:, ::2], read_only, np.broadcast_to(x, x.shape)):
+        np.testing.assert_array_equal(engine(view), expected)
+
+
+def test_inputs_are_left_as_they_were(engine: Engine, x: np.ndarray) -> None:
+    before = x.copy()
+    engine(x)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_outputs_belong_to_the_caller(engine: Engine, x: np.ndarray) -> None:
+    first, _ = engine(x)
+    expected = first.copy()
+    second, _ = engine(x)
+    second[:] = 0
+    engine(-x)
+    np.testing.assert_array_equal(first, expected)
+    assert first.flags.owndata
+    assert first.flags.writeable
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_models_loaded_one_after_the_other_are_not_confused(
+    sum_libraries: list[Library], order: tuple[int, int]
+) -> None:
+    zero = np.zeros((1, 3), np.float32)
+    for index in (*order, *order):
+        (total,) = Engine(sum_libraries[index].to_bytes())(zero, zero)
+        assert total[0, 0] == index + 1
+
+
+def test_models_loaded_side_by_side_are_not_confused(sum_libraries: list[Library]) -> None:
+    zero = np.zeros((1, 3), np.float32)
+    engines = [Engine(library.to_bytes()) for library in sum_libraries * 3]
+    assert [engine(zero, zero)[0][0, 0] for engine in engines] == [1, 2, 1, 2, 1, 2]
+
+
+def test_threads_may_share_an_engine(engine: Engine) -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        inputs = np.full((3, 8), seed, np.float32)
+        for _ in range(50):
+            if not np.array_equal(engine(inputs)[0], inputs @ WEIGHT):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_the_number_of_threads_does_not_change_the_result(
+    bound_library: Library, engine: Engine, x: np.ndarray, threads: int | None
+) -> None:
+    np.testing.assert_array_equal(Engine(bound_library.to_bytes(), threads=threads)(x), engine(x))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_an_impossible_number_of_threads_is_refused(bound_library: Library, threads: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^threads: expected 1 to \d+, this machine's CPUs, found {threads}"):
+        Engine(bound_library.to_bytes(), threads=threads)
+
+
+def test_an_engine_describes_itself(engine: Engine, bound_library: Library) -> None:
+    assert repr(engine) == "Engine(model library: x float32[n, 8] -> product float32[n, 4], relu float32[n, 4])"
+    assert engine.metadata == bound_library.metadata
+    assert [tensor.name for tensor in engine.inputs] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            [np.zeros((5, 7), np.float32)],
+            "input 'x': expected float32[n, 8], found shape [5, 7]"
+            "\nfix: pass the shape that the model was compiled for",
+        ),
+        (
+            [np.zeros(8, np.float32)],
+            "input 'x': expected float32[n, 8], found shape [8]\nfix: reshape it, or add the batch axis: array[None]",
+        ),
+        (
+            [np.zeros((5, 8))],
+            "input 'x': expected float32[n, 8], found dtype float64"
+            "\nfix: convert it: array.astype('float32'), if that loses nothing you need",
+        ),
+        (
+            [np.zeros((0, 8), np.float32)],
+            "input 'x': expected float32[n, 8], found shape [0, 8], which is empty\nfix: pass something to compute on",
+        ),
+        (
+            [1.0],
+            "input 'x': expected float32[n, 8], found float, no numpy array\nfix: convert it with numpy.asarray",
+        ),
+        ([], "inputs: expected x float32[n, 8], found no x\nfix: pass one array for each input"),
+        ([1, 2], "inputs: expected x float32[n, 8], found 2 arrays\nfix: pass one array for each input"),
+        (
+            {"X": 1},
+            "inputs: expected x float32[n, 8], found unknown input 'X'\nfix: pass each input once",
+        ),
+    ],
+)
+def test_a_wrong_input_is_named(engine: Engine, inputs: object, message: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        engine(inputs)
+    assert str(refusal.value) == message
+
+
+def test_an_input_given_twice_is_refused(free_library: Library, x: np.ndarray) -> None:
+    with pytest.raises(DataError, match="found 'x' twice"):
+        Engine(free_library.to_bytes())(x, x=x)
+
+
+def test_a_misspelt_input_gets_a_suggestion(sum_libraries: list[Library]) -> None:
+    library = sum_libraries[0]
+    rows = [{**row, "name": name} for row, name in zip(library.metadata["inputs"], ["left", "right"], strict=True)]
+    engine = Engine(replace(library, metadata={**library.metadata, "inputs": rows}).to_bytes())
+    with pytest.raises(DataError, match=r"did you mean 'right'\?"):
+        engine(left=np.zeros((1, 3), np.float32), rigth=np.zeros((1, 3), np.float32))
+
+
+def test_one_named_extent_has_one_size(sum_libraries: list[Library]) -> None:
+    with pytest.raises(DataError) as refusal:
+        Engine(sum_libraries[0].to_bytes())(np.zeros((2, 3), np.float32), np.zeros((4, 3), np.float32))
+    assert str(refusal.value) == (
+        "input 'b': expected float32[m, 3], found shape [4, 3], while m is 2 on axis 0 of 'a'\nfix: make the two agree"
+    )
+
+
+def test_a_library_for_another_architecture_is_refused(bound_library: Library, retarget: Retarget) -> None:
+    other = "aarch64" if "x86_64" in bound_library.metadata["target"]["triple"] else "x86_64"
+    library = retarget(bound_library, tag="some/board", triple=f"{other}-linux-gnu")
+    with pytest.raises(ArtifactError, match=rf"found one made for {other} \(some/board, {other}-linux-gnu\)"):
+        Engine(library.to_bytes())
+
+
+def test_code_for_another_architecture_is_refused_whatever_the_metadata_say(bound_library: Library) -> None:
+    elf = bytearray(bound_library.elf)
+    elf[18:20] = (40).to_bytes(2, "little")
+    with pytest.raises(ArtifactError, match="found one made for arm, 64-bit"):
+        Engine(replace(bound_library, elf=bytes(elf)).to_bytes())
+
+
+def test_a_library_that_needs_a_missing_cpu_feature_is_refused(bound_library: Library, retarget: Retarget) -> None:
+    library = retarget(bound_library, tag="x86-64/v9", cpu_flags=["avx2048f"])
+    with pytest.raises(ArtifactError, match=r"compiled for, found a CPU without avx2048f"):
+        Engine(library.to_bytes())
+
+
+def test_a_library_for_a_gpu_is_refused(bound_library: Library, retarget: Retarget) -> None:
+    with pytest.raises(ArtifactError, match=r"found one made for cuda"):
+        Engine(retarget(bound_library, kind="cuda").to_bytes())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"target": None},
+        {"inputs": [{"name": "x"}]},
+        {"inputs": [{"name": "x", "dtype": "bfloat16", "shape": [1]}]},
+        {"weights": [{"dtype": "float32", "shape": [8, 4], "offset": 4}]},
+        {"weights": [{"dtype": "float32", "shape": [8, 4], "offset": -64}]},
+        {"weights": [{"dtype": "float32", "shape": [8, 4], "offset": 128}]},
+        {"weights": [{"dtype": "float32", "shape": [-8, -4], "offset": 64}]},
+        {"weights": [{"dtype": "float32", "shape": [1 << 62, 4], "offset": 0}]},
+        {"weights": [{"dtype": "object", "shape": [1], "offset": 0}]},
+        {"weights": 3},
+    ],
+    ids=str,
+)
+def test_metadata_that_make_no_sense_are_refused(bound_library: Library, change: dict[str, object]) -> None:
+    library = replace(bound_library, metadata={**bound_library.metadata, **change})
+    with pytest.raises(ArtifactError):
+        Engine(library.to_bytes())
+
+
+def test_a_shared_object_that_is_no_model_is_refused(
+    bound_library: Library, foreign_library: Callable[[Path], bytes], tmp_path: Path
+) -> None:
+    """Its constructor does run here: whoever can write a footer can also write the code."""
+    library = replace(bound_library, elf=foreign_library(tmp_path / "created"))
+    with pytest.raises(ArtifactError, match="expected a library that TVM's runtime can load"):
+        Engine(library.to_bytes())
+
+
+@pytest.mark.parametrize("missing", ["nowhere.so", ""])
+def test_what_is_no_file_is_refused(tmp_path: Path, missing: str) -> None:
+    with pytest.raises(ArtifactError, match="expected a re"):
+        Engine(tmp_path / missing)
+
+
+def test_a_truncated_file_is_refused_at_every_length(bound_library: Library, tmp_path: Path) -> None:
+    data = bound_library.to_bytes()
+    path = tmp_path / "model_library.so"
+    lengths = [0, 1, 4095, 4096, len(data) // 2, len(data) - 1, *random.Random(0).sample(range(len(data)), 30)]
+    for length in lengths:
+        path.write_bytes(data[:length])
+        with pytest.raises(ArtifactError):
+            Engine(path)
+
+
+def test_a_file_that_is_cut_off_after_loading_does_no_harm(bound_library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "model_library.so"
+    path.write_bytes(bound_library.to_bytes())
+    engine = Engine(path)
+    path.write_bytes(b"")
+    ones = np.ones((1, 8), np.float32)
+    np.testing.assert_array_equal(engine(ones)[0], ones @ WEIGHT)
+
+
+def test_weights_are_read_in_place(bound_library: Library) -> None:
+    engine = Engine(bound_library.to_bytes())
+    (weight,) = engine._interface.weights
+    assert not weight.flags.owndata
+    assert not weight.flags.writeable
+    assert weight.ctypes.data % 64 == 0
