@@ -18,7 +18,7 @@ from forge_pipeline.quantization.weights import WeightScheme
 
 if TYPE_CHECKING:
     from forge_pipeline.quantization.ranges import Ranges
-    from forge_pipeline.stages.quantize import Config
+    from forge_pipeline.quantization.settings import Config
 
 FULL, REDUCED = 127, 64
 

@@ -40,7 +40,7 @@ def run(
     config: Config, model: ONNXModule, data: Dataset | None, progress: Callable[[int, int], None] | None = None
 ) -> Result:
     """Calibrate in one pass; the result depends on the set of samples alone. Raises DataError and ModelError."""
-    from forge_pipeline.data_fitting import input_specs
+    from forge_pipeline.data.fitting import input_specs
     from forge_pipeline.quantization.calibration import calibrate
 
     if data is None:

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from forge_pipeline.errors import ConfigError, DataError
+from forge_pipeline.errors import DataError
+from forge_pipeline.quantization.settings import Config
 from forge_pipeline.registry import Registry
 from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.quantization.ranges import Ranges
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """conf/quantize/*.yaml.
-
-    ``reduce_range``: 7-bit weights, for instructions that add pairs of products in 16 saturating bits;
-    ``percentile``: the share of values, in percent, that the method of that name keeps; ``keep_float``: names of
-    layers that stay in float.
-    """
-
-    method: Literal["none", "static", "dynamic"]
-    activation_dtype: Literal["uint8", "int8", "uint16", "int16"]
-    kernel_dtype: Literal["int8", "uint8"]
-    bias_dtype: Literal["int32", "float32"]
-    per_channel: bool
-    symmetric: bool
-    reduce_range: bool
-    calib_method: Literal["minmax", "average", "percentile", "entropy", "mse"]
-    percentile: float
-    keep_float: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not 50.0 < self.percentile <= 100.0:
-            raise ConfigError(
-                "quantize.percentile", "a share in percent, over 50 and up to 100", f"{self.percentile:g}", "try 99.999"
-            )
 
 
 def run(config: Config, model: ONNXModule, ranges: Ranges | None = None) -> Result:
@@ -76,4 +49,7 @@ def _dynamic(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result
     return Result(output=output, report={"method": "dynamic", **report})
 
 
-METHODS: Registry[Callable[..., Result]] = Registry("quantization method", {"none": _none, "static": _static, "dynamic": _dynamic})
+METHODS: Registry[Callable[[Config, ONNXModule, Ranges | None], Result]] = Registry(
+    "quantization method", {"none": _none, "static": _static, "dynamic": _dynamic}
+)
+__all__ = ["Config", "run"]

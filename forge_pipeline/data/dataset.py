@@ -1,72 +1,23 @@
-"""Data for calibration and evaluation: opened by path, known by content, fitted to a model's inputs.
-
-A dataset is content alone; how it is split, scaled and shaped is `Preparation` (conf/data/*.yaml), so that both
-are in an action key and no path is.
-"""
+"""A dataset: opened by path, known by content, split into samples that calibrate and samples that evaluate."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from forge_pipeline.data_arrays import LABELS, UNNAMED
-from forge_pipeline.data_sources import Source, open_source
+from forge_pipeline.data.arrays import LABELS, UNNAMED
+from forge_pipeline.data.preparation import Preparation
+from forge_pipeline.data.sources import Source, open_source
 from forge_pipeline.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge_pipeline.data_fitting import InputSpec
+    from forge_pipeline.data.fitting import InputSpec
 
 Feed = dict[str, "NDArray[Any]"]
 Part = Literal["calibration", "evaluation"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """From a decoded picture to a model's pixels, in this order.
-
-    ``resize``: length of the shorter side in pixels (bilinear); ``crop``: side of the centred square kept;
-    ``mean`` and ``std``: per channel, after `Preparation.scale` and `offset`.
-    """
-
-    resize: int | None
-    crop: int | None
-    color: Literal["rgb", "bgr", "gray"]
-    layout: Literal["NCHW", "NHWC"]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """conf/data/*.yaml without its paths.
-
-    Float inputs receive ``sample * scale + offset``; integer inputs take the stored integers. The first
-    ``calibration_samples`` samples (with ``shuffle``: as many drawn by ``seed``) calibrate, the others evaluate.
-    """
-
-    calibration_samples: int
-    shuffle: bool
-    seed: int
-    scale: float
-    offset: float
-    image: Image | None
-
-    def __post_init__(self) -> None:
-        if self.calibration_samples < 1:
-            raise ConfigError(
-                "data.calibration_samples", "a count of at least 1", str(self.calibration_samples), "try 128"
-            )
-        if self.image is not None and (0.0 in self.image.std or len(self.image.mean) != len(self.image.std)):
-            raise ConfigError(
-                "data.image.std",
-                "one non-zero value for each in `mean`",
-                str(list(self.image.std)),
-                "give both per channel",
-            )
 
 
 class Dataset:
@@ -108,7 +59,7 @@ class Dataset:
         evaluation data: then `Samples.shared` is true, for the report to say. Raises DataError for a missing
         input, no samples, or a shape that does not fit; `Samples` raises it for what only reading can show.
         """
-        from forge_pipeline.data_fitting import plan
+        from forge_pipeline.data.fitting import plan
 
         separate = part == "evaluation" and self._eval is not None
         source = self._eval if separate and self._eval is not None else self._main

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from forge_pipeline.data_sources import Row
+    from forge_pipeline.data.sources import Row
 
 UNNAMED, LABELS = "x", "y"
 

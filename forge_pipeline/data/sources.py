@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_pipeline.data_arrays import LABELS, UNNAMED, NpyFile, NpzFile
+from forge_pipeline.data.arrays import LABELS, UNNAMED, NpyFile, NpzFile
 from forge_pipeline.digest import digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import DataError
 

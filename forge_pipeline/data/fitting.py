@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.data import Feed, Image, Preparation
-from forge_pipeline.data_sources import Row, Source
+from forge_pipeline.data.preparation import Image, Preparation
+from forge_pipeline.data.sources import Row, Source
 from forge_pipeline.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+Feed = dict[str, "NDArray[Any]"]
 Dims = tuple[int | str, ...]
 
 

@@ -1,0 +1,35 @@
+"""What quantization can be asked for: conf/quantize/*.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forge_pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/quantize/*.yaml.
+
+    ``reduce_range``: 7-bit weights, for instructions that add pairs of products in 16 saturating bits;
+    ``percentile``: the share of values, in percent, that the method of that name keeps; ``keep_float``: names of
+    layers that stay in float.
+    """
+
+    method: Literal["none", "static", "dynamic"]
+    activation_dtype: Literal["uint8", "int8", "uint16", "int16"]
+    kernel_dtype: Literal["int8", "uint8"]
+    bias_dtype: Literal["int32", "float32"]
+    per_channel: bool
+    symmetric: bool
+    reduce_range: bool
+    calib_method: Literal["minmax", "average", "percentile", "entropy", "mse"]
+    percentile: float
+    keep_float: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 50.0 < self.percentile <= 100.0:
+            raise ConfigError(
+                "quantize.percentile", "a share in percent, over 50 and up to 100", f"{self.percentile:g}", "try 99.999"
+            )
