@@ -1,0 +1,1 @@
+"""Measures what a build is worth: task metrics, noise by output and by layer, latency and size."""

@@ -1,0 +1,104 @@
+"""One pass over the evaluation data through the float, the quantized and the compiled model side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import VerificationError
+from forge_pipeline.evaluation.noise import Noise
+from forge_pipeline.evaluation.scores import Score
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge_pipeline.data import Samples
+
+Feed = dict[str, "NDArray[Any]"]
+Model = Callable[[Feed], Mapping[str, "NDArray[Any]"]]
+
+FLOAT, QUANTIZED, COMPILED = "float", "quantized", "compiled"
+BASE = {QUANTIZED: FLOAT, COMPILED: QUANTIZED}
+"""What each model is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """``scores`` by model. ``noise``: by model and output, quantized against float, compiled against quantized."""
+
+    scores: Mapping[str, float]
+    noise: Mapping[str, Mapping[str, Noise]]
+    samples: int
+
+    def drop(self, higher_is_better: bool) -> float:
+        """Return the largest loss against the float model, in the metric's unit; negative for a gain."""
+        sign = 1.0 if higher_is_better else -1.0
+        return max(sign * (self.scores[FLOAT] - value) for name, value in self.scores.items() if name != FLOAT)
+
+
+def compare(
+    models: Mapping[str, Model],
+    outputs: Sequence[str],
+    feeds: Samples | Sequence[Feed],
+    labels: NDArray[Any] | None,
+    new_score: Callable[[], Score],
+    limit: int | None,
+) -> Comparison:
+    """Run ``models`` (float, quantized and perhaps compiled) on feeds until ``limit`` samples are through.
+
+    ``labels`` are in the order of the samples, as many for each feed. Raises DataError where they do not fit the
+    metric, and VerificationError for a metric that is no number.
+    """
+    scores = {name: new_score() for name in models}
+    noise = {name: {output: Noise() for output in outputs} for name in models if name in BASE}
+    share = 0 if labels is None else len(labels) // len(feeds)
+    done = 0
+    for index, feed in enumerate(feeds):
+        if limit is not None and done >= limit:
+            break
+        expected = None if labels is None else labels[index * share : (index + 1) * share]
+        results: dict[str, Mapping[str, NDArray[Any]]] = {}
+        for name, model in models.items():
+            results[name] = _same_shapes(model(feed), results, outputs, name)
+            scores[name].update(results[name], expected, results[FLOAT])
+            for output, one in noise.get(name, {}).items():
+                one.update(results[BASE[name]][output], results[name][output])
+        done += share or _leading(feed)
+    return Comparison(
+        scores={name: _finite(score.result(), name) for name, score in scores.items()}, noise=noise, samples=done
+    )
+
+
+def _leading(feed: Feed) -> int:
+    return next((array.shape[0] for array in feed.values() if array.ndim), 1)
+
+
+def _same_shapes(
+    result: Mapping[str, NDArray[Any]],
+    others: Mapping[str, Mapping[str, NDArray[Any]]],
+    outputs: Sequence[str],
+    name: str,
+) -> dict[str, NDArray[Any]]:
+    for output in outputs if others else ():
+        expected, found = others[FLOAT][output].shape, result[output].shape
+        if expected != found:
+            raise VerificationError(
+                where=f"output {output!r} of the {name} model",
+                expected=f"shape {list(expected)}, as from the float model",
+                found=f"shape {list(found)}",
+                fix="report it with the model: a stage changed what the model computes",
+            )
+    return {output: result[output] for output in outputs}
+
+
+def _finite(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise VerificationError(
+            where=f"evaluate, {name} model",
+            expected="a metric that is a number",
+            found=str(value),
+            fix="the outputs hold NaN or infinities: look at layers.json for the first layer that breaks",
+        )
+    return value

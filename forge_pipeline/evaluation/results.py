@@ -1,0 +1,35 @@
+"""What evaluate gives: flat numbers that `dvc metrics show` prints, and records that `dvc plots show` draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Value = float | int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """``values``: flat, by name. ``layers``: one record a layer, in the order of computation."""
+
+    values: Mapping[str, Value]
+    layers: tuple[Mapping[str, Value], ...]
+
+    def metrics_bytes(self) -> bytes:
+        """Return `metrics.json`: one JSON object, sorted by name."""
+        return _json(dict(self.values))
+
+    def layers_bytes(self) -> bytes:
+        """Return `layers.json`: a JSON list of records."""
+        return _json([dict(record) for record in self.layers])
+
+    @classmethod
+    def from_bytes(cls, metrics: bytes, layers: bytes) -> Metrics:
+        """Read both files. ``Metrics.from_bytes(m.metrics_bytes(), m.layers_bytes()) == m``."""
+        return cls(values=json.loads(metrics), layers=tuple(json.loads(layers)))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"

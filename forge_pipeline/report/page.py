@@ -1,0 +1,89 @@
+"""Builds -> one HTML page. Every text that comes from a model or a file is escaped by the template engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.report import figures
+from forge_pipeline.report.build import Build
+from forge_pipeline.report.chart import Chart, chart
+
+TEMPLATE = "page.html.j2"
+MAIN_OUTPUTS = ("model_library.so", "model.onnx", "ranges.npz", "metrics.json")
+
+
+def render(builds: Sequence[Build]) -> str:
+    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ConfigError(
+            "report", "jinja2, to write the page", "no module jinja2", "pip install 'forge-pipeline[report]'"
+        ) from error
+    environment = Environment(
+        loader=PackageLoader("forge_pipeline.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= figures.FILTERS
+    if not builds:
+        raise ConfigError("report", "at least one build", "none", "run `dvc repro`")
+    return environment.get_template(TEMPLATE).render(
+        builds=builds,
+        groups=_groups(builds),
+        stages=_stages(builds),
+        machines=_machines(builds),
+        absent=_absent(builds),
+        model=builds[0].metadata,
+    )
+
+
+def _groups(builds: Sequence[Build]) -> list[dict[str, Any]]:
+    """Return one chart for each different table of layers, with the targets that it holds for."""
+    groups: list[tuple[Build, Chart | None, list[str]]] = []
+    for build in builds:
+        for first, _, targets in groups:
+            if list(first.layers) == list(build.layers):
+                targets.append(build.target)
+                break
+        else:
+            groups.append((build, chart(build.layers, build.names), [build.target]))
+    return [{"chart": drawn, "targets": targets} for _, drawn, targets in groups]
+
+
+def _machines(builds: Sequence[Build]) -> list[tuple[str, int]]:
+    """Return on which machines latency was measured, and in how many runs."""
+    found = {(b.metrics["machine"], b.metrics["latency_runs"]) for b in builds if "latency_runs" in b.metrics}
+    return sorted(found)
+
+
+def _absent(builds: Sequence[Build]) -> list[tuple[list[str], str]]:
+    """Return the targets that this machine could not run, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for build in builds:
+        if build.metrics["compiled"] is None:
+            reasons.setdefault(build.metrics["not_run"], []).append(build.target)
+    return [(targets, reason) for reason, targets in reasons.items()]
+
+
+def _stages(builds: Sequence[Build]) -> list[dict[str, Any]]:
+    """Return the stages in the order of the build, each action once, with the targets that it served."""
+    order: list[str] = []
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for build in builds:
+        for record in build.stages:
+            if record["stage"] not in order:
+                order.append(record["stage"])
+            main = next((name for name in MAIN_OUTPUTS if name in record["outputs"]), min(record["outputs"]))
+            fresh = {**record, "main": main, "targets": []}
+            entry = found.setdefault((record["stage"], record["action_key"]), fresh)
+            entry["targets"].append(build.target)
+    longest = max((entry["seconds"] for entry in found.values()), default=0.0) or 1.0
+    rows = sorted(found.values(), key=lambda entry: order.index(entry["stage"]))
+    return [
+        {**row, "share": row["seconds"] / longest, "everywhere": len(row["targets"]) == len(builds)} for row in rows
+    ]

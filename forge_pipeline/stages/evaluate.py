@@ -1,0 +1,139 @@
+"""float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
+
+The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
+Everything is a function of the inputs but the latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.data import Dataset, Preparation
+from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.evaluation.results import Metrics, Value
+from forge_pipeline.stages.contract import Result
+
+if TYPE_CHECKING:
+    from forge_pipeline.evaluation.comparison import Comparison
+    from forge_pipeline.evaluation.layers import Layer
+    from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.runtime.bundle import Library
+
+__all__ = ["Config", "Metrics", "run"]
+
+WORST = 3
+MIN_RUNS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/evaluate/*.yaml, and the preparation of the data."""
+
+    metric: str
+    max_drop: float | None
+    samples: int | None
+    layer_samples: int
+    latency_runs: int
+    machine: str
+    data: Preparation
+
+    def __post_init__(self) -> None:
+        least = {"samples": 1, "layer_samples": 0, "latency_runs": MIN_RUNS}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ConfigError(f"evaluate.{name}", f"at least {minimum}", str(value), f"raise `evaluate.{name}`")
+        if self.max_drop is not None and self.max_drop < 0:
+            raise ConfigError("evaluate.max_drop", "null or at least 0", str(self.max_drop), "allow some loss")
+
+
+def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
+    """Return Metrics: scores, noise of every output, noise by layer, latency and sizes.
+
+    ``reference`` is the folded float model, ``model`` what was compiled to ``library``. Raises VerificationError
+    over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run.
+    """
+    from forge_pipeline.evaluation import comparison, compiled, latency, layers, scores
+    from forge_pipeline.evaluation.feeds import feeds_for
+    from forge_pipeline.evaluation.interpreter import Interpreter
+
+    chosen = feeds_for(reference, data, config.data)
+    metric = scores.resolve(config.metric, chosen.labels)
+    new_score = scores.factory(metric)
+    models: dict[str, comparison.Model] = {
+        comparison.FLOAT: Interpreter(reference, where="float model"),
+        comparison.QUANTIZED: Interpreter(model, where="quantized model"),
+    }
+    obstacle = compiled.obstacle(library)
+    engine = compiled.load(library) if obstacle is None else None
+    if engine is not None:
+        models[comparison.COMPILED] = engine.run
+    outputs = reference.output_names
+    found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
+    table = layers.measure(reference, model, islice(chosen.feeds, config.layer_samples))
+    worst = layers.worst(table, WORST)
+    drop = found.drop(new_score().higher_is_better)
+    _check_budget(config.max_drop, metric, found, drop, worst)
+    values: dict[str, Value] = {
+        "metric": metric,
+        "samples": found.samples,
+        "drop": _rounded(drop),
+        **{name: _rounded(value) for name, value in found.scores.items()},
+        **_noise(found),
+        "size_float_bytes": len(reference.to_bytes()),
+        "size_quantized_bytes": len(model.to_bytes()),
+        "size_library_bytes": len(library.to_bytes()),
+    }
+    if worst:
+        values |= {"worst_layer": worst[0].layer, "worst_layer_noise_share": worst[0].noise_share}
+    if engine is None:
+        values |= {comparison.COMPILED: None, "not_run": obstacle}
+    else:
+        feed = next(iter(chosen.feeds))
+        timed = latency.measure(lambda: engine(feed), config.latency_runs)
+        values |= {
+            "latency_median_ms": _rounded(timed.median_ms),
+            "latency_min_ms": _rounded(timed.min_ms),
+            "latency_runs": timed.runs,
+            "latency_threads": 1,
+            "machine": config.machine,
+        }
+    report = {
+        "metric": metric,
+        "inputs": chosen.origin,
+        "compiled": "run on this machine" if engine is not None else f"not run: {obstacle}",
+        "worst_layers": [asdict(layer) for layer in worst],
+    }
+    metrics = Metrics(values=dict(sorted(values.items())), layers=tuple(asdict(layer) for layer in table))
+    return Result(output=metrics, report=report)
+
+
+def _noise(found: Comparison) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name, outputs in found.noise.items():
+        for output, noise in outputs.items():
+            values[f"{name}_sqnr_db.{output}"] = _rounded(noise.sqnr_db)
+            values[f"{name}_max_abs_error.{output}"] = _rounded(noise.max_abs)
+            values[f"{name}_max_rel_error.{output}"] = _rounded(noise.max_rel)
+    return values
+
+
+def _check_budget(max_drop: float | None, metric: str, found: Comparison, drop: float, worst: list[Layer]) -> None:
+    if max_drop is None or drop <= max_drop:
+        return
+    scores = ", ".join(f"{name} {value:.6g}" for name, value in found.scores.items())
+    names = ",".join(layer.layer for layer in worst)
+    named = ", ".join(f"{layer.layer} ({layer.operator}, {layer.noise_share:g} %)" for layer in worst)
+    raise VerificationError(
+        where="evaluate",
+        expected=f"a loss of at most {max_drop:g} in {metric}",
+        found=f"a loss of {drop:.6g} ({scores}); most noise is added by {named or 'no layer'}",
+        fix=f"keep them in float (quantize.keep_float=[{names}]), calibrate with more samples, or raise evaluate.max_drop",
+    )
+
+
+def _rounded(value: Any) -> float | None:
+    """Return six significant digits: more than any of these figures carries from one kind of machine to another."""
+    return None if value is None else float(f"{value:.6g}")
