@@ -1,1 +1,45 @@
-"""Graph passes: contract, verification and the passes, one file per family."""
+"""Graph passes: contract, verification and the passes, one file per family. Importing it imports no framework."""
+
+from __future__ import annotations
+
+from forge_pipeline.passes.contract import (
+    Analysis,
+    Annotation,
+    Equality,
+    Metric,
+    NoOptions,
+    Pass,
+    PassError,
+    PassRow,
+    Tolerance,
+    Transformation,
+    Unverified,
+    verified,
+)
+from forge_pipeline.passes.sequence import Applied, Outcome, Repeat, Step, apply, plan
+from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.table import PASSES, table
+
+__all__ = [
+    "PASSES",
+    "Analysis",
+    "Annotation",
+    "Applied",
+    "Equality",
+    "Metric",
+    "NoOptions",
+    "Outcome",
+    "Pass",
+    "PassError",
+    "PassRow",
+    "Repeat",
+    "Step",
+    "Tolerance",
+    "Transformation",
+    "Unverified",
+    "VerifySettings",
+    "apply",
+    "plan",
+    "table",
+    "verified",
+]

@@ -1,0 +1,48 @@
+"""Running a model as it is written: ONNX Runtime without its optimisations, one thread, no prepacking.
+
+The same operator on the same data then gives the same bits, whether its operands are constants or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    RuntimeException,
+)
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotSupported
+
+Array = np.ndarray[Any, Any]
+
+RUN_ERRORS = (Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NotSupported, RuntimeException)
+
+
+class Interpreter:
+    """A model ready to run. Raises one of RUN_ERRORS where ONNX Runtime cannot."""
+
+    def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None) -> None:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.use_deterministic_compute = True
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        data = model.SerializeToString()
+        self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        self.outputs = list(outputs) if outputs is not None else [value.name for value in model.graph.output]
+
+    def __call__(self, inputs: Mapping[str, Array]) -> list[Any]:
+        """Return the outputs: arrays, or what ONNX Runtime makes of sequences and optionals."""
+        options = onnxruntime.RunOptions()
+        options.log_severity_level = 4
+        result: list[Any] = self._session.run(self.outputs, dict(inputs), options)
+        return result

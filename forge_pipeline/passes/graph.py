@@ -1,0 +1,414 @@
+"""A graph that can be edited: who produces a value, who uses it, what is constant, and what is its type.
+
+Nodes stay ``onnx.NodeProto``; their order is settled when the model is written, so that an edit never has to find a
+place. Values of enclosing graphs that a subgraph reads count as uses. Nothing here depends on hash order: the same
+edits give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from forge_pipeline.ir.order import needs, subgraphs
+from forge_pipeline.ir.tensors import byte_count
+from forge_pipeline.passes.contract import PassError
+from forge_pipeline.passes.value_types import Shape, Types, infer_types
+
+Array = np.ndarray[Any, Any]
+
+
+class Graph:
+    """The main graph of a model under edit; the model that it was made from stays as it was."""
+
+    def __init__(self, model: ModelProto) -> None:
+        graph = model.graph
+        self.header = ModelProto()
+        for name in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if model.HasField(name):
+                setattr(self.header, name, getattr(model, name))
+        self.header.metadata_props.extend(model.metadata_props)
+        self.header.opset_import.extend(model.opset_import)
+        self.header.functions.extend(model.functions)
+        self.name = graph.name
+        self.inputs = [_copied(value) for value in graph.input]
+        self.outputs = [_copied(value) for value in graph.output]
+        self.sparse = list(graph.sparse_initializer)
+        self.annotations = list(graph.quantization_annotation)
+        self.findings: dict[str, Any] = {}
+        self._stated = [_copied(value) for value in graph.value_info]
+        self._nodes: dict[int, NodeProto] = {}
+        self._constants: dict[str, TensorProto] = {}
+        self._arrays: dict[str, Array] = {}
+        self._producer: dict[str, NodeProto] = {}
+        self._users: dict[str, dict[int, int]] = {}
+        self._names: set[str] = set()
+        self._types: Types | None = None
+        for tensor in graph.initializer:
+            self._constants[tensor.name] = tensor
+        for node in graph.node:
+            self._link(_copied(node))
+        self._names.update(self._constants)
+        self._names.update(value.name for value in (*graph.input, *graph.output))
+        self._names.update(tensor.values.name for tensor in graph.sparse_initializer)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[NodeProto]:
+        """The nodes in a topological order that keeps the present one where it can."""
+        return list(_topological(self._nodes, self._producer))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: NodeProto) -> bool:
+        return id(node) in self._nodes
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that must be fed."""
+        return [value.name for value in self.inputs if value.name not in self._constants]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, in order."""
+        return [value.name for value in self.outputs]
+
+    def opset(self, domain: str = "") -> int:
+        """Return the version of an operator set, 0 where the model does not import it."""
+        same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
+        return next((entry.version for entry in self.header.opset_import if entry.domain in same), 0)
+
+    def producer(self, name: str) -> NodeProto | None:
+        """Return the node that computes a value; None for inputs, constants and values of no graph."""
+        return self._producer.get(name)
+
+    def users(self, name: str) -> list[NodeProto]:
+        """Return the nodes that read a value, each once, subgraphs' captures included."""
+        return [self._nodes[key] for key in self._users.get(name, ())]
+
+    def is_output(self, name: str) -> bool:
+        """Whether a value is an output of the graph."""
+        return any(value.name == name for value in self.outputs)
+
+    def only_user(self, name: str) -> NodeProto | None:
+        """Return the one node that reads a value, once and as an ordinary input; None where there is more to it."""
+        users = self._users.get(name, {})
+        if len(users) != 1 or self.is_output(name):
+            return None
+        (key, count), *_ = users.items()
+        node = self._nodes[key]
+        return node if count == 1 and name in node.input else None
+
+    def constant(self, name: str) -> TensorProto | None:
+        """Return the constant of that name, be it an overridable default too."""
+        return self._constants.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a value is the same whatever the graph is fed."""
+        return name in self._constants and all(value.name != name for value in self.inputs)
+
+    def array(self, name: str) -> Array | None:
+        """Return a constant's elements (not to be written to), or None where the value is not constant."""
+        if not self.is_constant(name):
+            return None
+        if name not in self._arrays:
+            self._arrays[name] = numpy_helper.to_array(self._constants[name])
+        return self._arrays[name]
+
+    @property
+    def constants(self) -> dict[str, TensorProto]:
+        """All constants by name, in order; a copy of the table."""
+        return dict(self._constants)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Size of all constants as ``raw_data``."""
+        return sum(byte_count(t) for t in self._constants.values() if t.data_type != TensorProto.STRING)
+
+    def shape(self, name: str) -> Shape | None:
+        """Return a value's shape: numbers, symbols, None for unknown dimensions; None for an unknown rank."""
+        return self._known().shape(name)
+
+    def static_shape(self, name: str) -> tuple[int, ...] | None:
+        """Return a value's shape where all of it is known as numbers."""
+        shape = self.shape(name)
+        if shape is None:
+            return None
+        known = tuple(dim for dim in shape if isinstance(dim, int))
+        return known if len(known) == len(shape) else None
+
+    def rank(self, name: str) -> int | None:
+        """Return a value's number of dimensions, or None."""
+        shape = self.shape(name)
+        return None if shape is None else len(shape)
+
+    def elem_type(self, name: str) -> int:
+        """Return a value's element type as TensorProto numbers them, 0 where it is unknown."""
+        return self._known().elem_type(name)
+
+    def has_type(self, name: str) -> bool:
+        """Whether the value is known to be a tensor, which sequences, maps and optionals are not."""
+        return self.elem_type(name) != 0
+
+    # --- editing -----------------------------------------------------------------------------------------------
+
+    def fresh(self, hint: str) -> str:
+        """Return a name that nothing has, made from ``hint``, and take it."""
+        name, number = hint, 0
+        while name in self._names:
+            number += 1
+            name = f"{hint}_{number}"
+        self._names.add(name)
+        return name
+
+    def add_constant(self, array: Array, hint: str) -> str:
+        """Add a constant and return its name."""
+        name = self.fresh(hint)
+        self.set_constant(name, array)
+        return name
+
+    def set_constant(self, name: str, array: Array) -> None:
+        """Give a constant new content. ``name`` may be a new one, or a value whose producer has gone."""
+        array = np.asarray(array)
+        array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self.set_tensor(numpy_helper.from_array(array, name))
+
+    def set_tensor(self, tensor: TensorProto) -> None:
+        """Add or replace a constant."""
+        self._names.add(tensor.name)
+        self._constants[tensor.name] = tensor
+        self._arrays.pop(tensor.name, None)
+        if self._types is not None:
+            self._types.set(tensor.name, tensor.data_type, tuple(tensor.dims))
+
+    def drop_constant(self, name: str) -> None:
+        """Remove a constant that nothing uses."""
+        del self._constants[name]
+        self._arrays.pop(name, None)
+
+    def add(self, op: str, inputs: Sequence[str], hint: str, *, domain: str = "", **attributes: Any) -> NodeProto:
+        """Add a node with one new output, named after ``hint``, and return it."""
+        return self.add_node(helper.make_node(op, list(inputs), [self.fresh(hint)], domain=domain, **attributes))
+
+    def add_node(self, node: NodeProto) -> NodeProto:
+        """Add a ready node, whose outputs nothing else produces."""
+        if not node.name:
+            node.name = self.fresh(f"{node.op_type}_{node.output[0]}")
+        self._link(node)
+        return node
+
+    def remove(self, node: NodeProto) -> None:
+        """Remove a node; what it produced is free to be produced by another."""
+        del self._nodes[id(node)]
+        for name in needs(node):
+            self._unuse(name, node)
+        for name in node.output:
+            if name:
+                del self._producer[name]
+
+    def set_input(self, node: NodeProto, index: int, name: str) -> None:
+        """Make a node read another value; ``index`` one past the end adds an input."""
+        if index == len(node.input):
+            node.input.append("")
+        if node.input[index]:
+            self._unuse(node.input[index], node)
+        node.input[index] = name
+        if name:
+            self._use(name, node)
+
+    def set_inputs(self, node: NodeProto, names: Sequence[str]) -> None:
+        """Replace all inputs of a node."""
+        for name in node.input:
+            if name:
+                self._unuse(name, node)
+        del node.input[:]
+        node.input.extend(names)
+        for name in names:
+            if name:
+                self._use(name, node)
+
+    def set_output(self, node: NodeProto, index: int, name: str) -> None:
+        """Give an output of a node another name, which nothing else produces."""
+        if node.output[index]:
+            del self._producer[node.output[index]]
+        node.output[index] = name
+        self._producer[name] = node
+
+    def redirect(self, old: str, new: str) -> None:
+        """Make everything that reads ``old`` read ``new``; outputs of the graph aside, which have their names."""
+        for node in self.users(old):
+            _rename_inputs(node, old, new)
+        for key, count in self._users.pop(old, {}).items():
+            users = self._users.setdefault(new, {})
+            users[key] = users.get(key, 0) + count
+
+    def bypass(self, node: NodeProto, source: str) -> bool:
+        """Remove a node of one output that equals ``source``. False where the interface's names forbid it."""
+        target = node.output[0]
+        if self.is_output(target):
+            maker = self.producer(source)
+            if maker is None or self.is_output(source):
+                return False
+            self.remove(node)
+            self.redirect(source, target)
+            self.set_output(maker, list(maker.output).index(source), target)
+        else:
+            self.remove(node)
+            self.redirect(target, source)
+        return True
+
+    def replace(self, node: NodeProto, op: str, inputs: Sequence[str], *, domain: str = "", **attributes: Any) -> None:
+        """Put another operator in a node's place; its first output keeps its name."""
+        self.remove(node)
+        self.add_node(helper.make_node(op, list(inputs), [node.output[0]], node.name, domain=domain, **attributes))
+
+    def forget_types(self) -> None:
+        """Have types inferred anew when they are next asked for."""
+        self._types = None
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def model(self) -> ModelProto:
+        """Return the graph as a model of its own; what was stated about inner values is left to inference."""
+        model = ModelProto()
+        model.CopyFrom(self.header)
+        self._write(model.graph)
+        return model
+
+    def _write(self, graph: GraphProto) -> None:
+        graph.name = self.name
+        graph.node.extend(self.nodes)
+        graph.initializer.extend(self._constants.values())
+        graph.sparse_initializer.extend(self.sparse)
+        graph.input.extend(self.inputs)
+        graph.output.extend(self.outputs)
+        graph.value_info.extend(value for value in self._stated if value.name in self._producer)
+        graph.quantization_annotation.extend(self.annotations)
+
+    def state(self, value: ValueInfoProto) -> None:
+        """State a type for an inner value, in place of what was stated before."""
+        self._stated = [known for known in self._stated if known.name != value.name]
+        self._stated.append(value)
+
+    def unstate(self) -> None:
+        """Drop everything that is stated about inner values."""
+        self._stated = []
+        self._types = None
+
+    # --- within ------------------------------------------------------------------------------------------------
+
+    def _known(self) -> Types:
+        if self._types is None:
+            self._types = infer_types(self)
+        return self._types
+
+    def _link(self, node: NodeProto) -> None:
+        self._nodes[id(node)] = node
+        for name in node.output:
+            if name:
+                self._producer[name] = node
+                self._names.add(name)
+        if node.name:
+            self._names.add(node.name)
+        for name in needs(node):
+            self._use(name, node)
+        for graph in subgraphs(node):
+            self._names.update(_names_within(graph))
+
+    def _use(self, name: str, node: NodeProto) -> None:
+        users = self._users.setdefault(name, {})
+        users[id(node)] = users.get(id(node), 0) + 1
+
+    def _unuse(self, name: str, node: NodeProto) -> None:
+        users = self._users[name]
+        users[id(node)] -= 1
+        if not users[id(node)]:
+            del users[id(node)]
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """Return an attribute as Python knows it (str, not bytes), or ``default`` where the node does not have it."""
+    for entry in node.attribute:
+        if entry.name == name:
+            value = helper.get_attribute_value(entry)
+            if entry.type == AttributeProto.STRING:
+                return value.decode()
+            return list(value) if entry.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+    return default
+
+
+def set_attribute(node: NodeProto, name: str, value: Any) -> None:
+    """Give a node an attribute, in place of one of that name; None removes it."""
+    kept = [entry for entry in node.attribute if entry.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if value is not None:
+        node.attribute.append(helper.make_attribute(name, value))
+
+
+def is_op(node: NodeProto | None, *ops: str) -> bool:
+    """Whether a node is one of these operators of ONNX's own domain."""
+    return node is not None and node.op_type in ops and node.domain in ("", "ai.onnx")
+
+
+def _copied(message: Any) -> Any:
+    duplicate = type(message)()
+    duplicate.CopyFrom(message)
+    return duplicate
+
+
+def _names_within(graph: GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        yield from node.output
+        for inner in subgraphs(node):
+            yield from _names_within(inner)
+
+
+def _rename_inputs(node: NodeProto, old: str, new: str) -> None:
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _rename_inputs(inner, old, new)
+        for value in graph.output:
+            if value.name == old:  # a subgraph may hand a captured value straight on
+                value.name = new
+
+
+def _topological(nodes: dict[int, NodeProto], producer: dict[str, NodeProto]) -> Iterable[NodeProto]:
+    """Yield nodes after what they need, otherwise in the order given; iterative, as a graph may be deep."""
+    entered: set[int] = set()
+    done: set[int] = set()
+    for root in nodes.values():
+        if id(root) in entered:
+            continue
+        entered.add(id(root))
+        stack = [(root, iter(needs(root)))]
+        while stack:
+            node, names = stack[-1]
+            for name in names:
+                maker = producer.get(name)
+                if maker is None or id(maker) in done:
+                    continue
+                if id(maker) in entered:
+                    raise PassError(
+                        where=f"node {maker.name!r} ({maker.op_type})",
+                        expected="a graph without cycles",
+                        found=f"its output {name!r} is needed to compute it",
+                        fix="correct the pass that joined them",
+                    )
+                entered.add(id(maker))
+                stack.append((maker, iter(needs(maker))))
+                break
+            else:
+                stack.pop()
+                done.add(id(node))
+                yield node

@@ -1,0 +1,82 @@
+"""The table of passes: every name that a configuration may use, and where its code is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.passes.contract import PassRow
+from forge_pipeline.registry import Registry
+
+ENTRY_POINTS = "forge_pipeline.passes"
+_HERE = "forge_pipeline.passes"
+
+
+def _row(family: str, attr: str, group: str, summary: str) -> PassRow:
+    return PassRow(module=f"{_HERE}.{family}", attr=attr, group=group, summary=summary)
+
+
+PASSES = Registry(
+    "pass",
+    {
+        "constants-not-inputs": _row(
+            "interface", "ConstantsNotInputs", "cleanup", "stop listing initializers among the inputs"
+        ),
+        "remove-dead": _row("dead", "RemoveDead", "cleanup", "remove what no output depends on"),
+        "remove-identities": _row("identities", "RemoveIdentities", "cleanup", "bypass x + 0, x * 1, same casts ..."),
+        "fold-constants": _row("constants", "FoldConstants", "constants", "compute what depends on constants alone"),
+        "merge-constants": _row("constants", "MergeConstants", "constants", "keep one of equal constants"),
+        "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
+        "fold-affine": _row("affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"),
+    },
+)
+
+
+def table(imports: Sequence[str] = ()) -> Registry[PassRow]:
+    """Return PASSES, the passes of installed entry points, and those of the modules in ``imports``.
+
+    A module gives a mapping ``PASSES`` from names to PassRow; an entry point of the group ``forge_pipeline.passes``
+    gives one pass under its own name. Raises ConfigError where a name is taken or a module has no such mapping.
+    """
+    rows: dict[str, PassRow] = dict(PASSES)
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        row = PassRow(module=point.module, attr=point.attr, group="user", summary=point.value)
+        _add(rows, point.name, row, origin=f"entry point {point.value}")
+    for name in imports:
+        for key, row in _of_module(name).items():
+            _add(rows, key, row, origin=f"module {name}")
+    return Registry("pass", rows)
+
+
+def _of_module(name: str) -> Mapping[str, PassRow]:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            where="fold.imports",
+            expected="a module that can be imported",
+            found=f"{name!r}: {error}",
+            fix="correct the name, or install the package that has it",
+        ) from error
+    rows = getattr(module, "PASSES", None)
+    if isinstance(rows, Mapping) and all(isinstance(row, PassRow) for row in rows.values()):
+        return rows
+    raise ConfigError(
+        where=f"fold.imports: {name}",
+        expected="a mapping PASSES from names to forge_pipeline.passes.PassRow",
+        found="none" if rows is None else repr(type(rows).__name__),
+        fix="write the table out in that module",
+    )
+
+
+def _add(rows: dict[str, PassRow], name: str, row: PassRow, *, origin: str) -> None:
+    if rows.get(name, row) != row:
+        raise ConfigError(
+            where=origin,
+            expected="a name that no other pass has",
+            found=f"{name!r}, which is in {rows[name].module}",
+            fix="give the pass another name",
+        )
+    rows[name] = row

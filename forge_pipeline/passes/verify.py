@@ -1,0 +1,246 @@
+"""Verification: what a pass left behind must compute what it found, on the same inputs.
+
+The reference is the model itself, run by ONNX Runtime without optimisations before and after. What cannot be run is
+not verified, and the finding says so and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.passes.bisect import first_difference
+from forge_pipeline.passes.compare import METRICS, Difference, MetricFunction, bitwise, close
+from forge_pipeline.passes.contract import Arrays, Equality, Metric, Pass, Tolerance, Unverified, Verification
+from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.graph import attribute
+from forge_pipeline.passes.samples import Unsupported, bindings, sample
+from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.registry import Registry
+
+Outputs = list[Any]
+ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
+TOPS = (64, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices
+
+
+class PassVerificationError(VerificationError):
+    """A pass changed what the model computes. ``before`` and ``after`` are the models, for inspection."""
+
+    before: ModelProto
+    after: ModelProto
+
+    def keep(self, before: ModelProto, after: ModelProto) -> PassVerificationError:
+        """Remember both models and return the error itself."""
+        self.before, self.after = before, after
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What verification found out about one pass."""
+
+    how: Verification
+    worst: Difference | None = None
+    metric: float | None = None
+    unverified: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as plain JSON values; differences are rounded, as they vary with the processor."""
+        if self.unverified is not None:
+            return {"verified": False, "reason": self.unverified}
+        row: dict[str, Any] = {"verified": True, "how": type(self.how).__name__.lower()}
+        if self.metric is not None and isinstance(self.how, Metric):
+            row |= {"metric": self.how.name, "value": f"{self.metric:.6g}"}
+        if self.worst is not None and self.worst.max_abs:
+            row |= {"max_abs": f"{self.worst.max_abs:.1e}", "max_rel": f"{self.worst.max_rel:.1e}"}
+            row |= {"output": self.worst.output, "at": list(self.worst.at)}
+        return row
+
+
+@dataclass(slots=True, kw_only=True)
+class Verifier:
+    """Holds the inputs, the outputs of the model as it was, and those of the model as the last pass left it."""
+
+    settings: VerifySettings
+    inputs: list[Arrays] = field(default_factory=list)
+    original: list[Outputs] = field(default_factory=list)
+    current: list[Outputs] = field(default_factory=list)
+    output_names: list[str] = field(default_factory=list)
+    labels: Sequence[np.ndarray[Any, Any]] | None = None
+    metrics: Mapping[str, MetricFunction] = field(default_factory=lambda: dict(METRICS))
+    unverified: str | None = None
+    rounding: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelProto,
+        settings: VerifySettings,
+        *,
+        inputs: Sequence[Arrays] | None = None,
+        labels: Sequence[np.ndarray[Any, Any]] | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
+    ) -> Verifier:
+        """Run ``model`` on ``inputs``, or on generated ones, and remember what it gave.
+
+        ``metrics`` are the user's own, by name, beside the built-in ones.
+        """
+        verifier = cls(settings=settings, labels=labels, metrics=METRICS | dict(metrics or {}))
+        verifier.output_names = [value.name for value in model.graph.output]
+        verifier.rounding = _short_mantissa(model)
+        try:
+            run = Interpreter(model)
+            verifier.inputs = list(inputs) if inputs is not None else _generated(model, run, settings)
+            verifier.original = [run(fed) for fed in verifier.inputs]
+            again = [run(fed) for fed in verifier.inputs[:1]]
+        except RUN_ERRORS as error:
+            verifier.unverified = f"ONNX Runtime does not run the model: {_first_line(error)}"
+        except Unsupported as error:
+            verifier.unverified = f"no inputs can be generated: {error}"
+        else:
+            verifier.current = verifier.original
+            if any(
+                bitwise(name, a, b).failed
+                for name, a, b in zip(verifier.output_names, verifier.original[0], again[0], strict=True)
+            ):
+                verifier.unverified = "the model's outputs are random: two runs on one input differ"
+        return verifier
+
+    def check(self, step: Pass[Any], name: str, how: Verification, before: ModelProto, after: ModelProto) -> Finding:
+        """Compare ``after`` with ``before``, the state it was made from. Raises PassVerificationError."""
+        if isinstance(how, Unverified):
+            return Finding(how=how, unverified=how.reason)
+        if self.unverified is not None:
+            return Finding(how=how, unverified=self.unverified)
+        fed = [step.inputs_after(inputs) for inputs in self.inputs]
+        got = self._run(name, fed, before, after)
+        comparable = [list(step.outputs_before(outputs)) for outputs in got]
+        if isinstance(how, Metric):
+            finding = self._metric(name, how, comparable, before, after)
+        else:
+            finding = self._difference(name, how, comparable, before, after)
+        self.inputs, self.current = fed, got
+        if step.changes_interface:
+            self.output_names = [value.name for value in after.graph.output]
+            self.original = got
+        return finding
+
+    def conclude(self, model: ModelProto) -> Finding:
+        """Compare the model as the last pass left it with the one it began as: small errors may have added up."""
+        allowed = self._allowed(Tolerance()) or Tolerance()
+        if self.unverified is not None:
+            return Finding(how=allowed, unverified=self.unverified)
+        worst = self._worst(self.original, self.current, allowed)
+        if worst is not None and worst.failed:
+            raise self._failure("all passes together", str(worst), allowed).keep(model, model)
+        return Finding(how=allowed, worst=worst)
+
+    def _run(self, name: str, fed: list[Arrays], before: ModelProto, after: ModelProto) -> list[Outputs]:
+        try:
+            run = Interpreter(after)
+            return [run(inputs) for inputs in fed]
+        except RUN_ERRORS as error:
+            raise PassVerificationError(
+                where=f"pass {name!r}",
+                expected="a model that ONNX Runtime runs",
+                found=_first_line(error),
+                fix="leave the pass out and report it with the models that were kept",
+            ).keep(before, after) from error
+
+    def _difference(
+        self, name: str, how: Equality | Tolerance, got: list[Outputs], before: ModelProto, after: ModelProto
+    ) -> Finding:
+        allowed = self._allowed(how)
+        worst = self._worst(self.current, got, allowed)
+        if worst is None or not worst.failed:
+            return Finding(how=allowed or how, worst=worst)
+        cause = first_difference(before, after, self.inputs, allowed)
+        found = f"output {worst}" + (f"; {cause}" if cause else "")
+        raise self._failure(f"pass {name!r}", found, allowed).keep(before, after)
+
+    def _failure(self, where: str, found: str, allowed: Tolerance | None) -> PassVerificationError:
+        rule = "bit by bit" if allowed is None else f"within rtol {allowed.rtol:g} and atol {allowed.atol:g}"
+        return PassVerificationError(
+            where=where,
+            expected=f"the outputs of the model before it, {rule}",
+            found=found,
+            fix="leave the pass out, or allow more in its `verify` option if the difference is rounding",
+        )
+
+    def _worst(self, want: list[Outputs], got: list[Outputs], allowed: Tolerance | None) -> Difference | None:
+        differences = [
+            bitwise(name, a, b) if allowed is None else close(name, a, b, allowed)
+            for wanted, found in zip(want, got, strict=True)
+            for name, a, b in zip(self.output_names, wanted, found, strict=True)
+        ]
+        return max(differences, key=lambda difference: (difference.share, difference.max_abs), default=None)
+
+    def _metric(self, name: str, how: Metric, got: list[Outputs], before: ModelProto, after: ModelProto) -> Finding:
+        function = Registry("metric", self.metrics).pick(how.name, where=f"{name}.verify.metric")
+        if how.against == "labels" and self.labels is None:
+            raise ConfigError(f"{name}.verify", "labels to compare with", "none", "give labels beside the inputs")
+        values = []
+        for index, outputs in enumerate(got):
+            want = [self.labels[index]] if how.against == "labels" and self.labels is not None else self.original[index]
+            values.append(function(want, outputs))
+        value = float(np.mean(values))
+        low = float("-inf") if how.minimum is None else how.minimum
+        high = float("inf") if how.maximum is None else how.maximum
+        if not low <= value <= high:
+            raise PassVerificationError(
+                where=f"pass {name!r}",
+                expected=f"{how.name} between {low:g} and {high:g}",
+                found=f"{value:.6g}",
+                fix="leave the pass out, or widen the range in its `verify` option",
+            ).keep(before, after)
+        return Finding(how=how, metric=value)
+
+    def _allowed(self, how: Equality | Tolerance) -> Tolerance | None:
+        """Return the tolerance with its numbers set; None for bit by bit.
+
+        ONNX Runtime computes most 16-bit operators in float32 and rounds where two of them meet, so removing a node
+        between them changes bits: such models are allowed a few units of rounding.
+        """
+        if isinstance(how, Equality):
+            return Tolerance(rtol=self.rounding, atol=0.0) if self.rounding else None
+        return Tolerance(
+            rtol=max(self.settings.rtol if how.rtol is None else how.rtol, self.rounding),
+            atol=self.settings.atol if how.atol is None else how.atol,
+        )
+
+
+def _generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
+    """Return inputs that the model runs with: sizes and integers are tried until it does."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in constants]
+    refusal: Exception | None = None
+    for sizes in bindings(values, settings.dims):
+        for top in TOPS:
+            samples = [
+                sample(values, sizes, seed=settings.seed, index=index, top=top) for index in range(settings.samples)
+            ]
+            try:
+                for fed in samples:
+                    run(fed)
+            except RUN_ERRORS as error:
+                refusal = refusal or error
+            else:
+                return list(samples)
+    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
+
+
+def _short_mantissa(model: ModelProto) -> float:
+    """Return eight units of rounding of the shortest 16-bit float type in use, 0 where there is none."""
+    used = {tensor.data_type for tensor in model.graph.initializer}
+    used |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    used |= {attribute(node, "to") for node in model.graph.node if node.op_type == "Cast"}
+    return max((8 * unit for elem_type, unit in ROUNDING.items() if elem_type in used), default=0.0)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__

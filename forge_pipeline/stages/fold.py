@@ -1,0 +1,44 @@
+"""Model -> Model: the same function in fewer and simpler operators, verified pass by pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.passes.sequence import apply, plan
+from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.table import table
+from forge_pipeline.stages.contract import Result
+
+if TYPE_CHECKING:
+    from forge_pipeline.ir import ONNXModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """conf/fold/*.yaml. ``verify: null`` switches verification off, and the report says what was not verified."""
+
+    passes: list[str | dict[str, Any]]
+    imports: list[str]
+    verify: VerifySettings | None
+
+
+def run(config: Config, model: ONNXModule) -> Result:
+    """Return a new model with the same interface. Raises ConfigError, PassError and PassVerificationError."""
+    steps = plan(config.passes, table(config.imports), where="fold.passes")
+    if not steps:
+        return Result(output=model, report={"nodes": [len(model.mod.graph.node)] * 2, "history": [], "unverified": {}})
+
+    from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.passes.verify import Verifier
+
+    verifier = Verifier.of(model.mod, config.verify) if config.verify is not None else None
+    outcome = apply(model.mod, steps, verifier)
+    report = {
+        "nodes": [len(model.mod.graph.node), len(outcome.model.graph.node)],
+        "history": [row.as_json() for row in outcome.history if row.changes],
+        "overall": outcome.overall,
+        "unverified": outcome.unverified,
+        "findings": outcome.findings,
+    }
+    return Result(output=ONNXModule(outcome.model), report=report)
