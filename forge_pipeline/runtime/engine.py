@@ -10,7 +10,7 @@ from typing import Any
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
-from forge_pipeline.runtime.interface import Array, Tensor
+from forge_pipeline.runtime.interface import Array, Interface, Tensor
 from forge_pipeline.runtime.machine import Machine, available_cores
 
 
@@ -39,10 +39,11 @@ class Engine:
         threads: int | None = None,
         plaintext_folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        secret = None if password is None else Secret.of_password(password)
+        password = None if password is None else Secret.of_password(password)  # rebound: no local shows it
         folder = None if plaintext_folder is None else Path(plaintext_folder)
         self._where = "model library" if isinstance(library, bytes) else os.fspath(library)
-        with opened_library(library, key, secret, plaintext_folder=folder) as (found, interface, path):
+        self._interface = Interface(inputs=(), outputs=(), weights=())  # for the repr in the traceback of a refusal
+        with opened_library(library, key, password, plaintext_folder=folder) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
             self._machine = Machine(path, interface.weights, threads=_checked_threads(threads), where=self._where)
 

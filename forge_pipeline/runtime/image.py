@@ -38,7 +38,7 @@ class Image:
     def freeze(self) -> memoryview:
         """Make the contents final and return them, mapped read-only. The mapping outlives the image.
 
-        Before Python 3.13 a mapping keeps a descriptor of its own, until nothing refers to it any more.
+        A mapping of Python's keeps a descriptor of its own, until nothing refers to it any more.
         """
         if self.seals:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, self.seals)
