@@ -77,6 +77,8 @@ def _export(executable: Any, target: Target) -> bytes:
     def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
         linked.append(link([Path(name) for name in objects], target))
 
+    collect.get_target_triple = lambda: target.triple  # type: ignore[attr-defined]  # asked for where there are no kernels
+
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder, _explained(f"export for {target.tag}"):
         executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
     return linked[0]

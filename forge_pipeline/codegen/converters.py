@@ -3,10 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
+
+from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
 
-CONVERTERS: Mapping[str, Converter] = MappingProxyType({})
+
+def _chain(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Sum, Max and Min of many as binary operators, which fuse; TVM's converter stacks all inputs and reduces."""
+    from tvm.relax import op
+
+    result = inputs[0]
+    for value in inputs[1:]:
+        result = builder.normalize(getattr(op, name)(result, value))
+    return result
+
+
+def _mean(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    from tvm import relax
+
+    total = _chain("add", builder, inputs, attributes, opset)
+    return relax.op.divide(total, relax.const(float(len(inputs)), str(total.ty.dtype)))
+
+
+def _clip(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Clip as maximum and minimum, which fuse; TVM's converter calls a kernel that nothing is fused with."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    value = inputs[0]
+    bounds = [*inputs[1:3], None, None][:2]
+    if opset < 11:
+        dtype = str(value.ty.dtype)
+        bounds = [relax.const(attributes[key], dtype) if key in attributes else None for key in ("min", "max")]
+    low, high = bounds
+    if low is not None:
+        is_relu = isinstance(low, GenericConst) and float(low.value.numpy().item()) == 0.0
+        value = relax.op.nn.relu(value) if is_relu else relax.op.maximum(value, low)
+        value = builder.normalize(value)
+    return value if high is None else relax.op.minimum(value, high)
+
+
+def _is_inf(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """IsInf with its two flags, which TVM's converter ignores."""
+    from tvm import relax
+    from tvm.relax import op
+
+    dtype = str(inputs[0].ty.dtype)
+    signs = [sign for sign, key in ((1, "detect_positive"), (-1, "detect_negative")) if attributes.get(key, 1)]
+    found = [op.equal(inputs[0], relax.const(sign * float("inf"), dtype)) for sign in signs]
+    if not found:
+        return op.zeros_like(inputs[0], dtype="bool")
+    return found[0] if len(found) == 1 else op.logical_or(*map(builder.normalize, found))
+
+
+def _conv_transpose(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """ConvTranspose with `output_shape`, from which the padding follows; TVM's converter ignores it."""
+    from tvm.relax.frontend.onnx.onnx_frontend import ConvTranspose
+
+    if "output_shape" in attributes:
+        attributes = {**attributes, "pads": _transposed_pads(inputs, attributes), "auto_pad": b"NOTSET"}
+        del attributes["output_shape"]
+    return ConvTranspose.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[int, ...]:
+    """Return the padding that gives `output_shape`: the equations of the ONNX reference, ConvTranspose-11."""
+    sizes = [int(extent) for extent in inputs[0].ty.shape.values][2:]
+    kernel = [int(extent) for extent in inputs[1].ty.shape.values][2:]
+    rank = len(sizes)
+    strides, dilations = attributes.get("strides", (1,) * rank), attributes.get("dilations", (1,) * rank)
+    extra, wanted = attributes.get("output_padding", (0,) * rank), attributes["output_shape"][-rank:]
+    begins, ends = [], []
+    for axis in range(rank):
+        full = strides[axis] * (sizes[axis] - 1) + extra[axis] + (kernel[axis] - 1) * dilations[axis] + 1
+        total = full - wanted[axis]
+        half = total // 2
+        begin = total - half if attributes.get("auto_pad") == b"SAME_LOWER" else half
+        begins.append(begin)
+        ends.append(total - begin)
+    return (*begins, *ends)
+
+
+def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Expand to a shape that is known, or computed from shapes; TVM gets one computed from data wrong."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+    from tvm.relax.frontend.onnx.onnx_frontend import Expand
+
+    if not isinstance(inputs[1], GenericConst | relax.ShapeExpr):
+        raise NotImplementedError("its shape is computed from data")
+    return Expand.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+def _pow(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Pow of a float by a number of any type, which TVM's operator wants to be the same."""
+    from tvm.relax import op
+
+    base, exponent = inputs
+    dtype = str(base.ty.dtype)
+    if not dtype.startswith(("float", "bfloat")):
+        raise NotImplementedError("powers of integers")
+    if str(exponent.ty.dtype) != dtype:
+        exponent = builder.normalize(op.astype(exponent, dtype))
+    return op.power(base, exponent)
+
+
+def _non_max_suppression(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """NonMaxSuppression that keeps a box whose overlap is exactly the threshold; TVM's drops it."""
+    import numpy as np
+    from tvm import relax
+    from tvm.relax.frontend.onnx.onnx_frontend import NonMaxSuppression
+
+    if len(inputs) > 3 and inputs[3] is not None:
+        above = np.nextafter(inputs[3].value.numpy().astype("float32"), np.float32(np.inf))
+        inputs = [*inputs[:3], relax.const(above), *inputs[4:]]
+    return NonMaxSuppression.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+CONVERTERS: Mapping[str, Converter] = MappingProxyType(
+    {
+        "Sum": partial(_chain, "add"),
+        "Max": partial(_chain, "maximum"),
+        "Min": partial(_chain, "minimum"),
+        "Mean": _mean,
+        "Clip": _clip,
+        "IsInf": _is_inf,
+        "ConvTranspose": _conv_transpose,
+        "Expand": _expand,
+        "NonMaxSuppression": _non_max_suppression,
+        "Pow": _pow,
+        "LSTM": convert_lstm,
+        "GRU": convert_gru,
+        "RNN": convert_rnn,
+    }
+)

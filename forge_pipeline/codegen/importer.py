@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import CompileError, ModelError
+from forge_pipeline.errors import CompileError
 
 if TYPE_CHECKING:
     import onnx
     import tvm
 
 SHOWN = 12
-STRUCTURAL = ("If", "Constant")
+ELEMENTS = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16))
+"""TensorProto.DataType of what can be an input or an output: float, double, half, bfloat16, integers and bool."""
+STRUCTURAL = frozenset({"If", "Constant"})
 """Operators that the front end handles without a converter."""
+OTHER_MEANING = frozenset({"Attention"})
+"""Operators whose converter in TVM is for another domain's operator of that name."""
 
 Progress = Callable[[str], None]
 
@@ -61,9 +65,12 @@ def unsupported(model: onnx.ModelProto) -> Iterator[Refused]:
     from forge_pipeline.codegen.converters import CONVERTERS
     from forge_pipeline.codegen.traps import TRAPS, Facts
 
-    known = {*_get_convert_map(), *CONVERTERS, *STRUCTURAL}
+    known = (set(_get_convert_map()) - OTHER_MEANING) | set(CONVERTERS) | STRUCTURAL
     functions = {(function.domain, function.name) for function in model.functions}
     facts = Facts.of(model)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type not in ELEMENTS:
+            yield Refused(node=value.name, operator="input or output", reason="no tensor of numbers or flags")
     for index, node in enumerate(_nodes(model.graph)):
         name = node.name or f"{node.op_type}_{index}"
         if (node.domain, node.op_type) in functions:
@@ -88,21 +95,13 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with local functions inlined and all inferred shapes written down. Raises ModelError."""
+    """Return ``model`` with local functions inlined and the shapes that can be inferred written down."""
     import onnx
     import onnx.inliner
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ModelError(
-            where=f"model {model.graph.name!r}",
-            expected="shapes that fit together",
-            found=" ".join(str(error).split())[:500],
-            fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
-        ) from error
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
@@ -115,7 +114,10 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice on renamed inputs and unknown dimensions, of no use to our users
-        return importer.from_onnx(model.graph, opset)
+        try:
+            return importer.from_onnx(model.graph, opset)
+        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:  # between nodes
+            raise node_error(importer.place[0], importer.place[1], error) from error
 
 
 def _importer(progress: Progress) -> Any:
@@ -125,11 +127,14 @@ def _importer(progress: Progress) -> Any:
     from forge_pipeline.codegen.converters import CONVERTERS
 
     class Importer(ONNXGraphImporter):  # type: ignore[misc]
+        place = ("", "model")
+
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""
 
         def _convert_operator(self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:
             name = attrs["tvm_custom"]["name"]
+            self.place = (name, op_name)
             progress(f"import {op_name} {name!r}")
             try:
                 if op_name not in CONVERTERS:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.recurrent import ACTIVATIONS, MOST_STEPS
+
 if TYPE_CHECKING:
     import numpy as np
     import onnx
@@ -21,14 +23,15 @@ class Facts:
 
     constants: Mapping[str, Any]
     shapes: Mapping[str, tuple[int | None, ...]]
-    opset: int
+    dtypes: Mapping[str, int]
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Facts:
         """Read them from a model after shape inference."""
         graph = model.graph
-        shapes = {}
+        shapes, dtypes = {}, {}
         for value in (*graph.input, *graph.value_info, *graph.output):
+            dtypes[value.name] = value.type.tensor_type.elem_type
             if value.type.tensor_type.HasField("shape"):
                 dims = value.type.tensor_type.shape.dim
                 shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
@@ -37,8 +40,8 @@ class Facts:
             if node.op_type == "Constant":
                 constants.update((node.output[0], item.t) for item in node.attribute if item.name == "value")
         shapes |= {name: tuple(tensor.dims) for name, tensor in constants.items()}
-        opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
-        return cls(constants=constants, shapes=shapes, opset=opset)
+        dtypes |= {name: tensor.data_type for name, tensor in constants.items()}
+        return cls(constants=constants, shapes=shapes, dtypes=dtypes)
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return the value of a constant, or None where ``name`` is none."""
@@ -46,7 +49,148 @@ class Facts:
 
         return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
 
+    def dtype(self, name: str) -> str:
+        """Return the element type of a value as numpy names it, or the empty string."""
+        from onnx import helper
+
+        return str(helper.tensor_dtype_to_np_dtype(self.dtypes[name])) if self.dtypes.get(name) else ""
+
 
 Trap = Callable[["onnx.NodeProto", Facts], Iterator[str]]
 
-TRAPS: Mapping[str, Trap] = MappingProxyType({})
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    from onnx import helper
+
+    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+def _input(node: onnx.NodeProto, index: int) -> str:
+    return node.input[index] if index < len(node.input) else ""
+
+
+def _is_off(node: onnx.NodeProto, index: int, facts: Facts) -> bool:
+    """Return whether a flag that is an input is absent or the constant false."""
+    value = facts.constant(_input(node, index))
+    return not _input(node, index) or (value is not None and not value.any())
+
+
+def _batch_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if _attribute(node, "training_mode", 0) or len([name for name in node.output if name]) > 1:
+        yield "training mode"
+
+
+def _dropout(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if not _is_off(node, 2, facts):
+        yield "training mode"
+    if len([name for name in node.output if name]) > 1:
+        yield "its mask is used"
+
+
+def _layer_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if len([name for name in node.output if name]) > 1:
+        yield "mean and deviation are used"
+
+
+def _max_pool(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if len([name for name in node.output if name]) > 1:
+        yield "indices are used"
+
+
+def _bit_shift(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    amount = facts.constant(_input(node, 1))
+    if amount is None or (amount < 0).any() or (amount >= 8 * amount.dtype.itemsize).any():
+        yield "shifts by what is not a constant within the width of the type"
+
+
+def _mod(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if not _attribute(node, "fmod", 0) and facts.dtype(_input(node, 0)) in ("float16", "float32", "float64"):
+        yield "floating point without fmod"
+
+
+def _roi_align(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if _attribute(node, "mode", b"avg") == b"max":
+        yield "mode max"
+
+
+def _space_to_depth(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if _attribute(node, "mode", b"DCR") != b"DCR":
+        yield "mode CRD"
+
+
+def _needs_constants(*indices: int) -> Trap:
+    def trap(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+        for index in indices:
+            name = _input(node, index)
+            if name and name not in facts.constants:
+                yield f"input {index} is not a constant"
+
+    return trap
+
+
+def _resize(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    mode = _attribute(node, "mode", b"nearest")
+    if _attribute(node, "antialias", 0):
+        yield "antialias"
+    if mode != b"nearest" and _shrinks(node, facts):
+        yield f"{mode.decode()} to a smaller or an unknown size"
+
+
+def _shrinks(node: onnx.NodeProto, facts: Facts) -> bool:
+    """Return whether an axis becomes smaller, or may: the result's extents against the source's."""
+    before, after = facts.shapes.get(node.input[0]), facts.shapes.get(node.output[0])
+    if before is None or after is None or len(before) != len(after):
+        return True
+    known = zip(before, after, strict=True)
+    return any(b is None or a is None or a < b for b, a in known if not (b is None and a is None))
+
+
+def _recurrent(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    time = 1 if _attribute(node, "layout", 0) else 0
+    shape = facts.shapes.get(node.input[0], ())
+    steps = shape[time] if len(shape) == 3 else None
+    if steps is None:
+        yield "the number of steps is not known; fix it in the model"
+    elif steps > MOST_STEPS:
+        yield f"{steps} steps, more than {MOST_STEPS}"
+    lengths = facts.constant(_input(node, 4))
+    if _input(node, 4) and (lengths is None or (lengths != steps).any()):
+        yield "sequences of several lengths"
+    if any(item.name == "clip" for item in node.attribute) or _attribute(node, "input_forget", 0):
+        yield "clip or input_forget"
+    unknown = {name.decode() for name in _attribute(node, "activations", ())} - set(ACTIVATIONS)
+    if unknown:
+        yield f"activation {', '.join(sorted(unknown))}"
+
+
+def _reduction(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if 0 in facts.shapes.get(node.input[0], ()):
+        yield "over an empty set"
+    if _input(node, 1) and _input(node, 1) not in facts.constants:
+        yield "axes are not a constant"
+
+
+TRAPS: Mapping[str, Trap] = MappingProxyType(
+    {
+        "BatchNormalization": _batch_normalization,
+        "BitShift": _bit_shift,
+        "Dropout": _dropout,
+        "GRU": _recurrent,
+        "LSTM": _recurrent,
+        "LayerNormalization": _layer_normalization,
+        "MaxPool": _max_pool,
+        "Mod": _mod,
+        "NonMaxSuppression": _needs_constants(2, 3, 4),
+        "RNN": _recurrent,
+        "Resize": _resize,
+        "RoiAlign": _roi_align,
+        "SpaceToDepth": _space_to_depth,
+        **dict.fromkeys(
+            (
+                *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+                *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
+            ),
+            _reduction,
+        ),
+    }
+)
