@@ -31,7 +31,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.functions import inlined
 from forge_pipeline.ir.order import post_order
-from forge_pipeline.ir.tensors import ExternalData, byte_count, content
+from forge_pipeline.ir.tensors import ExternalData, byte_count, check_strings, content, dtype_name
 
 IR_VERSION = 10  # read by every tool of the pipeline
 _NEWER_TYPES = {
@@ -256,11 +256,13 @@ class _Writer:
             target.ClearField("doc_string")
 
     def _header(self, source: TensorProto, name: str) -> TensorProto:
+        dtype_name(source.data_type, where=f"tensor {source.name[:80]!r}")
         self.types.add(source.data_type)
         header = TensorProto(dims=source.dims, data_type=source.data_type)
         if name:
             header.name = name
         if source.data_type == TensorProto.STRING:
+            check_strings(source)
             header.string_data.extend(source.string_data)
         return header
 

@@ -14,6 +14,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.inference import checked_and_inferred
 from forge_pipeline.ir.order import every_graph, every_node
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 
@@ -56,8 +57,8 @@ def check_versions(model: ModelProto, *, min_opset: int, max_opset: int) -> None
         )
 
 
-def check_interface(model: ModelProto) -> None:
-    """Raise ModelError unless inputs and outputs are tensors, told apart by name, with dimensions that can be."""
+def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
+    """Raise ModelError unless inputs and outputs are tensors, told apart by name, of a size that can be."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     for role, values in (("input", inputs), ("output", model.graph.output)):
@@ -68,6 +69,7 @@ def check_interface(model: ModelProto) -> None:
                 raise ModelError(where, f"a name for each {role}", "an empty or repeated one", _EXPORT)
             seen.add(value.name)
             _check_tensor(value, where, shape_needed=role == "input")
+            _check_size(value, where, max_value_bytes)
 
 
 def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> None:
@@ -121,20 +123,10 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     No value is computed: large weights are stood in for by inputs of the same type. Raises ModelError for a node
     that does not fit its schema, types that contradict each other, and a value of more than ``max_value_bytes``.
     """
-    try:
-        model = _outline(form)
-        onnx.checker.check_model(model)
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(
-            where="ONNX checker",
-            expected="a valid model",
-            found=_with_original_names(str(error), form.names),
-            fix=f"correct the node it names, or {_EXPORT}",
-        ) from error
+    inferred = checked_and_inferred(_outline(form), explain=lambda message: _with_original_names(message, form.names))
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
-            _check_size(value, form.names, max_value_bytes)
+            _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)
     return inferred
 
 
@@ -151,8 +143,7 @@ def _outline(form: Canonical) -> ModelProto:
     return model
 
 
-def _check_size(value: ValueInfoProto, names: Mapping[str, str], limit: int) -> None:
-    where = f"value {names.get(value.name, value.name)[:80]!r}"
+def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
     tensor = value.type.tensor_type
     _check_dims(tensor, where)
     known = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]

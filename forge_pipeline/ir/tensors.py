@@ -127,13 +127,24 @@ def content(tensor: TensorProto, external: ExternalData | None) -> bytes | memor
     """
     raw = _stored(tensor, external)
     if min(tensor.dims, default=0) < 0 or len(raw) != byte_count(tensor):
-        raise ModelError(
-            where=f"tensor {tensor.name!r}",
-            expected=f"{byte_count(tensor)} bytes for shape {list(tensor.dims)}",
-            found=f"{len(raw)} bytes",
-            fix="the file is damaged or was cut: export the model again",
-        )
+        raise _misfit(tensor, f"{byte_count(tensor)} bytes", f"{len(raw)} bytes")
     return raw
+
+
+def check_strings(tensor: TensorProto) -> None:
+    """Raise ModelError where a tensor of strings has not as many as its shape says."""
+    count = element_count(tensor.dims)
+    if min(tensor.dims, default=0) < 0 or len(tensor.string_data) != count:
+        raise _misfit(tensor, f"{count} strings", f"{len(tensor.string_data)} strings")
+
+
+def _misfit(tensor: TensorProto, expected: str, found: str) -> ModelError:
+    return ModelError(
+        where=f"tensor {tensor.name[:80]!r}",
+        expected=f"{expected} for shape {list(tensor.dims[:8])}",
+        found=found,
+        fix="the file is damaged or was cut: export the model again",
+    )
 
 
 def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes | memoryview:

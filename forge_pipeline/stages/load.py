@@ -39,14 +39,14 @@ def run(config: Config, source: Source) -> Result:
     imported = import_model(source)
     model = imported.model
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
-    checks.check_interface(model)
+    checks.check_interface(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
         _refuse_defaults(model)
     form = canonical(model, external=imported.external)
     checks.check_operators(form)
-    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
-    _complete_outputs(form.skeleton, inferred)
     module = ONNXModule(whole(form))
+    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
+    _complete_outputs(module.mod, inferred)
     report = {
         "kind": imported.kind,
         "opset": {entry.domain or "ai.onnx": entry.version for entry in module.mod.opset_import},
@@ -76,8 +76,8 @@ def _refuse_defaults(model: ModelProto) -> None:
         )
 
 
-def _complete_outputs(skeleton: ModelProto, inferred: ModelProto) -> None:
+def _complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
     """Give an output whose type the file leaves open the type that inference finds."""
-    for value, known in zip(skeleton.graph.output, inferred.graph.output, strict=True):
+    for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
         if not value.type.tensor_type.HasField("shape"):
             value.type.CopyFrom(known.type)
