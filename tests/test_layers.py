@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "passes": FOUNDATION | {"ir"},
     "quantization": FOUNDATION | {"ir", "data", "passes", "target"},
     "codegen": FOUNDATION | {"ir", "target", "runtime"},
-    "evaluation": FOUNDATION | {"ir", "data", "runtime", "quantization", "target"},
+    "evaluation": FOUNDATION | {"ir", "data", "passes", "runtime", "quantization", "target"},
     "report": FOUNDATION,
 }
 MAY_IMPORT["stages"] = FOUNDATION | set(MAY_IMPORT)

@@ -23,9 +23,13 @@ Task = Callable[[dict[str, Any], str | None], object]
 def launch(arguments: Sequence[str], task: Task) -> None:
     """Compose the configuration for the command-line ``arguments`` and call ``task`` with it, once per job.
 
+    Without a flag of Hydra's there is one job, and its application (plugins, a second composition) is not needed.
     Hydra's own flags work: ``-m`` for sweeps, ``--cfg job``, ``--config-dir``, ``--info``. Raises UsageError for
     an override that does not fit the configuration, and whatever ``task`` raises.
     """
+    if not any(argument.startswith("-") for argument in arguments):
+        task(compose([_quote_path(argument) for argument in arguments]), None)
+        return
     import hydra
     from omegaconf import DictConfig, OmegaConf
 

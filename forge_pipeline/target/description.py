@@ -82,15 +82,15 @@ class Target:
         """Return the target that conf/target/<tag>.yaml describes; TargetError where there is none."""
         import yaml
 
-        known = tags()
-        if tag not in known:
+        path = conf_dir() / "target" / f"{tag}.yaml"
+        if ".." in tag or not path.is_file():
+            known = tags()
             raise TargetError(
                 where=f"target {tag!r}",
                 expected="a target that conf/target describes",
                 found="no such tag",
                 fix=f"{did_you_mean(tag, known)}`forge-pipeline targets` lists them",
             )
-        path = conf_dir() / "target" / f"{tag}.yaml"
         try:
             values = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
         except yaml.YAMLError as error:

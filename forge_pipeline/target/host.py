@@ -6,6 +6,7 @@ equal targets, hence to equal action keys and equal bytes.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
@@ -50,6 +51,12 @@ class _HostFile:
 def resolve_host(values: object, *, where: str) -> Target:
     """Return this machine's target, tagged `host`; ConfigError for options, TargetError if none fits."""
     bind(_HostFile, values, where=where)
+    return _this_target()
+
+
+@functools.cache
+def _this_target() -> Target:
+    """Match this machine once: neither it nor the described targets change while a process runs."""
     machine = this_machine()
     match = best_match(machine, described())
     return replace(match, tag=HOST, description=f"this machine, as {match.tag}", cores=machine.cores)
