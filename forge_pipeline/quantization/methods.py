@@ -77,7 +77,7 @@ def mse(statistics: Statistics, options: Options) -> Span:
         beyond = np.maximum(centres - high, 0.0) + np.maximum(low - centres, 0.0)
         return float((counts * np.where(beyond > 0, beyond**2, step * step / 12)).sum())
 
-    shares = np.linspace(1.0, 0.3, 71)  # 1.0 first: at equal error nothing is clipped
+    shares = np.linspace(1.0, 0.3, 71).tolist()  # 1.0 first: at equal error nothing is clipped
     for _ in range(2):  # one end at a time, twice: each depends on the step that the other allows
         high = min((max(statistics.high, 0.0) * share for share in shares), key=lambda end: error(low, end))
         low = min((min(statistics.low, 0.0) * share for share in shares), key=lambda end: error(end, high))

@@ -12,7 +12,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError
@@ -35,9 +35,9 @@ class Ranges(Mapping[str, "Statistics"]):
     """
 
     fingerprint: str
-    tensors: Mapping[str, Statistics]
+    tensors: Mapping[str, Statistics] = field(repr=False)
     probe_bytes: int
-    probes: tuple[Probe, ...]
+    probes: tuple[Probe, ...] = field(repr=False)
 
     def __getitem__(self, name: str) -> Statistics:
         return self.tensors[name]

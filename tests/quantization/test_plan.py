@@ -1,0 +1,101 @@
+"""Where integers are stored: between layers, never inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.plan import make_plan
+
+Parse = Callable[..., ONNXModule]
+
+
+@pytest.fixture
+def network(net: ONNXModule) -> Network:
+    return Network(prepared(net.mod))
+
+
+def test_values_are_stored_between_layers_and_not_inside_one(network: Network) -> None:
+    values = make_plan(network).values
+    assert set(values) == {
+        "image", "stem_relu", "depth_relu", "sum_relu", "left", "right", "both", "pooled", "mean", "flat",
+    }  # fmt: skip
+
+
+def test_values_that_are_only_moved_share_a_scale(network: Network) -> None:
+    groups = make_plan(network).groups()
+    assert groups["left"] == ("left", "right", "both", "pooled")
+    assert groups["mean"] == ("mean", "flat")
+    assert groups["image"] == ("image",)
+
+
+def test_a_layer_kept_in_float_reads_and_writes_floats(network: Network) -> None:
+    plan = make_plan(network, ["Conv_0"])
+    assert "image" not in plan.values
+    assert plan.skipped == {"Conv_0": "asked for"}
+    assert "Conv_0" not in plan.products
+
+
+def test_a_residual_addition_is_the_epilogue_of_the_last_convolution_into_it(parse: Parse) -> None:
+    weights = {name: np.ones((4, 4, 1, 1), np.float32) for name in "uvw"}
+    plan = make_plan(Network(prepared(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+        { a = Conv(x, u) b = Conv(x, v) c = Add(a, b) d = Relu(c) y = Conv(d, w) }""",
+        weights,
+    ).mod)))  # fmt: skip
+    assert set(plan.values) == {"x", "a", "d"}
+
+
+def test_a_swish_is_the_epilogue_of_its_convolution_and_a_gated_value_is_stored(parse: Parse) -> None:
+    weights = {name: np.ones((4, 4, 1, 1), np.float32) for name in "uvw"}
+    plan = make_plan(Network(prepared(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+        {
+            a = Conv(x, u) s = Sigmoid(a) swish = Mul(a, s)
+            mean = GlobalAveragePool(swish) squeezed = Conv(mean, v) gate = Sigmoid(squeezed)
+            gated = Mul(swish, gate)
+            y = Conv(gated, w)
+        }""",
+        weights,
+    ).mod)))  # fmt: skip
+    assert set(plan.values) == {"x", "swish", "mean", "gated"}
+
+
+def test_a_residual_stream_of_floats_stays_in_float(parse: Parse) -> None:
+    weights = {"u": np.ones((4, 4), np.float32), "v": np.ones((4, 4), np.float32), "one": np.ones(4, np.float32)}
+    plan = make_plan(Network(prepared(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[2, 4] x) => (float[2, 4] y)
+        {
+            norm = LayerNormalization(x, one) up = MatMul(norm, u) act = Relu(up) down = MatMul(act, v)
+            sum = Add(x, down)
+            y = LayerNormalization(sum, one)
+        }""",
+        weights,
+    ).mod)))  # fmt: skip
+    assert set(plan.values) == {"norm", "act"}
+
+
+def test_a_product_of_two_activations_reads_integers_on_both_sides(parse: Parse) -> None:
+    plan = make_plan(Network(prepared(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[2, 4] x, float[4, 3] z) => (float[2, 3] y) { y = MatMul(x, z) }""",
+        {},
+    ).mod)))  # fmt: skip
+    assert set(plan.values) == {"x", "z"}
+
+
+def test_what_cannot_compute_in_integers_is_left_with_its_reason(parse: Parse) -> None:
+    plan = make_plan(Network(prepared(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 8, 8] x, float[4, 4, 1, 1] w) => (float[1, 4, 8, 8] y) { y = Conv(x, w) }""",
+        {},
+    ).mod)))  # fmt: skip
+    assert plan.skipped == {"Conv_0": "its weights are computed"}
+    assert plan.products == ()

@@ -1,0 +1,203 @@
+"""Static quantization: valid, deterministic, close to the float model, and exact in its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from forge_pipeline.config import bind
+from forge_pipeline.data import Feed
+from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.network import Network
+from forge_pipeline.quantization.ranges import Ranges
+from forge_pipeline.quantization.session import Session
+from forge_pipeline.quantization.settings import Config
+
+Parse = Callable[..., ONNXModule]
+
+
+def settings(**changes: Any) -> Config:
+    values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
+    return bind(Config, {**values, "reduce_range": False, **changes}, where="quantize")
+
+
+def learn(net: ONNXModule, feeds: list[Feed]) -> Ranges:
+    return calibrate(net, feeds, total=len(feeds), histogram_values=1 << 20, probe_bytes=1 << 20)
+
+
+def sqnr(net: ONNXModule, other: ONNXModule, feeds: list[Feed]) -> float:
+    one, two = Session(net.mod), Session(other.mod, faithful=True)
+    pairs = [(next(iter(one.run(feed).values())), next(iter(two.run(feed).values()))) for feed in feeds]
+    signal = sum(float((a.astype(np.float64) ** 2).sum()) for a, _ in pairs)
+    noise = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in pairs)
+    return float(10 * np.log10(signal / max(noise, 1e-30)))
+
+
+@pytest.fixture(scope="module")
+def ranges(net: ONNXModule, feeds: list[Feed]) -> Ranges:
+    return learn(net, feeds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({}, 28.0),
+        ({"per_channel": False}, 26.0),
+        ({"activation_dtype": "int8"}, 28.0),
+        ({"activation_dtype": "int8", "symmetric": True}, 24.0),
+        ({"activation_dtype": "uint8", "symmetric": True}, 24.0),
+        ({"activation_dtype": "int16", "symmetric": True}, 36.0),
+        ({"activation_dtype": "uint16"}, 36.0),
+        ({"kernel_dtype": "uint8"}, 28.0),
+        ({"bias_dtype": "float32"}, 28.0),
+        ({"reduce_range": True}, 25.0),
+        *(({"calib_method": name}, 20.0) for name in ("minmax", "average", "percentile", "entropy", "mse")),
+    ],
+)
+def test_every_setting_gives_a_valid_model_close_to_the_float_one(
+    net: ONNXModule, feeds: list[Feed], ranges: Ranges, changes: Mapping[str, Any], least: float
+) -> None:
+    model, _ = quantized_statically(settings(**changes), net, ranges)
+    onnx.checker.check_model(model.mod, full_check=True)
+    assert sqnr(net, model, feeds) > least
+
+
+def test_the_same_inputs_give_the_same_bytes_and_are_left_as_they_were(net: ONNXModule, ranges: Ranges) -> None:
+    before = net.to_bytes(), ranges.to_bytes()
+    one, two = (quantized_statically(settings(), net, ranges)[0].to_bytes() for _ in range(2))
+    assert one == two
+    assert (net.to_bytes(), ranges.to_bytes()) == before
+
+
+def test_every_layer_reads_integers_and_activations_are_saturation(net: ONNXModule, ranges: Ranges) -> None:
+    model, report = quantized_statically(settings(calib_method="minmax"), net, ranges)
+    network = Network(model.mod)
+    for node in network.nodes:
+        if node.op_type in ("Conv", "Gemm", "MaxPool", "GlobalAveragePool", "Concat"):
+            sources = [network.producer[name].op_type for name in node.input if name in network.producer]
+            assert set(sources) == {"DequantizeLinear"}, node.name
+    assert report["fused_activations"] == 3
+    assert model.operators.get("Relu", 0) + model.operators.get("Clip", 0) == 0
+
+
+def test_outputs_are_not_rounded(net: ONNXModule, ranges: Ranges) -> None:
+    model, _ = quantized_statically(settings(), net, ranges)
+    assert Network(model.mod).producer["scores"].op_type == "Gemm"
+
+
+def test_weights_and_biases_are_stored_as_integers(net: ONNXModule, ranges: Ranges) -> None:
+    model, _ = quantized_statically(settings(), net, ranges)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.mod.graph.initializer}
+    assert not {"w0", "b0", "w1", "b1", "w2", "b2", "w3", "w4"} & stored.keys()
+    assert stored["w1_q"].dtype == np.int8
+    assert stored["stem_bias_q"].dtype == np.int32
+    assert stored["w1_scale"].shape == (8,)
+    np.testing.assert_array_equal(stored["stem_bias_scale"], stored["w0_scale"] * stored["image_scale"])
+
+
+def test_reduced_range_keeps_pairs_of_products_within_sixteen_bits(net: ONNXModule, ranges: Ranges) -> None:
+    model, _ = quantized_statically(settings(reduce_range=True), net, ranges)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.mod.graph.initializer}
+    largest = max(
+        int(np.abs(a.astype(int)).max()) for name, a in stored.items() if name.startswith("w") and a.dtype == np.int8
+    )
+    assert 2 * 255 * largest < 2**15
+
+
+def test_transposed_and_grouped_convolutions_have_a_scale_per_output_channel(parse: Parse) -> None:
+    draw = np.random.default_rng(0)
+    spread = 4.0 ** np.arange(4, dtype=np.float32)
+    weights = {
+        "u": (draw.normal(size=(4, 4, 3, 3)) * spread[None, :, None, None]).astype(np.float32),
+        "v": (draw.normal(size=(4, 2, 2, 2)) * 0.3).astype(np.float32),
+        "b": draw.normal(size=4).astype(np.float32),
+    }
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 5, 5] x) => (float[1, 4, 6, 6] y)
+        { up = ConvTranspose<pads=[1, 1, 1, 1]>(x, u, b) y = ConvTranspose<group=2>(up, v, b) }""",
+        weights,
+    )
+    feeds: list[Feed] = [{"x": draw.normal(size=(1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
+    model, _ = quantized_statically(settings(), net, learn(net, feeds))
+    onnx.checker.check_model(model.mod, full_check=True)
+    assert sqnr(net, model, feeds) > 30.0
+
+
+def test_a_layer_kept_in_float_keeps_its_weights(net: ONNXModule, ranges: Ranges) -> None:
+    model, report = quantized_statically(settings(keep_float=["Conv_2"]), net, ranges)
+    assert "w1" in {tensor.name for tensor in model.mod.graph.initializer}
+    assert report["float_layers"] == {"Conv_2": "asked for"}
+
+
+def test_an_unknown_layer_is_refused_with_the_nearest_name(net: ONNXModule, ranges: Ranges) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        quantized_statically(settings(keep_float=["Conv_33"]), net, ranges)
+    assert refusal.value.found == "'Conv_33'"
+    assert refusal.value.fix.startswith("did you mean 'Conv_")
+
+
+def test_ranges_of_another_model_are_refused(net: ONNXModule, ranges: Ranges) -> None:
+    with pytest.raises(ArtifactError, match="ranges of this model"):
+        quantized_statically(settings(), net, replace(ranges, fingerprint="0" * 64))
+
+
+def test_constant_activations_are_refused(net: ONNXModule) -> None:
+    still: list[Feed] = [{"image": np.zeros((1, 3, 8, 8), np.float32)}] * 3
+    with pytest.raises(DataError) as refusal:
+        quantized_statically(settings(calib_method="minmax"), net, learn(net, still))
+    assert refusal.value.where == "value 'image'"
+    assert refusal.value.found == "the constant 0"
+
+
+def one_layer(parse: Parse, weights: NDArray[Any], bias: NDArray[Any]) -> tuple[ONNXModule, list[Feed]]:
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 1024] x) => (float[1, 2] y) { y = Gemm(x, w, b) }""",
+        {"w": weights, "b": bias},
+    )
+    draw = np.random.default_rng(1)
+    return net, [{"x": draw.normal(size=(1, 1024)).astype(np.float32)} for _ in range(4)]
+
+
+def test_a_bias_that_overflows_is_refused_where_the_weights_still_count(parse: Parse) -> None:
+    weights = np.full((1024, 2), 1e-7, np.float32)
+    net, feeds = one_layer(parse, weights, np.array([0.0, 0.125], np.float32))
+    with pytest.raises(ModelError) as refusal:
+        quantized_statically(settings(), net, learn(net, feeds))
+    assert refusal.value.where == "layer 'Gemm_0'"
+    assert refusal.value.expected == "a bias that fits int32 in the scale of the accumulator"
+    assert refusal.value.found == "0.125 in channel 1, and 0 more that overflow"
+    model, _ = quantized_statically(settings(bias_dtype="float32"), net, learn(net, feeds))
+    assert sqnr(net, model, feeds) > 60.0
+
+
+def test_a_bias_that_drowns_its_weights_widens_their_scale(parse: Parse) -> None:
+    weights = np.random.default_rng(2).normal(size=(1024, 2)).astype(np.float32)
+    weights[:, 1] = 1e-20
+    net, feeds = one_layer(parse, weights, np.array([0.5, 1e3], np.float32))
+    model, report = quantized_statically(settings(), net, learn(net, feeds))
+    assert report["widened_weight_scales"] == ["Gemm_0"]
+    assert sqnr(net, model, feeds) > 60.0
+
+
+def test_a_model_without_a_layer_for_integers_is_refused(parse: Parse) -> None:
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]> net (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }""", {}
+    )
+    with pytest.raises(ModelError) as refusal:
+        quantized_statically(settings(), net, learn(net, [{"x": np.ones((1, 4), np.float32)}]))
+    assert refusal.value.expected == "a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul)"
+    assert refusal.value.found == "none: no such layer"

@@ -1,0 +1,62 @@
+"""The calibrate stage, on the bundled model and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from forge_pipeline.data import Dataset, Preparation
+from forge_pipeline.errors import ConfigError, DataError
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.session import Session
+from forge_pipeline.stages import calibrate
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DATA = Preparation(calibration_samples=50, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
+CONFIG = calibrate.Config(histogram_values=32768, probe_mib=1, data=DATA)
+
+
+@pytest.fixture(scope="module")
+def model() -> ONNXModule:
+    return ONNXModule.from_file(DIGITS / "digits.onnx").canonical()
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return Dataset.open(str(DIGITS / "calibration.npz"))
+
+
+def test_minimum_and_maximum_are_those_of_onnx_runtime(model: ONNXModule, data: Dataset) -> None:
+    result = calibrate.run(CONFIG, model=model, data=data)
+    values = [name for name in result.output if name not in model.input_names]
+    session = Session(onnx.version_converter.convert_version(model.mod, 18), values)
+    with np.load(DIGITS / "calibration.npz") as arrays:
+        found = session.run({model.input_names[0]: arrays["x"][:50]})
+    for name in values:
+        low, high = result.output[name].low, result.output[name].high
+        np.testing.assert_allclose([low, high], [found[name].min(), found[name].max()], rtol=1e-5, atol=1e-6)
+    assert result.report["samples"] == 50
+    assert result.report["tensors"].keys() == result.output.keys()
+
+
+def test_the_same_inputs_give_the_same_bytes(model: ONNXModule, data: Dataset) -> None:
+    one, two = (calibrate.run(CONFIG, model=model, data=data).output.to_bytes() for _ in range(2))
+    assert one == two
+
+
+def test_no_data_is_refused(model: ONNXModule) -> None:
+    with pytest.raises(DataError) as refusal:
+        calibrate.run(CONFIG, model=model, data=None)
+    assert str(refusal.value) == (
+        "data.path: expected calibration data for static quantization, found null\n"
+        "fix: give data.path=FILE.npz, or choose quantize=dynamic or quantize=none"
+    )
+
+
+@pytest.mark.parametrize("changes", [{"histogram_values": 0}, {"probe_mib": -1}])
+def test_a_size_out_of_range_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=f"calibrate.{next(iter(changes))}"):
+        calibrate.Config(**{"histogram_values": 1, "probe_mib": 0, "data": DATA, **changes})
