@@ -114,18 +114,19 @@ def canonical_model(model: ModelProto, *, external: ExternalData | None = None) 
 
 def whole(form: Canonical) -> ModelProto:
     """Return a canonical form as one model, every weight inline. Raises ModelError where that is too large."""
-    size = sum(weight.size for weight in form.weights)
-    if size > PROTOBUF_LIMIT:
-        raise ModelError(
-            where="model",
-            expected=f"weights of at most {PROTOBUF_LIMIT} bytes, what one protobuf message holds",
-            found=f"{size} bytes",
-            fix="use a smaller model, or store its weights in float16",
-        )
     model = ModelProto()
     model.CopyFrom(form.skeleton)
+    size = 0
     for weight in form.weights:
         model.graph.initializer.append(weight.tensor())
+        size += weight.size
+        if size > PROTOBUF_LIMIT:
+            raise ModelError(
+                where="model",
+                expected=f"weights of at most {PROTOBUF_LIMIT} bytes, what one protobuf message holds",
+                found=f"{sum(weight.size for weight in form.weights)} bytes",
+                fix="use a smaller model, or store its weights in float16",
+            )
     return model
 
 

@@ -187,6 +187,7 @@ class ONNXModule:
         model has several outputs. It is for checking numbers, not for measuring speed. Raises ConfigError
         and ModelError.
         """
+        import numpy as np
         import onnxruntime as ort
         from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
@@ -210,7 +211,8 @@ class ONNXModule:
         def infer(*arrays: np.ndarray) -> np.ndarray | list[np.ndarray]:
             if len(arrays) != len(names):
                 raise TypeError(f"this model takes {len(names)} arrays ({', '.join(names)}), not {len(arrays)}")
-            results: list[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
+            feeds = {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
+            results: list[np.ndarray] = session.run(None, feeds)
             return results[0] if len(results) == 1 else results
 
         return infer
