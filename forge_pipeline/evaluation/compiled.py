@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from forge_pipeline.runtime.bundle import Library
 
 
-def obstacle(library: Library) -> str | None:
-    """Return why this machine cannot run what ``library`` was compiled for; None where it can."""
+def load(library: Library) -> Engine | ArtifactError:
+    """Return the library loaded, to run on one thread, or the runtime's refusal where it is for another machine.
+
+    Raises ArtifactError for any other obstacle.
+    """
     try:
         Host.this().check_target(library.metadata["target"], where="library")
     except ArtifactError as refusal:
-        return f"expected {refusal.expected}, found {refusal.found}"
-    return None
-
-
-def load(library: Library) -> Engine:
-    """Return the library loaded, to run on one thread. Raises ArtifactError."""
+        return refusal
     return Engine(library.to_bytes(), threads=1)

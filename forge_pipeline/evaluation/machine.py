@@ -11,7 +11,7 @@ NAMES = ("model name", "Model", "cpu model", "uarch")
 
 
 def machine_name() -> str:
-    """Return the processor's architecture and name, `x86_64, AMD EPYC 7B13`; the architecture alone if none is known."""
+    """Return `x86_64, AMD EPYC 7B13`: the processor's architecture and, where the system tells it, its name."""
     arch = platform.machine()
     fields: dict[str, str] = {}
     if CPUINFO.exists():

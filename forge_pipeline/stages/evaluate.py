@@ -11,12 +11,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Preparation
-from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
 from forge_pipeline.evaluation.results import Metrics, Value
 from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
+    from forge_pipeline.evaluation.latency import Latency
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.runtime.bundle import Library
@@ -66,16 +67,15 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         comparison.FLOAT: Interpreter(reference, where="float model"),
         comparison.QUANTIZED: Interpreter(model, where="quantized model"),
     }
-    obstacle = compiled.obstacle(library)
-    engine = compiled.load(library) if obstacle is None else None
-    if engine is not None:
+    engine = compiled.load(library)
+    if not isinstance(engine, ArtifactError):
         models[comparison.COMPILED] = engine.run
     outputs = reference.output_names
     found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
     table = layers.measure(reference, model, islice(chosen.feeds, config.layer_samples))
     worst = layers.worst(table, WORST)
     drop = found.drop(new_score().higher_is_better)
-    _check_budget(config.max_drop, metric, found, drop, worst)
+    _check_budget(config.max_drop, metric, found, drop, table)
     values: dict[str, Value] = {
         "metric": metric,
         "samples": found.samples,
@@ -85,29 +85,33 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "size_float_bytes": len(reference.to_bytes()),
         "size_quantized_bytes": len(model.to_bytes()),
         "size_library_bytes": len(library.to_bytes()),
+        "worst_layer": worst[0].layer if worst else None,
+        "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }
-    if worst:
-        values |= {"worst_layer": worst[0].layer, "worst_layer_noise_share": worst[0].noise_share}
-    if engine is None:
-        values |= {comparison.COMPILED: None, "not_run": obstacle}
+    if isinstance(engine, ArtifactError):
+        values |= {"compiled": None, "not_run": engine.found}
+        ran = f"not run: expected {engine.expected}, found {engine.found}"
     else:
         feed = next(iter(chosen.feeds))
-        timed = latency.measure(lambda: engine(feed), config.latency_runs)
-        values |= {
-            "latency_median_ms": _rounded(timed.median_ms),
-            "latency_min_ms": _rounded(timed.min_ms),
-            "latency_runs": timed.runs,
-            "latency_threads": 1,
-            "machine": config.machine,
-        }
+        values |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
+        ran = "run on this machine"
     report = {
         "metric": metric,
         "inputs": chosen.origin,
-        "compiled": "run on this machine" if engine is not None else f"not run: {obstacle}",
+        "compiled": ran,
         "worst_layers": [asdict(layer) for layer in worst],
     }
-    metrics = Metrics(values=dict(sorted(values.items())), layers=tuple(asdict(layer) for layer in table))
-    return Result(output=metrics, report=report)
+    return Result(output=Metrics(values=values, layers=tuple(asdict(layer) for layer in table)), report=report)
+
+
+def _speed(timed: Latency, machine: str) -> dict[str, Value]:
+    return {
+        "latency_median_ms": _rounded(timed.median_ms),
+        "latency_min_ms": _rounded(timed.min_ms),
+        "latency_runs": timed.runs,
+        "latency_threads": 1,
+        "machine": machine,
+    }
 
 
 def _noise(found: Comparison) -> dict[str, Value]:
@@ -120,17 +124,23 @@ def _noise(found: Comparison) -> dict[str, Value]:
     return values
 
 
-def _check_budget(max_drop: float | None, metric: str, found: Comparison, drop: float, worst: list[Layer]) -> None:
+def _check_budget(
+    max_drop: float | None, metric: str, found: Comparison, drop: float, table: tuple[Layer, ...]
+) -> None:
+    from forge_pipeline.evaluation.layers import worst
+    from forge_pipeline.quantization.plan import PRODUCTS
+
     if max_drop is None or drop <= max_drop:
         return
     scores = ", ".join(f"{name} {value:.6g}" for name, value in found.scores.items())
-    names = ",".join(layer.layer for layer in worst)
-    named = ", ".join(f"{layer.layer} ({layer.operator}, {layer.noise_share:g} %)" for layer in worst)
+    named = ", ".join(f"{row.layer} ({row.operator}, {row.noise_share:g} %)" for row in worst(table, WORST))
+    optional = worst((row for row in table if row.operator.partition("+")[0] in PRODUCTS), WORST)
+    keep = f"keep layers in float (quantize.keep_float=[{','.join(row.layer for row in optional)}]), or "
     raise VerificationError(
         where="evaluate",
         expected=f"a loss of at most {max_drop:g} in {metric}",
         found=f"a loss of {drop:.6g} ({scores}); most noise is added by {named or 'no layer'}",
-        fix=f"keep them in float (quantize.keep_float=[{names}]), calibrate with more samples, or raise evaluate.max_drop",
+        fix=f"{keep if optional else ''}raise evaluate.max_drop",
     )
 
 

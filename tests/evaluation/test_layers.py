@@ -1,0 +1,104 @@
+"""The table by layer finds the layer that was made noisy, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from forge_pipeline.evaluation.layers import matches, measure, worst
+from forge_pipeline.ir import ONNXModule
+
+LAYERS = 5
+WIDTH = 16
+
+
+def chain(steps: Sequence[float] | None) -> ONNXModule:
+    """A chain of dense layers; ``steps`` puts a quantizer of that step behind each."""
+    lines, value = [], "x"
+    for layer in range(LAYERS):
+        lines.append(f"v{layer} = MatMul({value}, w{layer})")
+        value = f"v{layer}"
+        if steps is not None:
+            lines.append(f"v{layer}_q = QuantizeLinear(v{layer}, step{layer}, zero)")
+            lines.append(f"v{layer}_dq = DequantizeLinear(v{layer}_q, step{layer}, zero)")
+            value = f"v{layer}_dq"
+    lines.append(f"y = Identity({value})")
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]>'
+        f"main (float[N, {WIDTH}] x) => (float[N, {WIDTH}] y) {{ {' '.join(lines)} }}"
+    )
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}" if node.op_type != "MatMul" else f"dense_{node.output[0]}"
+    random = np.random.default_rng(3)
+    for layer in range(LAYERS):
+        rotation, _ = np.linalg.qr(random.standard_normal((WIDTH, WIDTH)))
+        model.graph.initializer.append(numpy_helper.from_array(rotation.astype(np.float32), f"w{layer}"))
+        if steps is not None:
+            model.graph.initializer.append(numpy_helper.from_array(np.float32(steps[layer]), f"step{layer}"))
+    if steps is not None:
+        model.graph.initializer.append(numpy_helper.from_array(np.int16(0), "zero"))
+    onnx.checker.check_model(model, full_check=True)
+    return ONNXModule(model)
+
+
+def feeds(count: int = 16) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(5)
+    return [{"x": random.standard_normal((1, WIDTH)).astype(np.float32)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("noisy", range(LAYERS))
+def test_the_layer_that_was_quantized_coarsely_is_named_first(noisy: int) -> None:
+    steps = [0.001] * LAYERS
+    steps[noisy] = 0.2
+    table = measure(chain(None), chain(steps), feeds())
+    (first,) = worst(table, 1)
+    assert first.layer == f"dense_v{noisy}"
+    assert first.noise_share > 95.0
+
+
+def test_equal_layers_have_equal_shares_although_noise_grows_along_the_chain() -> None:
+    table = measure(chain(None), chain([0.02] * LAYERS), feeds(200))
+    dense = [row for row in table if row.operator == "MatMul"]
+    decibels = [row.sqnr_db for row in dense]
+    assert decibels == sorted(decibels, key=lambda value: -(value or 0.0))
+    assert [row.noise_share for row in dense] == pytest.approx([100 / LAYERS] * LAYERS, abs=3.0)
+
+
+def test_a_model_against_itself_has_no_noise_and_no_worst_layer() -> None:
+    table = measure(chain(None), chain(None), feeds())
+    assert len(table) == LAYERS + 2  # the input and the output too
+    assert {(row.sqnr_db, row.noise_share) for row in table} == {(None, 0.0)}
+    assert worst(table, 3) == []
+
+
+def test_without_samples_there_is_no_table() -> None:
+    assert measure(chain(None), chain([0.1] * LAYERS), []) == ()
+
+
+def test_neither_model_is_changed() -> None:
+    reference, model = chain(None), chain([0.1] * LAYERS)
+    before = reference.to_bytes(), model.to_bytes()
+    measure(reference, model, feeds(1))
+    assert (reference.to_bytes(), model.to_bytes()) == before
+
+
+def test_a_clipping_activation_that_became_part_of_its_quantizer_is_compared_in_its_place() -> None:
+    reference = parser.parse_graph("g (float[N] x) => (float[N] y) { c = Neg(x) r = Relu(c) y = Neg(r) }")
+    quantized = parser.parse_graph(
+        "g (float[N] x) => (float[N] y) <float s = {0.1}, uint8 z = {0}>"
+        "{ c = Neg(x) r_q = QuantizeLinear(c, s, z) r_dq = DequantizeLinear(r_q, s, z) y = Neg(r_dq) }"
+    )
+    assert matches(reference, quantized) == {"x": "x", "r": "r_dq", "y": "y"}
+
+
+def test_values_are_compared_as_their_readers_see_them() -> None:
+    reference = parser.parse_graph("g (float[N] x) => (float[N] y) { y = Neg(x) }")
+    quantized = parser.parse_graph(
+        "g (float[N] x) => (float[N] y) <float s = {0.1}, uint8 z = {0}>"
+        "{ x_q = QuantizeLinear(x, s, z) x_dq = DequantizeLinear(x_q, s, z) y = Neg(x_dq) }"
+    )
+    assert matches(reference, quantized) == {"x": "x_dq", "y": "y"}

@@ -1,0 +1,228 @@
+"""evaluate: what it measures, that it measures the same twice, and how it refuses a build that lost too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from onnx import ModelProto, numpy_helper, parser
+
+from forge_pipeline.config import bind
+from forge_pipeline.data import Dataset, Preparation
+from forge_pipeline.errors import ConfigError, DataError, VerificationError
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.stages import compile as compiling
+from forge_pipeline.stages import evaluate
+from forge_pipeline.target import Target
+
+SAMPLES, CALIBRATION, FEATURES, CLASSES = 120, 20, 12, 6
+DATA = Preparation(calibration_samples=CALIBRATION, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
+LATENCY = ("latency_median_ms", "latency_min_ms")
+
+
+def options(stage: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((conf_dir() / stage / "default.yaml").read_text()))
+
+
+def config(**changes: Any) -> evaluate.Config:
+    return bind(evaluate.Config, {**options("evaluate"), "data": asdict(DATA), **changes}, where="evaluate")
+
+
+def classifier(*, steps: tuple[float, float] | None = None, batch: str = "N") -> ONNXModule:
+    """Two dense layers; ``steps`` quantizes the output of each with that step."""
+    lines = ["[dense_one] h = MatMul(x, w1)", "[dense_two] y = MatMul(h, w2)"]
+    if steps is not None:
+        lines = [
+            "[dense_one] h = MatMul(x, w1)",
+            "h_q = QuantizeLinear(h, s1, z) h_dq = DequantizeLinear(h_q, s1, z)",
+            "[dense_two] l = MatMul(h_dq, w2)",
+            "l_q = QuantizeLinear(l, s2, z) y = DequantizeLinear(l_q, s2, z)",
+        ]
+    model: ModelProto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]>'
+        f"main (float[{batch}, {FEATURES}] x) => (float[{batch}, {CLASSES}] y) {{ {' '.join(lines)} }}"
+    )
+    random = np.random.default_rng(1)
+    weights = {"w1": random.standard_normal((FEATURES, 16)), "w2": random.standard_normal((16, CLASSES))}
+    tensors = {name: value.astype(np.float32) for name, value in weights.items()}
+    if steps is not None:
+        tensors |= {"s1": np.float32(steps[0]), "s2": np.float32(steps[1]), "z": np.int8(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in tensors.items())
+    return ONNXModule(model)
+
+
+FINE, COARSE = (0.15, 0.3), (8.0, 0.3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Labels that the float model gets right, all but every tenth."""
+    x = np.random.default_rng(2).standard_normal((SAMPLES, FEATURES)).astype(np.float32)
+    y = np.asarray(classifier().get_inference_function()(x)).argmax(axis=1)
+    y[::10] = (y[::10] + 1) % CLASSES
+    path = tmp_path_factory.mktemp("data") / "samples.npz"
+    np.savez(path, x=x, y=y)
+    return Dataset.open(str(path))
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Callable[[ONNXModule], Library]:
+    known: dict[str, Library] = {}
+
+    def build(model: ONNXModule) -> Library:
+        if model.fingerprint not in known:
+            target = asdict(Target.from_tag("host"))
+            chosen = bind(compiling.Config, {**options("compile"), "target": target}, where="compile")
+            known[model.fingerprint] = compiling.run(chosen, model, key="0" * 64).output
+        return known[model.fingerprint]
+
+    return build
+
+
+@pytest.fixture
+def foreign() -> Library:
+    """What is built for a machine that this one is not; its code is never looked at."""
+    target = {"tag": "board/far-away", "kind": "llvm", "triple": "s390x-linux-gnu", "cpu_flags": []}
+    return Library(elf=b"\x7fELF", metadata={"target": target})
+
+
+def measured(foreign: Library, data: Dataset | None, *, steps: Any = FINE, **changes: Any) -> Any:
+    return evaluate.run(
+        config(**changes), reference=classifier(), model=classifier(steps=steps), library=foreign, data=data
+    )
+
+
+def test_the_compiled_model_is_measured_beside_the_float_and_the_quantized_one(
+    data: Dataset, compiled: Callable[[ONNXModule], Library]
+) -> None:
+    quantized = classifier(steps=FINE)
+    library = compiled(quantized)
+    result = evaluate.run(
+        config(machine="a machine"), reference=classifier(), model=quantized, library=library, data=data
+    )
+    values = result.output.values
+    assert (values["metric"], values["samples"], values["float"]) == ("top1", SAMPLES - CALIBRATION, 90.0)
+    assert values["compiled"] == values["quantized"]
+    assert 20 < values["quantized_sqnr_db.y"] < 60
+    assert values["compiled_sqnr_db.y"] is None or values["compiled_sqnr_db.y"] > values["quantized_sqnr_db.y"]
+    assert 0 < values["latency_min_ms"] <= values["latency_median_ms"]
+    assert (values["latency_runs"], values["latency_threads"], values["machine"]) == (50, 1, "a machine")
+    assert values["size_library_bytes"] == len(library.to_bytes())
+    assert values["size_quantized_bytes"] == len(quantized.to_bytes())
+    assert result.report["compiled"] == "run on this machine"
+
+
+def test_all_but_the_latency_is_the_same_twice(data: Dataset, compiled: Callable[[ONNXModule], Library]) -> None:
+    quantized = classifier(steps=FINE)
+    runs = [
+        evaluate.run(config(), reference=classifier(), model=quantized, library=compiled(quantized), data=data)
+        for _ in range(2)
+    ]
+    steady = [
+        replace(run.output, values={k: v for k, v in run.output.values.items() if k not in LATENCY}) for run in runs
+    ]
+    assert steady[0].metrics_bytes() == steady[1].metrics_bytes()
+    assert steady[0].layers_bytes() == steady[1].layers_bytes()
+    assert runs[0].report == runs[1].report
+
+
+def test_for_another_machine_everything_but_the_compiled_model_is_measured(data: Dataset, foreign: Library) -> None:
+    result = measured(foreign, data)
+    assert result.output.values["compiled"] is None
+    assert result.output.values["not_run"] == "one made for s390x (board/far-away, s390x-linux-gnu)"
+    assert result.report["compiled"].startswith("not run: expected a library for this machine")
+    assert "latency_median_ms" not in result.output.values
+    assert result.output.values["float"] == 90.0
+    assert result.output.values["drop"] == 90.0 - result.output.values["quantized"]
+    assert [record["layer"] for record in result.output.layers] == ["x", "dense_one", "dense_two"]
+
+
+def test_metrics_are_flat_and_survive_their_files(data: Dataset, foreign: Library) -> None:
+    metrics = measured(foreign, data).output
+    assert all(value is None or isinstance(value, int | float | str) for value in metrics.values.values())
+    assert evaluate.Metrics.from_bytes(metrics.metrics_bytes(), metrics.layers_bytes()) == metrics
+
+
+def test_a_float_build_is_exact(data: Dataset, foreign: Library) -> None:
+    values = measured(foreign, data, steps=None).output.values
+    assert (values["drop"], values["quantized_sqnr_db.y"], values["worst_layer"]) == (0.0, None, None)
+
+
+def test_a_loss_over_the_budget_names_the_layer_to_blame(data: Dataset, foreign: Library) -> None:
+    lossy = measured(foreign, data, steps=COARSE).output.values
+    assert lossy["drop"] > 2
+    with pytest.raises(VerificationError) as caught:
+        measured(foreign, data, steps=COARSE, max_drop=2.0)
+    share = lossy["worst_layer_noise_share"]
+    assert caught.value.expected == "a loss of at most 2 in top1"
+    assert caught.value.found.startswith(
+        f"a loss of {lossy['drop']:g} (float 90, quantized {lossy['quantized']:g}); "
+        f"most noise is added by dense_one (MatMul, {share:g} %), dense_two (MatMul, "
+    )
+    assert caught.value.fix == (
+        "keep layers in float (quantize.keep_float=[dense_one,dense_two]), or raise evaluate.max_drop"
+    )
+
+
+def test_a_loss_within_the_budget_passes(data: Dataset, foreign: Library) -> None:
+    drop = measured(foreign, data).output.values["drop"]
+    assert measured(foreign, data, max_drop=max(drop, 0.0)).output.values["drop"] == drop
+
+
+def test_an_error_metric_loses_when_it_grows(foreign: Library) -> None:
+    values = measured(foreign, None, metric="mae").output.values
+    assert values["float"] == 0.0
+    assert values["drop"] == values["quantized"] > 0
+
+
+def test_no_more_than_the_wanted_samples_are_used(data: Dataset, foreign: Library) -> None:
+    assert measured(foreign, data, samples=7).output.values["samples"] == 7
+
+
+def test_a_fixed_batch_is_measured_whole(data: Dataset, foreign: Library) -> None:
+    reference, model = classifier(batch="8"), classifier(steps=FINE, batch="8")
+    values = evaluate.run(config(), reference=reference, model=model, library=foreign, data=data).output.values
+    assert values["samples"] == 96
+    free = measured(foreign, data, samples=96).output.values
+    assert (values["float"], values["quantized"]) == (free["float"], free["quantized"])
+
+
+def test_without_data_random_inputs_show_the_noise(foreign: Library) -> None:
+    result = measured(foreign, None)
+    assert result.output.values["metric"] == "cosine"
+    assert result.output.values["float"] == 1.0
+    assert result.report["inputs"] == "random inputs: no data was given"
+
+
+def test_evaluating_on_the_calibration_samples_is_said(foreign: Library, data: Dataset) -> None:
+    everything = config(data=asdict(replace(DATA, calibration_samples=SAMPLES)))
+    result = evaluate.run(everything, reference=classifier(), model=classifier(), library=foreign, data=data)
+    assert result.report["inputs"] == "the calibration samples: there are no others"
+
+
+def test_labels_that_do_not_fit_the_metric_are_refused(foreign: Library, tmp_path: Path) -> None:
+    np.savez(tmp_path / "odd.npz", x=np.zeros((40, FEATURES), np.float32), y=np.full(40, 99))
+    with pytest.raises(DataError, match=r"expected classes 0 to 5, the values of 'y', found 99 to 99"):
+        measured(foreign, Dataset.open(str(tmp_path / "odd.npz")))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("samples", 0, "at least 1"),
+        ("layer_samples", -1, "at least 0"),
+        ("latency_runs", 29, "at least 30"),
+        ("max_drop", -0.5, "null or at least 0"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(option: str, value: float, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**{option: value})
+    assert (caught.value.where, caught.value.expected) == (f"evaluate.{option}", expected)
