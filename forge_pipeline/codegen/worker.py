@@ -10,6 +10,7 @@ import sys
 
 from forge_pipeline.codegen.apart import STEP, Compiled, Job
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.runtime.ffi import torch_hidden
 
 
 def run(job: Job) -> Compiled:
@@ -39,7 +40,8 @@ def main() -> None:
     answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
     job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
     try:
-        answer: Compiled | ForgeError = run(job)
+        with torch_hidden():
+            answer: Compiled | ForgeError = run(job)
     except ForgeError as error:
         error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
         answer = error

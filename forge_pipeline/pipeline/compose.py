@@ -13,6 +13,7 @@ from typing import Any
 from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
 
+MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
@@ -33,8 +34,10 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
-    sweeping = any(flag in ("-m", "--multirun") for flag in arguments)
-    quoted = [argument if sweeping else _quote_path(argument) for argument in arguments]
+    sweeping = any(flag in MULTIRUN for flag in arguments)
+    # Hydra takes overrides on one side of its flag only; people write them on both.
+    rest = [argument for argument in arguments if argument not in MULTIRUN]
+    quoted = ["--multirun", *rest] if sweeping else [_quote_path(argument) for argument in rest]
     swept = _swept_keys(quoted) if sweeping else ()
 
     def job(config: DictConfig) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.errors import ArtifactError
+from forge_pipeline.runtime.ffi import import_ffi
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.interface import Array
@@ -83,8 +84,7 @@ def _runtime() -> Any:
     # TVM would bind the calling thread, hence the whole Python process, to the first core, and use half of the cores.
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
-    import tvm_ffi
-
+    tvm_ffi = import_ffi()
     package = importlib.util.find_spec("tvm")  # finds, and does not import
     origin = package.origin if package is not None else None
     path = Path(origin).parent / "lib" / LIBRARY if origin is not None else Path(LIBRARY)
