@@ -66,27 +66,32 @@ def _conv_transpose(builder: Any, inputs: list[Any], attributes: dict[str, Any],
     from tvm.relax.frontend.onnx.onnx_frontend import ConvTranspose
 
     if "output_shape" in attributes:
-        attributes = {**attributes, "pads": _transposed_pads(inputs, attributes), "auto_pad": b"NOTSET"}
+        begins, ends, extra = _transposed_pads(inputs, attributes)
+        attributes = {**attributes, "pads": (*begins, *ends), "output_padding": extra, "auto_pad": b"NOTSET"}
         del attributes["output_shape"]
     return ConvTranspose.get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
-def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[int, ...]:
-    """Return the padding that gives `output_shape`: the equations of the ONNX reference, ConvTranspose-11."""
+def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return begin and end of the padding that gives `output_shape`, and the output padding where it is negative.
+
+    The equations are those of the ONNX operator reference, ConvTranspose-11.
+    """
     sizes = [int(extent) for extent in inputs[0].ty.shape.values][2:]
     kernel = [int(extent) for extent in inputs[1].ty.shape.values][2:]
     rank = len(sizes)
     strides, dilations = attributes.get("strides", (1,) * rank), attributes.get("dilations", (1,) * rank)
     extra, wanted = attributes.get("output_padding", (0,) * rank), attributes["output_shape"][-rank:]
-    begins, ends = [], []
+    rows = []
     for axis in range(rank):
         full = strides[axis] * (sizes[axis] - 1) + extra[axis] + (kernel[axis] - 1) * dilations[axis] + 1
         total = full - wanted[axis]
         half = total // 2
-        begin = total - half if attributes.get("auto_pad") == b"SAME_LOWER" else half
-        begins.append(begin)
-        ends.append(total - begin)
-    return (*begins, *ends)
+        begin, end = (half, total - half) if attributes.get("auto_pad") == b"SAME_UPPER" else (total - half, half)
+        if begin < 0:
+            raise NotImplementedError("an output_shape that adds rows before the first")
+        rows.append((begin, max(end, 0), extra[axis] + max(-end, 0)))
+    return tuple(zip(*rows, strict=True))
 
 
 def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -58,13 +59,14 @@ class Graph:
     def look(self, expression: relax.Expr) -> Value:
         """Return the value of an operand."""
         from tvm import relax
+        from tvm.ir import GenericConst
 
         if isinstance(expression, relax.Var):
             return self.values[expression]
         if isinstance(expression, relax.Tuple):
             return Value(parts=tuple(self.look(item) for item in expression.fields))
-        if isinstance(expression, relax.Constant):
-            return Value(plain=expression, constant=expression.data.numpy())
+        if isinstance(expression, GenericConst):
+            return Value(plain=expression, constant=expression.value.numpy())
         return Value(plain=expression)
 
     def is_used_once(self, expression: relax.Expr) -> bool:
@@ -131,9 +133,9 @@ class Graph:
         padded[:channels] = array.ravel()
         return self.constant(padded.reshape(1, -1, 1, 1, lanes))
 
-    def kernel(self, template: Callable[..., Any], *arguments: Any, name: str) -> relax.Expr:
-        """Emit a call of the kernel that ``template`` describes as a tensor expression."""
-        return self.builder.emit_te(template, *arguments, primfunc_name_hint=name)
+    def kernel(self, template: Callable[..., Any], *tensors: relax.Expr, name: str, **settings: Any) -> relax.Expr:
+        """Emit a call of the kernel that ``template(*tensors, **settings)`` describes as a tensor expression."""
+        return self.builder.emit_te(partial(template, **settings), *tensors, primfunc_name_hint=name)
 
     def emit(self, expression: relax.Expr) -> relax.Expr:
         """Emit an operator."""

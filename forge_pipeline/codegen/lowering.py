@@ -58,7 +58,19 @@ def _stock() -> Generator:
     return lower
 
 
-GENERATORS = Registry("code generator", {"stock": Row(kinds=("llvm", "cuda"), load=_stock)})
+def _tiled() -> Generator:
+    from forge_pipeline.codegen.tiled import lower
+
+    return lower
+
+
+GENERATORS = Registry(
+    "code generator",
+    {
+        "tiled": Row(kinds=("llvm",), load=_tiled),
+        "stock": Row(kinds=("llvm", "cuda"), load=_stock),
+    },
+)
 """Best first: `auto` takes the first row that serves the target's kind."""
 
 AUTO = "auto"

@@ -87,7 +87,9 @@ def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
     scale = gamma / np.sqrt(variance + float(call.attrs.epsilon))
     shift = beta - mean * scale
     if isinstance(value.pending, Convolution) and graph.is_used_once(call.args[0]):
-        return Value(parts=(Value(pending=value.pending.scaled(scale, shift), channels=value.channels), Value(), Value()))
+        return Value(
+            parts=(Value(pending=value.pending.scaled(scale, shift), channels=value.channels), Value(), Value())
+        )
     rank = len(shape_of(call.args[0]))
     factors = [array.astype(np.float32).reshape(1, -1, *[1] * (rank - 2)) for array in (scale, shift)]
     if graph.is_blocked(value):

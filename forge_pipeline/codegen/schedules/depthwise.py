@@ -29,7 +29,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     full = np.zeros((blocks * lanes, *geometry.kernel), np.float32)
     full[: geometry.channels] = weight[:, 0]
     packed = graph.constant(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
-    return graph.kernel(convolve, graph.blocked(source), packed, geometry, name="depthwise")
+    return graph.kernel(convolve, graph.blocked(source), packed, name="depthwise", geometry=geometry)
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
@@ -43,7 +43,9 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
-        return te.sum(padded(n, block, *pixel, lane) * weight(block, kernel_h, kernel_w, lane), axis=[kernel_h, kernel_w])
+        return te.sum(
+            padded(n, block, *pixel, lane) * weight(block, kernel_h, kernel_w, lane), axis=[kernel_h, kernel_w]
+        )
 
     shape = (image.shape[0], blocks, *geometry.output, lanes)
     return te.compute(shape, element, name="depthwise", attrs={moves.FAMILY: NAME})

@@ -30,9 +30,9 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     geometry, weight = merge_groups(geometry, weight, lanes)
     if geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source):
         packed = graph.constant(pack_weight(weight, lanes, block_channels=False))
-        return graph.kernel(convolve, graph.plain(source), packed, geometry, name="conv2d_planar")
+        return graph.kernel(convolve, graph.plain(source), packed, name="conv2d_planar", geometry=geometry)
     packed = graph.constant(pack_weight(weight, lanes, block_channels=True))
-    return graph.kernel(convolve, graph.blocked(source), packed, geometry, name="conv2d")
+    return graph.kernel(convolve, graph.blocked(source), packed, name="conv2d", geometry=geometry)
 
 
 def merge_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
@@ -132,5 +132,3 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.unroll(row_in)
     moves.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-
-

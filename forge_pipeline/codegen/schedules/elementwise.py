@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.graph import Extent, Graph, Value, has_known_shape, ints, shape_of
@@ -26,7 +27,7 @@ FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "re
 
 def pack(graph: Graph, plain: relax.Expr) -> relax.Expr:
     """Emit the blocked form of an image in plain form."""
-    return graph.kernel(_pack, plain, graph.machine.lanes, name="pack")
+    return graph.kernel(_pack, plain, name="pack", lanes=graph.machine.lanes)
 
 
 def unpack(graph: Graph, value: Value) -> relax.Expr:
@@ -36,7 +37,7 @@ def unpack(graph: Graph, value: Value) -> relax.Expr:
     batch, blocks, height, width, lanes = shape_of(value.blocked)
     if height == width == 1 and value.channels == blocks * lanes:
         return graph.emit(relax.op.reshape(value.blocked, (batch, value.channels, 1, 1)))
-    return graph.kernel(_unpack, value.blocked, value.channels, name="unpack")
+    return graph.kernel(_unpack, value.blocked, name="unpack", channels=value.channels)
 
 
 def _pack(image: te.Tensor, lanes: int) -> te.Tensor:
@@ -134,7 +135,7 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
     if any(edge % lanes for edge in edges):
         return None
     parts = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         piece = relax.op.strided_slice(value.blocked, axes=[1], begin=[start // lanes], end=[stop // lanes])
         parts.append(Value(blocked=graph.emit(piece), channels=stop - start))
     return Value(parts=tuple(parts))

@@ -1,0 +1,43 @@
+"""The operator families: which operators each takes over in the graph, and how its kernels are scheduled.
+
+A family is one module and one row here. docs/codegen.md says what it offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.graph import Handler
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import convolution, depthwise, direct, elementwise, matmul, pool
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+Scheduler = Callable[["Schedule", Machine], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """``handlers`` maps Relax operators to what emits them; ``schedule`` takes the kernels of its own templates."""
+
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    schedule: Scheduler | None = None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "convolution": Family(handlers=convolution.HANDLERS),
+    direct.NAME: Family(schedule=direct.schedule),
+    depthwise.NAME: Family(schedule=depthwise.schedule),
+    pool.NAME: Family(handlers=pool.HANDLERS, schedule=pool.schedule),
+    matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),
+    "elementwise": Family(handlers=elementwise.HANDLERS),
+}
+"""For an operator that several families know, the first that does not decline emits it."""
+
+
+def handlers_of(operator: str) -> list[Handler]:
+    """Return all handlers of an operator, in the order in which they are asked."""
+    return [family.handlers[operator] for family in FAMILIES.values() if operator in family.handlers]

@@ -1,0 +1,139 @@
+"""Pooling over blocked images: windows of any shape, and the mean over a whole image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.graph import Graph, Value, ints, shape_of
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import moves
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "pool"
+UNROLLED = 9
+"""Window sizes up to this are unrolled."""
+
+
+def window(graph: Graph, call: relax.Call) -> Value | None:
+    """Pool in the blocked layout."""
+    value = graph.look(call.args[0])
+    if not graph.is_blocked(value) or any(step != 1 for step in ints(call.attrs.dilation)):
+        return None
+    describe = _maximum if call.op.name == "relax.nn.max_pool2d" else _average
+    return Value(
+        blocked=graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs),
+        channels=value.channels,
+    )
+
+
+def mean(graph: Graph, call: relax.Call) -> Value | None:
+    """Average a whole image in the blocked layout."""
+    from tvm import relax
+
+    value = graph.look(call.args[0])
+    axes = call.attrs.axis
+    if axes is None or sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not graph.is_blocked(value):
+        return None
+    pooled = Value(blocked=graph.kernel(_global_average, value.blocked, name="global_average"), channels=value.channels)
+    if call.attrs.keepdims:
+        return pooled
+    return Value(plain=graph.emit(relax.op.reshape(graph.plain(pooled), shape_of(call))))
+
+
+def _extent(size: int, kernel: int, stride: int, before: int, after: int, ceil: bool) -> int:
+    """Return an output extent as ONNX defines it: a window starts inside the image or its leading padding."""
+    extent = (size + before + after - kernel + (stride - 1 if ceil else 0)) // stride + 1
+    return extent - 1 if ceil and (extent - 1) * stride >= size + before else extent
+
+
+def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
+    """Combine each window, ``outside`` standing for what lies outside; also return a window's size at (h, w)."""
+    from tvm import te, tirx
+
+    batch, blocks, height, width, lanes = image.shape
+    height, width = int(height), int(width)
+    kernel, strides, padding = (ints(value) for value in (attributes.pool_size, attributes.strides, attributes.padding))
+    top, left, bottom, right = padding
+    ceil = bool(attributes.ceil_mode)
+    rows = _extent(height, kernel[0], strides[0], top, bottom, ceil)
+    columns = _extent(width, kernel[1], strides[1], left, right, ceil)
+    reaches_out = (
+        any(padding) or (rows - 1) * strides[0] + kernel[0] > height or (columns - 1) * strides[1] + kernel[1] > width
+    )
+    down, along = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
+
+    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        y, x = h * strides[0] + down - top, w * strides[1] + along - left
+        if not reaches_out:
+            return combine(image[n, block, y, x, lane], axis=[down, along])
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return combine(tirx.if_then_else(inside, image[n, block, y, x, lane], outside), axis=[down, along])
+
+    def share(h: Any, w: Any) -> Any:
+        one = tirx.const(1.0, image.dtype)
+        if not reaches_out:
+            return one / float(kernel[0] * kernel[1])
+        low, high = (0, 0), (height, width)
+        if attributes.count_include_pad:
+            low, high = (-top, -left), (height + bottom, width + right)
+        y, x = h * strides[0] - top, w * strides[1] - left
+        tall = tirx.min(y + kernel[0], high[0]) - tirx.max(y, low[0])
+        wide = tirx.min(x + kernel[1], high[1]) - tirx.max(x, low[1])
+        return one / (tall * wide).astype(image.dtype)
+
+    shape = (batch, blocks, rows, columns, lanes)
+    return te.compute(shape, element, name="pool", attrs={moves.FAMILY: NAME}), share
+
+
+def _maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
+    from tvm import te, tirx
+
+    return _windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
+
+
+def _average(image: te.Tensor, attributes: Any) -> te.Tensor:
+    from tvm import te, tirx
+
+    sums, share = _windows(image, attributes, tirx.const(0, image.dtype), te.sum)
+    return te.compute(sums.shape, lambda n, block, h, w, lane: sums[n, block, h, w, lane] * share(h, w), name="average")
+
+
+def _global_average(image: te.Tensor) -> te.Tensor:
+    from tvm import te, tirx
+
+    batch, blocks, height, width, lanes = image.shape
+    down, along = te.reduce_axis((0, height), "down"), te.reduce_axis((0, width), "along")
+    sums = te.compute(
+        (batch, blocks, 1, 1, lanes),
+        lambda n, block, h, w, lane: te.sum(image[n, block, down, along, lane], axis=[down, along]),
+        name="pool",
+        attrs={moves.FAMILY: NAME},
+    )
+    scale = tirx.const(1.0, image.dtype) / (height * width).astype(image.dtype)
+    return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """One vector of channels at a time; rows of pixels over the threads."""
+    anchor = moves.find(sch, NAME)
+    before, last = moves.split_around(sch, anchor)
+    for block in before:
+        sch.compute_inline(block)
+    n, blocks, h, w, lane, down, along = sch.get_loops(anchor)
+    extents = [moves.extent(sch, loop) for loop in (blocks, h, w, lane, down, along)]
+    sch.reorder(n, blocks, h, w, down, along, lane)
+    shared = moves.fuse(sch, [n, blocks, h])
+    sch.reverse_compute_at(last, w)
+    moves.parallel_if_worth(sch, shared, moves.product(extents))
+    sch.vectorize(lane)
+    if moves.product(extents[4:]) <= UNROLLED:
+        sch.unroll(down)
+        sch.unroll(along)
+    moves.vectorize_and_unroll(sch, last, below=2, lanes=machine.lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, down), below=2, lanes=machine.lanes)
+
+
+HANDLERS = {"relax.nn.max_pool2d": window, "relax.nn.avg_pool2d": window, "relax.mean": mean}

@@ -1,0 +1,75 @@
+"""From kernels as templates and TVM describe them to kernels with loops for the CPU at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import FAMILIES, Scheduler, elementwise, fallback, moves, rowwise
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """A module whose kernels are scheduled; ``generic`` names those left to plain loops, with the reason."""
+
+    module: tvm.IRModule
+    generic: dict[str, str]
+
+
+def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
+    """Schedule every kernel of ``module``."""
+    from tvm import tirx
+
+    generic: dict[str, str] = {}
+    done = {}
+    for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if isinstance(function, tirx.PrimFunc):
+            done[variable], reason = _schedule(function, machine)
+            if reason is not None:
+                generic[variable.name_hint] = reason
+    module = module.clone()
+    for variable, function in done.items():
+        module[variable] = function
+    return Scheduled(module=module, generic=generic)
+
+
+def _schedule(function: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, str | None]:
+    """Return the scheduled kernel, and why it is generic if it is."""
+    from tvm import s_tir
+    from tvm.s_tir import ScheduleError
+
+    sch = s_tir.Schedule(function)
+    scheduler = _pick(sch)
+    reason = "no family knows it"
+    if scheduler is not None:
+        try:
+            return _apply(sch, scheduler, machine), None
+        except (
+            ScheduleError,
+            ValueError,
+        ) as error:  # what a schedule cannot do is TVM's to find out: reported, and served
+            reason = " ".join(str(error).split())[-200:]
+    return _apply(s_tir.Schedule(function), fallback.schedule, machine), reason
+
+
+def _pick(sch: Schedule) -> Scheduler | None:
+    found = moves.blocks(sch)
+    for block in found:
+        name = moves.family_of(sch, block)
+        if name:
+            return FAMILIES[name].schedule
+    if not any(moves.is_reduction(sch, block) for block in found):
+        return elementwise.schedule
+    return rowwise.schedule if rowwise.applies(sch) else None
+
+
+def _apply(sch: Schedule, scheduler: Callable[[Schedule, Machine], None], machine: Machine) -> tirx.PrimFunc:
+    scheduler(sch, machine)
+    return sch.mod["main"].with_attr("tirx.is_scheduled", True)

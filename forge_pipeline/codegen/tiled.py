@@ -1,0 +1,74 @@
+"""The CPU code generator: blocked layouts, packed weights, register tiles from the target's description; no tuning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.layout import lay_out
+from forge_pipeline.codegen.lowering import Fallback, Lowered
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.scheduling import schedule_kernels
+from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    import tvm
+
+FUSABLE_OUTPUT = 4
+"""TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
+
+ANCHORS = ("direct", "depthwise", "winograd", "matmul", "pool")
+PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
+
+
+def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
+    """Return ``module`` as calls of scheduled kernels; a row of ``lowering.GENERATORS``."""
+    import tvm
+    from tvm import relax
+
+    machine = Machine.of(target)
+    with target.tvm(), tvm.transform.PassContext(opt_level=3):
+        module = tvm.transform.Sequential(_before_layout(options))(module)
+        module = mark_anchors(lay_out(module, machine))
+        passes = [
+            relax.transform.DecomposeOpsForInference(),
+            relax.transform.CanonicalizeBindings(),
+            *([relax.transform.FastMathTransform()] if options.opt_level >= 4 else []),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ]
+        module = tvm.transform.Sequential(passes)(module)
+        rows = share_by_kernel(module)
+        scheduled = schedule_kernels(module, machine)
+    fallbacks = tuple(
+        Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in scheduled.generic
+    )
+    return Lowered(module=scheduled.module, fallbacks=fallbacks, pass_config=PASS_CONFIG)
+
+
+def _before_layout(options: Options) -> list[Any]:
+    """Return the passes that ``options`` ask for on the operators as imported."""
+    from tvm import relax
+
+    passes = [relax.transform.CanonicalizeBindings()]
+    if options.float16:
+        passes.append(relax.transform.ToMixedPrecision(out_dtype="float16"))
+    return passes
+
+
+def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
+    """Tell TVM's fusion what it may fuse into a kernel that a family made."""
+    from tvm import s_tir, tirx
+
+    module = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            sch = s_tir.Schedule(function)
+            if any(moves.family_of(sch, block) in ANCHORS for block in moves.blocks(sch)):
+                module[variable] = function.with_attr("op_pattern", FUSABLE_OUTPUT)
+    return module
