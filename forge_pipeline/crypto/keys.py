@@ -31,14 +31,23 @@ MAX_PASSWORD = 4096
 FORMS = "env:NAME, file:PATH, fd:N, prompt or keyring:SERVICE/NAME"
 
 
+Reader = Callable[[], Secret | None]
+
+
+def checked_sources(sources: Sequence[str]) -> list[Reader]:
+    """Return what reads each of ``sources``, having read none of them yet.
+
+    Raises ConfigError for one of unknown form, without repeating it: it might be a password put there by mistake.
+    """
+    return [_reader(source) for source in sources]
+
+
 def read_password(sources: Sequence[str]) -> Secret:
     """Return the password from the first of ``sources`` that has one.
 
-    Raises ConfigError for a source of unknown form (without repeating it: it might be a password put there by
-    mistake), and SecretError where no source has one or one is kept unsafely.
+    Raises ConfigError as ``checked_sources`` does, and SecretError where no source has one or one is kept unsafely.
     """
-    readers = [_reader(source) for source in sources]
-    for read in readers:
+    for read in checked_sources(sources):
         secret = read()
         if secret is not None:
             return secret
@@ -69,7 +78,7 @@ def generate_password_file(path: Path) -> None:
         Path(name).unlink()
 
 
-def _reader(source: str) -> Callable[[], Secret | None]:
+def _reader(source: str) -> Reader:
     kind, _, rest = source.partition(":")
     if kind == "prompt" and source == "prompt":
         return _from_prompt

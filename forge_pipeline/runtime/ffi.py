@@ -18,7 +18,7 @@ def torch_hidden() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  Python's own way to say: cannot be imported
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say: cannot be imported
     try:
         yield
     finally:

@@ -84,12 +84,13 @@ def _runtime() -> Any:
     # TVM would bind the calling thread, hence the whole Python process, to the first core, and use half of the cores.
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
-    tvm_ffi = import_ffi()
     package = importlib.util.find_spec("tvm")  # finds, and does not import
     origin = package.origin if package is not None else None
     path = Path(origin).parent / "lib" / LIBRARY if origin is not None else Path(LIBRARY)
     try:
+        tvm_ffi = import_ffi()
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # global, for the libraries that are loaded afterwards
-    except OSError as error:
-        raise ArtifactError("TVM runtime", LIBRARY, f"{error}", "pip install apache-tvm==0.27.0.post1") from error
+    except (ImportError, OSError) as error:
+        fix = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post0"
+        raise ArtifactError("TVM runtime", f"tvm_ffi and {LIBRARY}", str(error), fix) from error
     return tvm_ffi
