@@ -3,7 +3,7 @@
     env:NAME               an environment variable
     file:PATH              a file that only its owner can read
     fd:N                   an open file descriptor (``3<secret``)
-    prompt                 the terminal, without echo
+    prompt                 the terminal, twice, without echo
     keyring:SERVICE/NAME   the desktop's or the system's keyring
 
 A password is never a configuration value and never an argument: both can be read by others.
@@ -140,7 +140,10 @@ def _from_descriptor(number: int) -> Secret | None:
 def _from_prompt() -> Secret | None:
     if not sys.stdin.isatty():
         return None
-    return _checked(getpass.getpass("Password of the encrypted model: ").encode(), "prompt")
+    typed = _checked(getpass.getpass("Password for the encrypted model: ").encode(), "prompt")
+    if typed != Secret(getpass.getpass("The same again: ").encode()):  # a slip would be found on the device
+        raise SecretError("prompt", "the same password twice", "two different ones", "type it again")
+    return typed
 
 
 def _from_keyring(service: str, name: str) -> Secret | None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -71,6 +73,48 @@ def test_a_prompt_is_passed_over_without_a_terminal(monkeypatch: pytest.MonkeyPa
     with open(os.devnull) as nothing:  # noqa: PTH123
         monkeypatch.setattr(sys, "stdin", nothing)
         assert read_password(["prompt", f"file:{password_file}"]).reveal() == b"from a file"
+
+
+PROMPTED = """
+import sys
+from forge_pipeline.crypto.keys import read_password
+from forge_pipeline.errors import SecretError
+try:
+    print(read_password(["prompt"]).reveal())
+except SecretError as refusal:
+    print(refusal.found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([b"typed\n", b"typed\n"], b"b'typed'\n"),
+        ([b"typed\n", b"tipped\n"], b"two different ones\n"),
+        ([b"\n"], b"an empty one\n"),
+    ],
+)
+def test_a_prompt_asks_twice_on_a_terminal_and_shows_nothing(answers: list[bytes], outcome: bytes) -> None:
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROMPTED],
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # without a controlling terminal, so that standard input is the one that is asked
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for answer in answers:
+            while process.stderr.read(1) != b":":
+                pass
+            os.write(master, answer)
+        assert process.stdout.read() == outcome
+        assert b"typed" not in process.stderr.read()
+    echoed = os.read(master, 1000) if select.select([master], [], [], 0)[0] else b""
+    assert b"typed" not in echoed
+    os.close(slave)
+    os.close(master)
 
 
 def test_where_no_place_has_a_password_all_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
