@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError, ConfigError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.dynamic import quantize_dynamic
+from forge_pipeline.quantization.improve import Candidate, improved
 from forge_pipeline.quantization.integers import INTEGERS
-from forge_pipeline.quantization.methods import METHODS, Options
 from forge_pipeline.quantization.network import Network, layer, prepared
 from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
-from forge_pipeline.quantization.static import Scheme, Spans, quantize_static, ready
-from forge_pipeline.quantization.statistics import Statistics
+from forge_pipeline.quantization.sensitivity import within
+from forge_pipeline.quantization.static import Quantized, Scheme, ready
+from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.quantization.weights import WeightScheme
 
 if TYPE_CHECKING:
@@ -35,16 +35,36 @@ def quantized_statically(config: Config, model: ONNXModule, ranges: Ranges) -> t
     scheme = scheme_of(config)
     network = ready(Network(prepared(model.mod)), scheme)
     plan = planned(network, config)
-    written = quantize_static(network, plan, spans_of(plan, ranges, config), scheme)
-    report = _described(plan) | {
-        "values": len(plan.values),
-        "scales": len(plan.groups()),
+    missing = sorted(plan.values.keys() - ranges.keys())
+    if missing:
+        raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
+    candidate = Candidate(network=network, statistics=ranges, scheme=scheme, config=config)
+    written, report = _tried(candidate, ranges)
+    return ONNXModule(written.model), report | {"samples": ranges.samples, "probes": len(ranges.probes)}
+
+
+def _tried(candidate: Candidate, ranges: Ranges) -> tuple[Quantized, dict[str, Any]]:
+    """Write the candidate as the configuration asks: with tools, within the budget."""
+    config, report = candidate.config, {}
+    written = None
+    if ranges.probes and (config.improve or config.max_drop is not None or config.calib_method == "auto"):
+        trial = Trial.of(candidate.network, ranges.probes)
+        best = improved(candidate, trial)
+        candidate, written = best.candidate, best.written
+        report = {"sqnr_db": round(best.sqnr, 2), "improvements": best.log}
+        if config.max_drop is not None:
+            mixed = within(candidate, trial, config.max_drop)
+            candidate, written = mixed.candidate, mixed.written
+            ranking = {name: round(value, 2) for name, value in mixed.sensitivity.items()}
+            report |= {"drop": round(mixed.drop, 4), "put_back_to_float": list(mixed.kept), "sensitivity_db": ranking}
+    written = written or candidate.write()
+    return written, _described(candidate.plan) | report | {
+        "values": len(candidate.plan.values),
+        "scales": len(candidate.plan.groups()),
         "fused_activations": len(written.dropped),
         "widened_weight_scales": list(written.widened),
-        "calib_method": config.calib_method,
-        "samples": ranges.samples,
+        "calib_method": candidate.config.calib_method,
     }
-    return ONNXModule(written.model), report
 
 
 def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
@@ -88,21 +108,6 @@ def planned(network: Network, config: Config) -> Plan:
             fix="choose quantize=none, or give a float32 model",
         )
     return plan
-
-
-def spans_of(plan: Plan, ranges: Mapping[str, Statistics], config: Config) -> Spans:
-    """Return the range of each scale: the union over the values that share it."""
-    method = METHODS[config.calib_method]
-    levels = INTEGERS[config.activation_dtype].levels
-    options = Options(levels=levels, percentile=config.percentile, symmetric=config.symmetric)
-    spans = {}
-    for leader, members in plan.groups().items():
-        missing = [name for name in members if name not in ranges]
-        if missing:
-            raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
-        ends = [method(ranges[name], options) for name in members]
-        spans[leader] = (min(low for low, _ in ends), max(high for _, high in ends))
-    return spans
 
 
 def _described(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -123,6 +123,28 @@ class Network:
         """Return an initializer's content."""
         content: NDArray[Any] = numpy_helper.to_array(self.constants[name])
         return content
+
+    def copy(self) -> Network:
+        """Return a network with a model of its own."""
+        model = ModelProto()
+        model.CopyFrom(self.model)
+        return Network(model)
+
+    def with_arrays(
+        self, arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Sequence[str]] | None = None
+    ) -> Network:
+        """Return a copy with other or further constants, and other inputs for nodes, named by their first output."""
+        result = self.copy()
+        graph = result.model.graph
+        kept = [tensor for tensor in graph.initializer if tensor.name not in arrays]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in sorted(arrays.items()))
+        for node in graph.node:
+            if inputs is not None and node.output[0] in inputs:
+                del node.input[:]
+                node.input.extend(inputs[node.output[0]])
+        return result
 
     def variables(self, node: NodeProto) -> Iterator[str]:
         """Yield the inputs of a node that are computed or fed."""

@@ -78,12 +78,12 @@ class Ranges(Mapping[str, "Statistics"]):
             "name": np.array(names, dtype=np.str_),
             "histogram": np.stack([row.histogram for row in rows]) if rows else np.zeros((0, 0), np.int64),
         }
-        for field in ("count", "exponent"):
-            arrays[field] = np.array([getattr(row, field) for row in rows], np.int64)
-        for field in ("low", "high"):
-            arrays[field] = np.array([getattr(row, field) for row in rows], np.float32)
-        for field in ("low_sum", "high_sum"):  # integers of any length
-            arrays[field] = np.array([str(getattr(row, field)) for row in rows], dtype=np.str_)
+        for column in ("count", "exponent"):
+            arrays[column] = np.array([getattr(row, column) for row in rows], np.int64)
+        for column in ("low", "high"):
+            arrays[column] = np.array([getattr(row, column) for row in rows], np.float32)
+        for column in ("low_sum", "high_sum"):  # integers of any length
+            arrays[column] = np.array([str(getattr(row, column)) for row in rows], dtype=np.str_)
         for index, probe in enumerate(self.probes):
             arrays.update({f"probe/{index}/{name}": array for name, array in probe.feed.items()})
             if probe.labels is not None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from forge_pipeline.errors import ConfigError
 
+Method = Literal["auto", "minmax", "average", "percentile", "entropy", "mse"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -14,7 +16,9 @@ class Config:
 
     ``reduce_range``: 7-bit weights, for instructions that add pairs of products in 16 saturating bits;
     ``percentile``: the share of values, in percent, that the method of that name keeps; ``keep_float``: names of
-    layers that stay in float.
+    layers that stay in float; ``improve``: accuracy tools, each kept only where it helps on the calibration samples;
+    ``max_drop``: the loss of top-1, in percentage points on the calibration samples, that is bought off with as many
+    layers in float as it takes.
     """
 
     method: Literal["none", "static", "dynamic"]
@@ -24,12 +28,18 @@ class Config:
     per_channel: bool
     symmetric: bool
     reduce_range: bool
-    calib_method: Literal["minmax", "average", "percentile", "entropy", "mse"]
+    calib_method: Method
     percentile: float
     keep_float: tuple[str, ...]
+    improve: tuple[Literal["split", "equalize", "correct_bias"], ...]
+    max_drop: float | None
 
     def __post_init__(self) -> None:
         if not 50.0 < self.percentile <= 100.0:
             raise ConfigError(
                 "quantize.percentile", "a share in percent, over 50 and up to 100", f"{self.percentile:g}", "try 99.999"
+            )
+        if self.max_drop is not None and not 0.0 <= self.max_drop <= 100.0:
+            raise ConfigError(
+                "quantize.max_drop", "null, or percentage points from 0 to 100", f"{self.max_drop:g}", "try 0.5"
             )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
-from forge_pipeline.quantization.integers import Affine, IntegerType, quantized, weight_scale
+from forge_pipeline.quantization.integers import INTEGERS, Affine, IntegerType, quantized, weight_scale
 from forge_pipeline.quantization.network import Network, attribute
 
 
@@ -20,6 +20,11 @@ class WeightScheme:
     kind: IntegerType
     limit: int
     per_channel: bool
+
+    @property
+    def signed(self) -> IntegerType:
+        """The type with zero in the middle, whatever the offset it is stored with."""
+        return INTEGERS["int8"]
 
     def scale(self, weights: NDArray[Any], axis: int | None) -> NDArray[np.float32]:
         """Return the symmetric scale of a weight, per channel along ``axis`` if there is one."""
