@@ -73,6 +73,16 @@ class Header:
         """Number of chunks: an empty payload is one empty chunk."""
         return max(1, -(-self.plaintext >> self.chunk_bits))
 
+    def problem(self) -> str | None:
+        """Say which limit of the format is broken, or None."""
+        if self.chunk_bits not in CHUNK_BITS:
+            return f"chunks of 2^{self.chunk_bits} bytes, outside 2^16..2^22"
+        if self.plaintext > MAX_PLAINTEXT:
+            return f"{self.plaintext} bytes of plaintext, more than 64 GiB"
+        if len(self.meta) > MAX_META:
+            return f"{len(self.meta)} bytes of metadata, more than 32 KiB"
+        return None
+
     def to_bytes(self) -> bytes:
         """Return all that the MAC covers."""
         fixed = _HEAD.pack(
@@ -108,7 +118,9 @@ def seal(
     keyed = {name: _keyed(data_key, salt, name, value) for name, value in confirmable.items()}
     public = {**meta, **keyed, "uuid": str(artifact)}
     header = Header(chunk_bits=chunk_bits, plaintext=len(payload), salt=salt, pair=pair, meta=canonical_json(public))
-    _check_header(header)
+    problem = header.problem()
+    if problem is not None:
+        raise ArtifactError("encryption", "a model within the limits of the format", problem, "make it smaller")
     model = _encrypt(payload, header, data_key)
     return model, keyfile.wrap(data_key, password, pair, kdf, entropy), public
 
@@ -203,20 +215,13 @@ def _parse(source: io.BufferedIOBase, size: int, where: str) -> Header:
         raise ArtifactError(where, "a header whose lengths agree", f"{header_size} and {meta_size}", _RECOPY)
     meta = _read(source, meta_size, where)
     header = Header(chunk_bits=bits, plaintext=plaintext, salt=salt, pair=Pair(key_id=key_id, uuid=artifact), meta=meta)
-    _check_header(header, where)
+    problem = header.problem()
+    if problem is not None:
+        raise ArtifactError(where, "a header within the limits of the format", problem, _RECOPY)
     expected = header.size + header.plaintext + _TAG * header.chunks
     if size != expected:
         raise ArtifactError(where, f"{expected} bytes, as its header says", f"{size}: cut off or extended", _RECOPY)
     return header
-
-
-def _check_header(header: Header, where: str = "encrypted model") -> None:
-    if header.chunk_bits not in CHUNK_BITS:
-        found = f"chunks of 2^{header.chunk_bits} bytes"
-        raise ArtifactError(where, "chunks of 2^16 to 2^22 bytes", found, _RECOPY)
-    if header.plaintext > MAX_PLAINTEXT or len(header.meta) > MAX_META:
-        found = f"{header.plaintext} bytes with {len(header.meta)} bytes of metadata"
-        raise ArtifactError(where, "at most 64 GiB with 32 KiB of metadata", found, _RECOPY)
 
 
 def _read(source: io.BufferedIOBase, length: int, where: str) -> bytes:
