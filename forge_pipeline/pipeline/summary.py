@@ -1,0 +1,73 @@
+"""What `dvc repro` built: the page out/report.html, and a few lines on the terminal that say where things are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.digest import digest_file
+from forge_pipeline.errors import ArtifactError
+from forge_pipeline.pipeline.console import human_size
+from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.workspace import OUT, folder_of
+from forge_pipeline.report.build import Build
+from forge_pipeline.report.page import render
+from forge_pipeline.stages import STAGES
+
+PAGE = OUT / "report.html"
+
+
+def write_report(targets: Sequence[str]) -> None:
+    """Write the page about the builds below `out/`, and print a summary. Raises ArtifactError where one is missing."""
+    builds = [finished(target) for target in targets]
+    write_atomically(PAGE, render(builds).encode())
+    print(summary(builds), flush=True)
+
+
+def finished(target: str) -> Build:
+    """Read one target's build from the work tree."""
+    folder = folder_of("encrypt", target)
+    library, metadata = folder / "model_library.so", _json(folder / "metadata.json")
+    return Build(
+        target=target,
+        metrics=_json(folder / "metrics.json"),
+        layers=_json(folder / "layers.json"),
+        metadata=metadata,
+        stages=[_json(folder_of(stage, target) / f"{stage}.action.json") for stage in STAGES],
+        artifact=digest_file(library),
+        artifact_bytes=library.stat().st_size,
+        encrypted=(folder / "modelKey.bin").exists(),
+        names=_json(folder_of("load", None) / "report.json")["names"],
+    )
+
+
+def summary(builds: Sequence[Build]) -> str:
+    """Return a table with a line per target, and where the page is."""
+    rows = [("target", "size", "float", "int8", "compiled", "latency", "library")]
+    for build in builds:
+        metrics = build.metrics
+        rows.append(
+            (
+                build.target,
+                human_size(build.artifact_bytes),
+                *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
+                f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
+                str(folder_of("encrypt", build.target) / "model_library.so"),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"report: {PAGE}"])
+
+
+def _score(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ArtifactError(str(path), "a file of a finished build", "no such file", "run `dvc repro`") from error
