@@ -22,8 +22,8 @@ def main(memory: int, seconds: int) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         model = onnx.load_model_from_string(sys.stdin.buffer.read())
-        onnx.checker.check_model(model)
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(inferred)  # after inference: the checker demands a shape of each output
         sys.stdout.buffer.write(inferred.SerializeToString(deterministic=True))
     except MemoryError:
         return OUT_OF_MEMORY
