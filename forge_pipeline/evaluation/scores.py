@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.registry import Registry
 
@@ -166,6 +169,25 @@ def factory(metric: str) -> Callable[[], Score]:
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", metric):
         return partial(Custom, metric)
     return METRICS.pick(metric, where=OPTION)
+
+
+def source_digest(metric: str) -> str | None:
+    """Return the SHA-256 of the file that a `module:function` is in, for the action key; None for a built-in metric.
+
+    Modules that it imports are not looked at. Raises ConfigError where there is no such module.
+    """
+    module, colon, _ = metric.partition(":")
+    if not colon:
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise ConfigError(
+            OPTION, "an importable module:function", f"no module {module!r}", "put its folder in PYTHONPATH"
+        )
+    return digest_file(Path(spec.origin))
 
 
 def _import(reference: str) -> UserMetric:

@@ -30,9 +30,14 @@ MIN_RUNS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """conf/evaluate/*.yaml, and the preparation of the data."""
+    """conf/evaluate/*.yaml, and the preparation of the data.
+
+    ``metric_source`` is the digest of a user's own metric and ``machine`` this machine's name: what they stand for
+    changes the result, so both are in the action key. The runner fills them in.
+    """
 
     metric: str
+    metric_source: str | None
     max_drop: float | None
     samples: int | None
     layer_samples: int

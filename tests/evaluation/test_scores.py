@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import ConfigError, DataError
-from forge_pipeline.evaluation.scores import factory, resolve
+from forge_pipeline.evaluation.scores import factory, resolve, source_digest
 
 
 def score(metric: str, output: Any, labels: Any = None, reference: Any = None, *, feeds: int = 1) -> float:
@@ -130,6 +131,16 @@ def test_a_metric_that_cannot_be_used_is_refused(user_module: str, metric: str, 
     with pytest.raises(ConfigError) as caught:
         score(metric.format(user_module), np.zeros((2, 2)), [0, 1])
     assert str(caught.value).startswith(f"evaluate.metric: {message.format(user_module)}")
+
+
+def test_an_edited_metric_has_another_digest(user_module: str, tmp_path: Path) -> None:
+    before = source_digest(f"{user_module}:first")
+    assert before == hashlib.sha256((tmp_path / "my_scores.py").read_bytes()).hexdigest()
+    (tmp_path / "my_scores.py").write_text("def first(outputs, labels):\n    return 1.0\n")
+    assert source_digest(f"{user_module}:first") != before
+    assert source_digest("top1") is None
+    with pytest.raises(ConfigError, match=r"found no module 'no_such.module'"):
+        source_digest("no_such.module:function")
 
 
 def test_scores_are_numbers_between_their_limits() -> None:

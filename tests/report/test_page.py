@@ -41,7 +41,7 @@ def build(target: str = "host", **changes: Any) -> Build:
         "metric": "top1", "samples": 500, "float": 98.8, "quantized": 98.6, "compiled": 98.4, "drop": 0.4,
         "quantized_sqnr_db.logits": 35.25, "compiled_sqnr_db.logits": None, "latency_median_ms": 0.0413,
         "latency_min_ms": 0.0402, "latency_runs": 50, "machine": "Some CPU", "size_float_bytes": 94336,
-        "size_library_bytes": 278121,
+        "size_library_bytes": 278121, "size_quantized_bytes": 36713,
     }  # fmt: skip
     tensor = {"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}
     stages = [
@@ -114,7 +114,7 @@ def test_the_same_builds_give_the_same_page() -> None:
 
 def test_a_row_a_target_shows_scores_noise_latency_size_and_digest() -> None:
     text = words(render([build(), build("android/cpu", encrypted=False)]))
-    assert "host x86_64-linux-gnu 98.80 % 94.3 KB 98.60 % \N{MINUS SIGN}0.2 98.40 % \N{MINUS SIGN}0.4" in text
+    assert "host x86_64-linux-gnu 98.80 % 94.3 KB 98.60 % \N{MINUS SIGN}0.2, 36.7 KB 98.40 % \N{MINUS SIGN}0.4" in text
     assert f"35.2 dB compiled exact 0.0413 ms least 0.0402 ms 278 KB {digest('a')[:12]} encrypted, 280 KB" in text
     assert f"{digest('a')[:12]} plain, 280 KB" in text
     assert "median and least of 50 runs of one sample on one thread of Some CPU" in text
