@@ -127,7 +127,8 @@ def _absorb(graph: Graph, node: NodeProto, operand: int, affine: Affine) -> bool
     linear = graph.producer(node.input[operand])
     if linear is None or linear.op_type not in ABSORBERS or linear.domain not in ("", "ai.onnx"):
         return False
-    if graph.only_user(linear.output[0]) is not node:
+    reader = graph.only_user(linear.output[0])
+    if reader is None or reader is not node:
         return False
     changed = ABSORBERS[linear.op_type](graph, linear, affine)
     if changed:

@@ -262,6 +262,13 @@ class Graph:
             self.redirect(target, source)
         return True
 
+    def replace_value(self, name: str, source: str) -> None:
+        """Let ``source`` stand for a value that nothing produces any more; an output of the graph becomes a copy."""
+        if self.is_output(name):
+            self.add_node(helper.make_node("Identity", [source], [name]))
+        else:
+            self.redirect(name, source)
+
     def replace(self, node: NodeProto, op: str, inputs: Sequence[str], *, domain: str = "", **attributes: Any) -> None:
         """Put another operator in a node's place; its first output keeps its name."""
         self.remove(node)
