@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
@@ -17,6 +17,7 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
+T = TypeVar("T")
 Task = Callable[[dict[str, Any], str | None], object]
 """Called with a configuration and, in a sweep, the folder name of the job."""
 
@@ -46,7 +47,12 @@ def launch(arguments: Sequence[str], task: Task) -> None:
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
     with _hydra_process(["forge-pipeline run", *quoted]):
-        _explained(main, quoted)
+        try:
+            _explained(main, quoted)
+        except SystemExit as stop:  # of argparse inside Hydra: it has printed its help, or its usage line
+            if stop.code not in (0, None):
+                fix = "see `forge-pipeline run --help`"
+                raise UsageError("run", "overrides and Hydra's flags", " ".join(arguments), fix) from stop
 
 
 @contextmanager
@@ -129,7 +135,7 @@ def _lookup(config: Any, key: str) -> Any:
     return config
 
 
-def _explained(call: Callable[[], Any], overrides: Sequence[str]) -> Any:
+def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -139,12 +145,6 @@ def _explained(call: Callable[[], Any], overrides: Sequence[str]) -> Any:
         raise
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(error, overrides) from error
-    except SystemExit as stop:  # argparse inside Hydra has printed its usage line
-        if stop.code in (0, None):
-            return None
-        raise UsageError(
-            "command line", "overrides and Hydra's flags", " ".join(overrides), "see `forge-pipeline run --help`"
-        ) from stop
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:

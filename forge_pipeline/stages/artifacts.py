@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.errors import ArtifactError
 from forge_pipeline.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,7 +79,12 @@ def _write_library(library: Library) -> Contents:
 def _read_sealed(files: Files) -> Sealed:
     from forge_pipeline.crypto.envelope import Sealed
 
-    return Sealed(**{name: files[file].read_bytes() if file in files else None for name, file in SEALED_FILES.items()})
+    model, key, metadata = (files.get(file) for file in SEALED_FILES.values())
+    if model is None or metadata is None:
+        raise ArtifactError("sealed artifact", "a library and its metadata", ", ".join(files), "build it again")
+    return Sealed(
+        model=model.read_bytes(), key=None if key is None else key.read_bytes(), metadata=metadata.read_bytes()
+    )
 
 
 def _write_sealed(sealed: Sealed) -> Contents:

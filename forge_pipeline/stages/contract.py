@@ -13,9 +13,10 @@ class Stage:
     """One row of the STAGES table. The code is in the module of the same name, imported when it runs.
 
     ``takes`` maps a parameter of ``run`` to where it comes from: a stage, or ``source`` (the model's file), ``data``
-    (the samples) or ``calibration data`` (the part of them that calibrates). ``version`` is raised by hand when the code gives other bytes for the same inputs. ``tools`` names the
-    distributions whose version enters the action key. ``wants`` names what the runner hands over beside the inputs:
-    ``key`` (the action key), ``password``, ``entropy`` (a source of random bytes), ``progress`` (a callback).
+    (the samples) or ``calibration data`` (the part of them that calibrates). ``version`` is raised by hand when the
+    code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
+    key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
+    ``entropy`` (a source of random bytes), ``progress`` (a callback).
     """
 
     name: str
@@ -29,7 +30,7 @@ class Stage:
     @property
     def module(self) -> StageModule:
         """The stage's code: ``Config`` and ``run``."""
-        return importlib.import_module(f"forge_pipeline.stages.{self.name}")  # type: ignore[return-value]
+        return importlib.import_module(f"forge_pipeline.stages.{self.name}")
 
 
 class StageModule(Protocol):

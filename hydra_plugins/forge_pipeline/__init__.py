@@ -8,7 +8,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from forge_pipeline.locate import conf_dir
 
 
-class ForgePipelineSearchPath(SearchPathPlugin):  # type: ignore[misc]
+class ForgePipelineSearchPath(SearchPathPlugin):
     """Appends ``conf/``, so that an application's own groups of the same name come first."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

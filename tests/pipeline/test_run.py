@@ -79,7 +79,7 @@ def test_a_model_with_other_inner_names_is_loaded_again_and_nothing_else_is_buil
 
 def test_samples_edited_in_place_are_calibrated_again(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     _run(forge, model, data, tmp_path / "first")
-    before = os.stat(data)
+    before = data.stat()
     arrays = dict(np.load(data))
     np.savez(data, **{**arrays, "x": arrays["x"] * 2})
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
