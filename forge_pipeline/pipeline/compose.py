@@ -30,7 +30,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     an override that does not fit the configuration, and whatever ``task`` raises.
     """
     if not any(argument.startswith("-") for argument in arguments):
-        task(compose([_quote_path(argument) for argument in arguments]), None)
+        task(compose([quote_path(argument) for argument in arguments]), None)
         return
     import hydra
     from omegaconf import DictConfig, OmegaConf
@@ -38,7 +38,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
-    quoted = ["--multirun", *rest] if sweeping else [_quote_path(argument) for argument in rest]
+    quoted = ["--multirun", *rest] if sweeping else [quote_path(argument) for argument in rest]
     swept = _swept_keys(quoted) if sweeping else ()
 
     def job(config: DictConfig) -> None:
@@ -90,7 +90,8 @@ def _plain(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in config.items()}
 
 
-def _quote_path(argument: str) -> str:
+def quote_path(argument: str) -> str:
+    """Return the override with a file name in quotes, so that Hydra's grammar takes it as it is."""
     key, equals, value = argument.partition("=")
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import UsageError
-from forge_pipeline.pipeline.compose import PATH_KEYS, compose, launch
+from forge_pipeline.pipeline.compose import PATH_KEYS, compose, launch, quote_path
 
 
 def _launched(*arguments: str) -> list[tuple[dict[str, Any], str | None]]:
@@ -26,11 +27,15 @@ FILE_NAMES = st.text(
 ).filter(lambda name: name != "null" and name[0] not in "'\"")
 
 
-@given(name=FILE_NAMES, key=st.sampled_from(["model.path", "out"]))
+@given(name=FILE_NAMES, key=st.sampled_from(PATH_KEYS))
 def test_any_file_name_is_taken_as_it_is(name: str, key: str) -> None:
-    ((config, _),) = _launched(f"{key}={name}")
-    section, _, option = key.partition(".")
-    assert (config[section][option] if option else config[section]) == name
+    override = OverridesParser.create().parse_override(quote_path(f"{key}={name}"))
+    assert (override.key_or_group, override.value()) == (key, name)
+
+
+def test_a_file_name_with_the_grammars_own_characters_reaches_the_configuration() -> None:
+    ((config, _),) = _launched("model.path=a (1), {b}=c's [2].onnx")
+    assert config["model"]["path"] == "a (1), {b}=c's [2].onnx"
 
 
 def test_the_keys_that_hold_paths_exist() -> None:
