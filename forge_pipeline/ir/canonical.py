@@ -54,16 +54,23 @@ class Weight:
     source: TensorProto
     external: ExternalData | None
 
-    def raw(self) -> bytes | memoryview:
+    def raw(self) -> bytes:
         """Return the content as ``raw_data`` holds it, whatever the source's storage. Raises ModelError."""
         return content(self.source, self.external)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """Yield the content in pieces, each to be used before the next is asked for. Raises ModelError."""
+        if self.external is not None and self.source.data_location == TensorProto.EXTERNAL:
+            yield from self.external.chunks(self.source)
+        else:
+            yield self.raw()
 
     def tensor(self) -> TensorProto:
         """Return the whole initializer in canonical form. Raises ModelError."""
         tensor = TensorProto()
         tensor.CopyFrom(self.header)
         if self.is_raw:
-            tensor.raw_data = bytes(self.raw())
+            tensor.raw_data = self.raw()
         return tensor
 
     @property
@@ -270,7 +277,7 @@ class _Writer:
     def _tensor(self, source: TensorProto, target: TensorProto, name: str) -> None:
         target.CopyFrom(self._header(source, name))
         if source.data_type != TensorProto.STRING:
-            target.raw_data = bytes(content(source, self.external))
+            target.raw_data = content(source, self.external)
 
     def _sparse(self, source: onnx.SparseTensorProto, target: onnx.SparseTensorProto, name: str) -> None:
         self._tensor(source.values, target.values, name)

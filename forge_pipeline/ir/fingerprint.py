@@ -14,8 +14,8 @@ from onnx import GraphProto, ModelProto
 
 from forge_pipeline.ir.canonical import Canonical, Weight, canonical
 from forge_pipeline.ir.tensors import ExternalData
+from forge_pipeline.ir.wire import tag
 
-_LENGTH_DELIMITED = 2
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
 _TENSOR_RAW_DATA = 9
@@ -49,12 +49,12 @@ def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes | memoryv
     sizes = [weight.size if weights and weight.is_raw else 0 for weight in form.weights]
     length = len(head) + len(tail) + sum(map(len, headers)) + sum(sizes)
     yield _bytes(ModelProto(ir_version=skeleton.ir_version))
-    yield _tag(_MODEL_GRAPH, length)
+    yield tag(_MODEL_GRAPH, length)
     yield head
     for weight, header, size in zip(form.weights, headers, sizes, strict=True):
         yield header
         if size:
-            yield weight.raw()
+            yield from weight.chunks()
     yield tail
     yield _bytes(ModelProto(opset_import=skeleton.opset_import))
 
@@ -63,26 +63,13 @@ def _header(weight: Weight, *, content: bool) -> bytes:
     """What precedes an initializer's content: its own tag and length, its header, the content's tag."""
     header = _bytes(weight.header)
     if content and weight.is_raw:
-        header += _tag(_TENSOR_RAW_DATA, weight.size)
+        header += tag(_TENSOR_RAW_DATA, weight.size)
     length = len(header) + (weight.size if content and weight.is_raw else 0)
-    return _tag(_GRAPH_INITIALIZER, length) + header
+    return tag(_GRAPH_INITIALIZER, length) + header
 
 
 def _bytes(message: GraphProto | ModelProto) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
-
-
-def _tag(field: int, length: int) -> bytes:
-    return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _digest(parts: Iterator[bytes | memoryview]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -115,11 +115,14 @@ def byte_count(tensor: TensorProto) -> int:
 class ExternalData(Protocol):
     """Finds the content of a tensor that is stored outside the protobuf."""
 
-    def __call__(self, tensor: TensorProto) -> bytes | memoryview:
+    def __call__(self, tensor: TensorProto) -> bytes:
         """Return the bytes that ``tensor.external_data`` refers to. Raises ModelError."""
 
+    def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
+        """Yield them in pieces, each valid until the next is asked for. Raises ModelError."""
 
-def content(tensor: TensorProto, external: ExternalData | None) -> bytes | memoryview:
+
+def content(tensor: TensorProto, external: ExternalData | None) -> bytes:
     """Return the tensor's elements as ``raw_data`` would hold them, whatever the storage; not for strings.
 
     Raises ModelError where the length does not fit the shape, or where the content is elsewhere and
@@ -147,7 +150,7 @@ def _misfit(tensor: TensorProto, expected: str, found: str) -> ModelError:
     )
 
 
-def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes | memoryview:
+def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes:
     if tensor.data_location == TensorProto.EXTERNAL:
         if external is None:
             raise ModelError(

@@ -54,6 +54,11 @@ _SCHEMA: Final[dict[str, dict[int, str]]] = {
 }  # fmt: skip
 _ENTRY_KEY: Final = 1
 _ENTRY_VALUE: Final = 2
+_GRAPH_INITIALIZER: Final = 5
+_TENSOR_RAW_DATA: Final = 9
+_TENSOR_EXTERNAL_DATA: Final = 13
+_TENSOR_DATA_LOCATION: Final = 14
+_EXTERNAL: Final = 1  # TensorProto.DataLocation
 
 
 class WireError(ValueError):
@@ -62,11 +67,15 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``value`` of a number, or where a length-delimited one has its content, ``start`` to ``end``."""
+    """One field: the ``value`` of a number, or where a length-delimited one has its content (start to end).
+
+    The field as a whole, its tag and length included, is ``begin`` to ``end``.
+    """
 
     number: int
     kind: int
     value: int
+    begin: int
     start: int
     end: int
 
@@ -77,6 +86,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
     Raises WireError where the bytes end too early or make no field; groups, which ONNX never had, are one such.
     """
     while start < end:
+        begin = start
         key, start = _varint(data, start, end)
         number, kind = key >> 3, key & 7
         value, stop = 0, start
@@ -91,7 +101,7 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
             raise WireError(f"field {number} has wire type {kind}")
         if number == 0 or stop > end:
             raise WireError(f"field {number} does not fit its message")
-        yield Field(number, kind, value, start, stop)
+        yield Field(number, kind, value, begin, start, stop)
         start = stop
 
 
@@ -154,6 +164,62 @@ def _location(data: Buffer, entry: Field) -> Iterator[str]:
     }
     if pair.get(_ENTRY_KEY) == b"location":
         yield pair.get(_ENTRY_VALUE, b"").decode("utf-8", "replace")
+
+
+def without_weights(data: Buffer, *, location: str, at_least: int) -> bytes:
+    """Return a serialised ModelProto with its large weights left out, so that it parses in no memory to speak of.
+
+    An initializer of the main graph with at least ``at_least`` bytes of ``raw_data`` refers, as external data would,
+    to where in ``data`` these bytes are; the file's name in that reference is ``location``. Raises WireError.
+    """
+    parts: list[bytes] = []
+    for field in fields(data, 0, len(data)):
+        if field.number == MODEL_GRAPH and field.kind == BYTES:
+            parts.append(_field(MODEL_GRAPH, b"".join(_light_graph(data, field, location, at_least))))
+        else:
+            parts.append(data[field.begin : field.end])
+    return b"".join(parts)
+
+
+def _light_graph(data: Buffer, graph: Field, location: str, at_least: int) -> Iterator[bytes]:
+    for field in fields(data, graph.start, graph.end):
+        if field.number == _GRAPH_INITIALIZER and field.kind == BYTES and field.end - field.start >= at_least:
+            yield _field(_GRAPH_INITIALIZER, _light_tensor(data, field, location, at_least))
+        else:
+            yield data[field.begin : field.end]
+
+
+def _light_tensor(data: Buffer, tensor: Field, location: str, at_least: int) -> bytes:
+    kept = list(fields(data, tensor.start, tensor.end))
+    raw = [field for field in kept if field.number == _TENSOR_RAW_DATA and field.kind == BYTES]
+    is_external = any(field.number in (_TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION) for field in kept)
+    if is_external or not raw or raw[-1].end - raw[-1].start < at_least:
+        return data[tensor.start : tensor.end]
+    parts = [data[field.begin : field.end] for field in kept if field.number != _TENSOR_RAW_DATA]
+    place = {"location": location, "offset": str(raw[-1].start), "length": str(raw[-1].end - raw[-1].start)}
+    for key, value in place.items():
+        entry = _field(_ENTRY_KEY, key.encode()) + _field(_ENTRY_VALUE, value.encode())
+        parts.append(_field(_TENSOR_EXTERNAL_DATA, entry))
+    return b"".join(parts) + varint(_TENSOR_DATA_LOCATION << 3 | VARINT) + varint(_EXTERNAL)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return tag(number, len(content)) + content
+
+
+def tag(number: int, length: int) -> bytes:
+    """Return what precedes the content of a length-delimited field."""
+    return varint(number << 3 | BYTES) + varint(length)
+
+
+def varint(value: int) -> bytes:
+    """Encode a number of at least 0, seven bits a byte, lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _varint(data: Buffer, position: int, end: int) -> tuple[int, int]:

@@ -1,0 +1,42 @@
+"""Reading a model's file without its weights: they stay where they are until somebody asks for them."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir import wire
+from forge_pipeline.ir.external import OWN_FILE, ExternalFiles, OwnFile
+
+_LARGE = 4096  # bytes; smaller weights are read with the graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A parsed model whose large weights are still in its file, and what reads them."""
+
+    model: ModelProto
+    external: ExternalFiles
+
+
+def open_model(path: Path) -> OpenModel:
+    """Parse the model in ``path``; external data is found, not read. Raises ModelError where it does not parse."""
+    own = OwnFile(path)
+    try:
+        with mmap.mmap(own.descriptor, 0, access=mmap.ACCESS_READ) as data:
+            wire.check_text(data)
+            light = wire.without_weights(data, location=OWN_FILE, at_least=_LARGE)
+        model = ModelProto.FromString(light)
+    except (DecodeError, wire.WireError, ValueError) as error:  # ValueError: mmap of an empty file
+        raise ModelError(
+            where=str(path),
+            expected="an ONNX model",
+            found=f"a damaged or cut file ({error})",
+            fix="copy or export the model again",
+        ) from error
+    return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own))
