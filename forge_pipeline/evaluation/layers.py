@@ -7,6 +7,7 @@ amplifies signal and noise alike and the noise of different layers is uncorrelat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
 Feed = dict[str, "NDArray[Any]"]
 
 
-FUSED_AT_MOST = 3  # operators in a row
+FOLLOWERS = frozenset(
+    {"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh"}
+    | {"Softplus", "Softsign", "Gelu", "Mish", "Softmax", "LogSoftmax"}
+    | {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+)
+"""Operators that belong to the layer before them: they change the ratio of noise to signal, and add no noise."""
+WITH_CONSTANT = frozenset({"Add", "Sub", "Mul", "Div"})
+SHOWN = 3  # operators in a row
 
-Chain = tuple[tuple[str, str], ...]  # layers and their operators, each fused into the next
+Chain = tuple[str, tuple[str, ...]]  # a layer, and the operators from it to the value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,8 @@ def matches(reference: GraphProto, model: GraphProto) -> dict[str, str]:
     """Return, for each value of ``reference`` that ``model`` has too, the name under which its readers see it there.
 
     That is the dequantized value where it passes QuantizeLinear and DequantizeLinear. A clipping activation may
-    have become part of the quantization that follows it: then its output is compared, and its input is not.
+    have become part of the quantization that follows it: then its output is compared, and its input is not. Values
+    within a layer are left out.
     """
     made = {name for node in model.node for name in node.output}
     seen = made | {value.name for value in model.input}
@@ -82,7 +91,24 @@ def matches(reference: GraphProto, model: GraphProto) -> dict[str, str]:
     for node in reference.node:
         if node.op_type in ("Relu", "Clip") and node.output[0] not in made and node.input[0] in pairs:
             pairs[node.output[0]] = pairs.pop(node.input[0])
+    for name in _inner(reference) & pairs.keys():
+        del pairs[name]
     return pairs
+
+
+def _inner(graph: GraphProto) -> set[str]:
+    """Return the values within a layer: what one node makes, and nothing but a follower of it reads."""
+    constants = {tensor.name for tensor in graph.initializer}
+    made = {name for node in graph.node for name in node.output}
+    reads = Counter(name for node in graph.node for name in node.input)
+    reads.update(value.name for value in graph.output)
+    inner = set()
+    for node in graph.node:
+        data = [name for name in node.input if name and name not in constants]
+        follows = node.op_type in FOLLOWERS or node.op_type in WITH_CONSTANT
+        if follows and len(data) == 1 and data[0] in made and reads[data[0]] == 1:
+            inner.add(data[0])
+    return inner
 
 
 def _readers(graph: GraphProto) -> Mapping[str, list[tuple[str, str]]]:
@@ -108,13 +134,15 @@ def _rows(graph: GraphProto, noise: Mapping[str, Noise]) -> tuple[Layer, ...]:
     fused: dict[str, Chain] = {}
     chains: dict[str, Chain] = {}
     added: dict[str, float] = {}
-    steps: list[tuple[str, tuple[str, str], tuple[str, ...]]] = [
-        (value.name, (value.name, "Input"), ()) for value in graph.input
+    steps = [(value.name, value.name, "Input", "") for value in graph.input]
+    steps += [
+        (name, layer(node), node.op_type, next(iter(node.input), "")) for node in graph.node for name in node.output
     ]
-    steps += [(name, (layer(node), node.op_type), tuple(node.input)) for node in graph.node for name in node.output]
-    for name, step, inputs in steps:
-        inherited = max((ratio.get(source, 0.0) for source in inputs), default=0.0)
-        chain = (*fused.get(next(iter(inputs), ""), ()), step)[-FUSED_AT_MOST:]
+    inputs = {name: tuple(node.input) for node in graph.node for name in node.output}
+    for name, own, operator, first in steps:
+        inherited = max((ratio.get(source, 0.0) for source in inputs.get(name, ())), default=0.0)
+        head, operators = fused.get(first, (own, ()))
+        chain = head, (*operators, operator)
         if name in noise:
             ratio[name], chains[name] = noise[name].ratio, chain
             added[name] = max(ratio[name] - inherited, 0.0)
@@ -124,10 +152,16 @@ def _rows(graph: GraphProto, noise: Mapping[str, Noise]) -> tuple[Layer, ...]:
     return tuple(
         Layer(
             index=index,
-            layer=chains[name][0][0],
-            operator="+".join(operator for _, operator in chains[name]),
+            layer=chains[name][0],
+            operator=_shown(chains[name][1]),
             sqnr_db=None if (decibel := noise[name].sqnr_db) is None else round(decibel, 3),
             noise_share=round(100.0 * share / total, 2),
         )
         for index, (name, share) in enumerate(added.items())
+    )
+
+
+def _shown(operators: tuple[str, ...]) -> str:
+    return "+".join(
+        operators if len(operators) <= SHOWN else (*operators[: SHOWN - 1], f"{len(operators) - SHOWN + 1} more")
     )
