@@ -23,7 +23,6 @@ MAGIC = b"\x89MLLIB\r\n"
 VERSION = 1
 PAGE = 4096
 """Alignment of the weights in the file, so that a mapping of the file maps them too."""
-MAX_METADATA = 16 << 20
 
 _HEAD = struct.Struct(">8sHHIQQ")  # magic, version, reserved, metadata length, ELF length, weights length
 _DIGEST = hashlib.sha256().digest_size
@@ -102,8 +101,10 @@ def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
             "load it with the release of forge-pipeline that built it, or build it anew",
         )
     size = elf_length + _padding(elf_length) + weights_length + metadata_length + FOOTER
-    if size != len(data) or metadata_length > MAX_METADATA:
+    if size != len(data):
         raise ArtifactError(where, f"{size} bytes, as the footer says", f"{len(data)} bytes", rebuild)
+    if any(data[elf_length : elf_length + _padding(elf_length)]):
+        raise ArtifactError(where, f"zeros after {elf_length} bytes, as the footer says", "other bytes", rebuild)
     return metadata_length, elf_length, weights_length
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -148,3 +149,17 @@ def test_another_format_version_is_named(library: Library) -> None:
     with pytest.raises(ArtifactError) as refusal:
         Library.view(data)
     assert (refusal.value.expected, refusal.value.found) == ("library format 1", "format 2, reserved field 0")
+
+
+@pytest.mark.parametrize(("start", "size"), [(12, 4), (16, 8), (24, 8)], ids=["metadata", "ELF", "weights"])
+@pytest.mark.parametrize("change", [-1, 1, 1 << 31])
+def test_lengths_that_do_not_account_for_the_file_are_refused_even_with_a_right_digest(
+    library: Library, start: int, size: int, change: int
+) -> None:
+    elf_of_one_page = Library(elf=b"e" * PAGE, metadata=library.metadata, weights=library.weights)
+    data = bytearray(elf_of_one_page.to_bytes())
+    field = slice(len(data) - FOOTER + start, len(data) - FOOTER + start + size)
+    data[field] = (int.from_bytes(data[field], "big") + change).to_bytes(size, "big")
+    data[-32:] = hashlib.sha256(data[:-32]).digest()
+    with pytest.raises(ArtifactError, match="bytes, as the footer says, found"):
+        Library.view(data)

@@ -88,6 +88,16 @@ def test_an_input_may_be_a_transposed_or_strided_or_read_only_view(engine: Engin
         np.testing.assert_array_equal(engine(view), expected)
 
 
+@pytest.mark.parametrize("offset", range(0, 64, 4))
+def test_compiled_code_reads_from_the_start_of_a_cache_line(engine: Engine, x: np.ndarray, offset: int) -> None:
+    room = np.zeros(x.nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    moved = room[start : start + x.nbytes].view(np.float32).reshape(x.shape)
+    (checked,) = engine._interface.checked([moved])
+    assert checked.ctypes.data % 64 == 0
+    assert (checked is moved) is (offset == 0), "what is in place already is not copied"
+
+
 def test_inputs_are_left_as_they_were(engine: Engine, x: np.ndarray) -> None:
     before = x.copy()
     engine(x)
