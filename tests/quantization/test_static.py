@@ -30,7 +30,8 @@ Parse = Callable[..., ONNXModule]
 
 def settings(**changes: Any) -> Config:
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
-    return bind(Config, {**values, "reduce_range": False, **changes}, where="quantize")
+    plain = {"reduce_range": False, "improve": [], "calib_method": "mse"}
+    return bind(Config, {**values, **plain, **changes}, where="quantize")
 
 
 def learn(net: ONNXModule, feeds: list[Feed]) -> Ranges:

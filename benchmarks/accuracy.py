@@ -1,0 +1,229 @@
+"""Accuracy of the quantized models beside ONNX Runtime's `quantize_static`, on the same samples.
+
+    python -m benchmarks.accuracy --models ../shared/models --eval ../shared/eval --output accuracy.json
+
+Labelled models are measured by top-1, all of them by the SQNR of their outputs (in front of a final softmax). ONNX
+Runtime: MinMax, per channel, QDQ, uint8 activations and int8 weights. Models without data are fed smooth noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import yaml
+
+from forge_pipeline.config import bind
+from forge_pipeline.data import Dataset, Feed, Preparation
+from forge_pipeline.data.fitting import InputSpec, input_specs
+from forge_pipeline.frontends import Source
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.probes import Probe
+from forge_pipeline.quantization.ranges import Ranges
+from forge_pipeline.quantization.trial import Trial
+from forge_pipeline.stages import fold, load, quantize
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "examples" / "digits"
+KWS_SCALE = 0.5847029089927673
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "minmax, no tools": {"calib_method": "minmax", "improve": []},
+    "per tensor": {"per_channel": False},
+    "7-bit weights": {"reduce_range": True},
+    "dynamic": {"method": "dynamic"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, and its samples if there are any; ``scale`` and ``offset`` turn stored values into inputs."""
+
+    name: str
+    model: Path
+    data: Path | None = None
+    evaluation: Path | None = None
+    scale: float = 1.0
+    offset: float = 0.0
+
+
+def cases(models: Path, data: Path) -> tuple[Case, ...]:
+    """Return the cases, the bundled model first."""
+    return (
+        Case(
+            name="digits", model=DIGITS / "digits.onnx", data=DIGITS / "calibration.npz",
+            evaluation=DIGITS / "evaluation.npz",
+        ),
+        Case(name="resnet8", model=models / "mlperf_tiny_resnet8/resnet8.onnx", data=data / "cifar10_1200.npz"),
+        Case(
+            name="kws", model=models / "mlperf_tiny_kws_dscnn/kws.onnx", data=data / "kws_1000.npz",
+            scale=KWS_SCALE, offset=-83 * KWS_SCALE,
+        ),
+        Case(name="mnist-8", model=models / "mnist_cntk/mnist-8.onnx", data=data / "mnist_2000.npz"),
+        Case(name="squeezenet", model=models / "squeezenet/squeezenet_fp32.onnx"),
+        Case(name="yunet", model=models / "yunet/yunet_n_320_320.onnx"),
+        Case(name="ultraface", model=models / "ultraface/rfb_320.onnx"),
+    )  # fmt: skip
+
+
+def folded(path: Path) -> ONNXModule:
+    """Load and fold a model as the pipeline does by default."""
+    model = load.run(bind(load.Config, _conf("load/default"), where="load"), Source(path)).output
+    return fold.run(bind(fold.Config, _conf("fold/basic"), where="fold"), model).output  # type: ignore[no-any-return]
+
+
+def samples(case: Case, specs: Sequence[InputSpec]) -> tuple[list[Probe], list[Probe]]:
+    """Return what calibrates and what evaluates."""
+    if case.data is None:
+        noise = [Probe.of(feed, None) for feed in smooth_noise(specs, 24)]
+        return noise[:16], noise[16:]
+    preparation = Preparation(
+        calibration_samples=200, shuffle=False, seed=0, scale=case.scale, offset=case.offset, image=None
+    )
+    data = Dataset.open(str(case.data), None if case.evaluation is None else str(case.evaluation))
+    parts = (data.samples(preparation, specs, part) for part in ("calibration", "evaluation"))
+    return tuple(_labelled(part) for part in parts)  # type: ignore[return-value]
+
+
+def _labelled(part: Any) -> list[Probe]:
+    labels = part.labels()
+    return [Probe.of(feed, labels[i : i + 1]) for i, feed in enumerate(part)]
+
+
+def smooth_noise(specs: Sequence[InputSpec], count: int) -> Iterator[Feed]:
+    """Yield images of 0..255 whose spectrum falls as a photograph's does."""
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        feed = {}
+        for spec in specs:
+            shape = [size if isinstance(size, int) else 1 for size in spec.shape]
+            noise = np.fft.rfft2(draw.standard_normal(shape))
+            rows, columns = np.fft.fftfreq(shape[-2])[:, None], np.fft.rfftfreq(shape[-1])[None]
+            image = np.fft.irfft2(noise / np.maximum(np.hypot(rows, columns), 1 / max(shape)), s=shape[-2:])
+            image = (image - image.min()) / (image.max() - image.min())
+            feed[spec.name] = (255 * image).astype(np.float32)
+        yield feed
+
+
+def by_onnx_runtime(model: ONNXModule, feeds: Sequence[Feed]) -> onnx.ModelProto:
+    """Quantize with ONNX Runtime on the same samples."""
+    from onnxruntime import quantization as ort
+
+    class Reader(ort.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.feeds = iter(feeds)
+
+        def get_next(self) -> Feed | None:
+            return next(self.feeds, None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "float.onnx"), Path(folder, "integer.onnx")
+        onnx.save(prepared(model.mod), source)
+        logging.disable(logging.WARNING)
+        with contextlib.redirect_stdout(io.StringIO()):
+            ort.quantize_static(
+                source, target, Reader(), quant_format=ort.QuantFormat.QDQ, per_channel=True,
+                activation_type=ort.QuantType.QUInt8, weight_type=ort.QuantType.QInt8,
+                calibrate_method=ort.CalibrationMethod.MinMax,
+            )  # fmt: skip
+        logging.disable(logging.NOTSET)
+        return onnx.load(target)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Return top-1 of the float model, and the loss and SQNR of every quantized one."""
+    model = folded(case.model)
+    calibration, evaluation = samples(case, input_specs(model.mod))
+    labels = (
+        None
+        if case.data is None
+        else np.concatenate([probe.labels for probe in calibration if probe.labels is not None])
+    )
+    ranges: Ranges = calibrate(
+        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=32768,
+        probe_bytes=32 << 20, labels=labels,
+    )  # fmt: skip
+    trial = Trial.of(Network(prepared(model.mod)), evaluation)
+    rows: dict[str, Any] = {"float": {"top1": _top1(trial)}}
+    for name, changes in SETTINGS.items():
+        config = bind(quantize.Config, {**_conf("quantize/static"), "reduce_range": False, **changes}, where="quantize")
+        result = quantize.run(config, model=model, ranges=ranges)
+        rows[name] = _row(trial, result.output.mod) | {
+            key: result.report[key] for key in ("improvements", "calib_method") if key in result.report
+        }
+    rows["onnxruntime"] = _row(trial, by_onnx_runtime(model, [probe.feed for probe in calibration]))
+    return {"samples": len(evaluation), "calibration": len(calibration), "results": rows}
+
+
+def _row(trial: Trial, model: onnx.ModelProto) -> dict[str, Any]:
+    row: dict[str, Any] = {"sqnr_db": round(trial.sqnr(model), 2)}
+    if trial.probes[0].labels is not None:
+        agreement = replace(trial, probes=tuple(replace(probe, labels=None) for probe in trial.probes))
+        drop, other = trial.drop(model), agreement.drop(model)
+        row |= {"drop": round(drop or 0.0, 3), "answers_changed": round(other or 0.0, 3)}
+    return row
+
+
+def _top1(trial: Trial) -> float | None:
+    hits = [
+        float(answer[trial.values[0]].argmax(axis=1)[0] == probe.labels[0])
+        for probe, answer in zip(trial.probes, trial.answers, strict=True)
+        if probe.labels is not None
+    ]
+    return round(100 * sum(hits) / len(hits), 3) if hits else None
+
+
+def _conf(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((conf_dir() / f"{name}.yaml").read_text())
+    return values
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, default=ROOT.parent / "shared" / "models")
+    parser.add_argument("--eval", type=Path, default=ROOT.parent / "shared" / "eval")
+    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    results = {}
+    print(f"{'model':<12}{'setting':<20}{'top-1':>8}{'drop':>8}{'changed':>9}{'SQNR dB':>9}")
+    for case in cases(options.models, options.eval):
+        if options.only and case.name not in options.only:
+            continue
+        if not case.model.is_file():
+            print(f"{case.name:<12}not here: {case.model.name}")
+            continue
+        results[case.name] = found = measure(case)
+        top1 = found["results"]["float"]["top1"]
+        for setting, row in found["results"].items():
+            if "sqnr_db" not in row:
+                continue
+            shown = "".join(
+                f"{value:>{width}.2f}" if value is not None else " " * width
+                for value, width in (
+                    (None if top1 is None else top1 - row["drop"], 8), (row.get("drop"), 8),
+                    (row.get("answers_changed"), 9), (row["sqnr_db"], 9),
+                )
+            )  # fmt: skip
+            print(f"{case.name:<12}{setting:<20}{shown}", flush=True)
+    if options.output is not None:
+        options.output.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
