@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import NodeProto, TensorProto
 
@@ -192,8 +194,8 @@ def _clip(graph: Graph, node: NodeProto, source: str, low: float, high: float) -
         graph.replace(node, "Relu", [source])
         return
     if graph.opset() < 11:
-        bounds = {} if np.isinf(low) else {"min": low}
-        graph.replace(node, "Clip", [source], **bounds, **({} if np.isinf(high) else {"max": high}))
+        bounds: dict[str, Any] = {name: b for name, b in (("min", low), ("max", high)) if not np.isinf(b)}
+        graph.replace(node, "Clip", [source], **bounds)
         return
     dtype = _np_dtype(graph.elem_type(source) or graph.elem_type(node.output[0]))
     names = [

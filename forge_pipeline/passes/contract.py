@@ -98,7 +98,11 @@ class Pass(Generic[Options]):
         """Refuse, with PassError, a result that is not what the pass promises. By default nothing is promised."""
 
     def inputs_after(self, inputs: Arrays) -> Arrays:
-        """Return what the changed graph is fed where the unchanged one is fed ``inputs``."""
+        """Return what the changed graph is fed, made from inputs of the unchanged one."""
+        return inputs
+
+    def inputs_before(self, inputs: Arrays) -> Arrays:
+        """Return what the unchanged graph is fed where the changed one is fed ``inputs``."""
         return inputs
 
     def outputs_before(self, outputs: Sequence[np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
@@ -109,19 +113,19 @@ class Pass(Generic[Options]):
 class Analysis(Pass[Options]):
     """Looks at the graph and records findings in ``graph.findings``; changes nothing."""
 
-    kind = "analysis"
+    kind: ClassVar[Kind] = "analysis"
 
 
 class Annotation(Pass[Options]):
     """Adds facts to the graph (types, ranges) that no operator reads; what is computed stays, bit by bit."""
 
-    kind = "annotation"
+    kind: ClassVar[Kind] = "annotation"
 
 
 class Transformation(Pass[Options]):
     """Changes how the outputs are computed."""
 
-    kind = "transformation"
+    kind: ClassVar[Kind] = "transformation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

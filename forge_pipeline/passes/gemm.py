@@ -45,9 +45,7 @@ def _bias(graph: Graph, add: NodeProto) -> bool:
 
 def _is_matrix_product(graph: Graph, node: NodeProto) -> bool:
     floats = (1, 10, 11, 16)
-    return (
-        all(graph.rank(name) == 2 for name in node.input[:2]) and graph.elem_type(node.input[0]) in floats
-    )
+    return all(graph.rank(name) == 2 for name in node.input[:2]) and graph.elem_type(node.input[0]) in floats
 
 
 def _broadcasts(bias: tuple[int | str | None, ...] | None, product: tuple[int | str | None, ...] | None) -> bool:

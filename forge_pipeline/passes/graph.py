@@ -25,6 +25,11 @@ class Graph:
     """The main graph of a model under edit; the model that it was made from stays as it was."""
 
     def __init__(self, model: ModelProto) -> None:
+        self.findings: dict[str, Any] = {}
+        self.reset(model)
+
+    def reset(self, model: ModelProto) -> None:
+        """Take over another model whole; what was found out about the one before stays in ``findings``."""
         graph = model.graph
         self.header = ModelProto()
         for name in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -38,7 +43,6 @@ class Graph:
         self.outputs = [_copied(value) for value in graph.output]
         self.sparse = list(graph.sparse_initializer)
         self.annotations = list(graph.quantization_annotation)
-        self.findings: dict[str, Any] = {}
         self._stated = [_copied(value) for value in graph.value_info]
         self._nodes: dict[int, NodeProto] = {}
         self._constants: dict[str, TensorProto] = {}

@@ -61,7 +61,8 @@ def _take_in(graph: Graph, node: NodeProto, pad: NodeProto) -> bool:
 def pads_of(graph: Graph, pad: NodeProto) -> list[int] | None:
     """Return begins then ends for all axes, None where they are not constant."""
     if graph.opset() < 11:
-        return attribute(pad, "pads") or attribute(pad, "paddings")
+        stated = attribute(pad, "pads") or attribute(pad, "paddings")
+        return None if stated is None else [int(amount) for amount in stated]
     array = graph.array(pad.input[1])
     rank = graph.rank(pad.input[0])
     if array is None or rank is None:

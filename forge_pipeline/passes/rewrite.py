@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from forge_pipeline.passes.contract import Options, Transformation
+from forge_pipeline.passes.contract import Kind, Options, Transformation
 from forge_pipeline.passes.graph import Array, Graph, attribute
 
 COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})
@@ -109,14 +109,14 @@ class RewriteRulePass(Transformation[Options]):
     inner values must have no other reader, so that the match disappears whole.
     """
 
-    kind = "rewrite"
+    kind: ClassVar[Kind] = "rewrite"
     exclusive: ClassVar[bool] = True
 
-    def pattern(self, op: Any, *variables: Any) -> Operation:
-        """Return what is looked for."""
+    def pattern(self, op: Any, *variables: Any) -> Operation | tuple[Operation, ...]:
+        """Return what is looked for, or alternatives over the same variables."""
         raise NotImplementedError
 
-    def check(self, graph: Graph, **values: Any) -> bool:  # noqa: ARG002 - the variables have names of their own
+    def check(self, graph: Graph, **values: Any) -> bool:
         """Whether a match may be rewritten. By default it may."""
         return True
 
@@ -126,16 +126,18 @@ class RewriteRulePass(Transformation[Options]):
 
     def call(self, graph: Graph) -> int:
         """Look at each node as the root of a match."""
-        pattern = self._pattern()
+        patterns = self._patterns()
         changes = 0
         for node in graph.nodes:
             if node in graph:
-                changes += any(self._apply(graph, match) for match in matches(graph, node, pattern))
+                found = (match for pattern in patterns for match in matches(graph, node, pattern))
+                changes += any(self._apply(graph, match) for match in found)
         return changes
 
-    def _pattern(self) -> Operation:
+    def _patterns(self) -> tuple[Operation, ...]:
         names = [name for name in inspect.signature(self.pattern).parameters if name != "op"]
-        return self.pattern(_PatternOps(), *(Variable(name) for name in names))
+        found = self.pattern(_PatternOps(), *(Variable(name) for name in names))
+        return found if isinstance(found, tuple) else (found,)
 
     def _apply(self, graph: Graph, match: Match) -> bool:
         root = match.nodes[0]
@@ -187,9 +189,7 @@ def _same(found: Any, want: Any) -> bool:
     return found is not None and bool(np.array_equal(np.asarray(found), np.asarray(want)))
 
 
-def _operands(
-    graph: Graph, names: tuple[str, ...], terms: tuple[Any, ...], match: Match
-) -> Iterator[Match]:
+def _operands(graph: Graph, names: tuple[str, ...], terms: tuple[Any, ...], match: Match) -> Iterator[Match]:
     if not terms:
         yield match
         return

@@ -70,11 +70,14 @@ def _slice(known: Dimensions, node: NodeProto) -> Vector | None:
     data = known.of(node.input[0])
     if data is None or known.graph.rank(node.input[0]) != 1:
         return None
+    starts: tuple[int, ...] | None
+    ends: tuple[int, ...] | None
+    steps: tuple[int, ...]
     if known.graph.opset() < 10:
-        starts, ends, steps = attribute(node, "starts"), attribute(node, "ends"), [1]
+        starts, ends, steps = tuple(attribute(node, "starts")), tuple(attribute(node, "ends")), (1,)
     else:
         starts, ends = known.numbers(node.input[1]), known.numbers(node.input[2])
-        steps = known.numbers(node.input[4]) if len(node.input) > 4 and node.input[4] else (1,)
+        steps = known.numbers(node.input[4]) or () if len(node.input) > 4 and node.input[4] else (1,)
     if not starts or not ends or not steps or steps[0] < 1:
         return None
     return data[slice(starts[0], ends[0], steps[0])]
@@ -220,5 +223,3 @@ class InferShapes(Annotation[NoOptions]):
             graph.state(value)
         after = {value.name: value for value in known.graph.value_info}
         return sum(before.get(name) != value for name, value in after.items())
-
-

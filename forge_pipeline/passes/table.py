@@ -35,12 +35,28 @@ PASSES = Registry(
             "subexpressions", "MergeSubexpressions", "cleanup", "keep one of nodes that compute the same"
         ),
         "merge-transposes": _row("chains", "MergeTransposes", "chains", "two transposes in a row are one"),
-        "transposes-to-reshapes": _row("chains", "TransposesToReshapes", "chains", "moving axes of size 1 is a reshape"),
+        "transposes-to-reshapes": _row(
+            "chains", "TransposesToReshapes", "chains", "moving axes of size 1 is a reshape"
+        ),
         "merge-reshapes": _row("chains", "MergeReshapes", "chains", "of reshapes in a row the last one decides"),
         "merge-casts": _row("chains", "MergeCasts", "chains", "casts in a row, where the first one is exact"),
         "merge-clips": _row("chains", "MergeClips", "chains", "Relu and Clip in a row are one"),
         "fold-pad": _row("pad", "FoldPad", "linear", "Pad into the convolution or pooling that reads it"),
         "fuse-gemm": _row("gemm", "FuseGemm", "linear", "MatMul with Add or Transpose into Gemm"),
+        "merge-slices": _row("slices", "MergeSlices", "chains", "slices of slices and of concatenations"),
+        "merge-concats": _row("slices", "MergeConcats", "chains", "concatenations of concatenations and of slices"),
+        "sink-transposes": _row(
+            "transposes", "SinkTransposes", "chains", "move transposes below elementwise operators"
+        ),
+        "merge-scales": _row("scales", "MergeScales", "chains", "constant arithmetic in a row is one operator"),
+        "fuse-gelu": _row("activations", "FuseGelu", "fusion", "Erf and arithmetic -> Gelu (operator set 20)"),
+        "fuse-silu": _row("activations", "FuseSilu", "fusion", "x * Sigmoid(x) -> Swish (operator set 24)"),
+        "fuse-hardswish": _row("activations", "FuseHardSwish", "fusion", "x * relu6(x + 3) / 6 -> HardSwish (set 14)"),
+        "fuse-layernorm": _row("normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"),
+        "fuse-rmsnorm": _row("normalization", "FuseRMSNorm", "fusion", "-> RMSNormalization (operator set 23)"),
+        "inline-branches": _row("branches", "InlineBranches", "control", "If with a constant condition"),
+        "inline-functions": _row("branches", "InlineFunctions", "control", "calls of local functions"),
+        "convert-opset": _row("opset", "ConvertOpset", "interface", "another version of ONNX's operator set"),
         "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),
         "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
         "fold-affine": _row("affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"),

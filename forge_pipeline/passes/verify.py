@@ -117,9 +117,13 @@ class Verifier:
             return Finding(how=how, unverified=how.reason)
         if self.unverified is not None:
             return Finding(how=how, unverified=self.unverified)
-        fed = [step.inputs_after(inputs) for inputs in self.inputs]
+        fed = self.inputs
+        if step.changes_interface:
+            fed = [step.inputs_after(inputs) for inputs in self.inputs]
+            self.inputs = [step.inputs_before(inputs) for inputs in fed]
+            self.current = self._run(name, self.inputs, before, before)
         got = self._run(name, fed, before, after)
-        comparable = [list(step.outputs_before(outputs)) for outputs in got]
+        comparable = [list(step.outputs_before(outputs)) for outputs in got] if step.changes_interface else got
         if isinstance(how, Metric):
             finding = self._metric(name, how, comparable, before, after)
         else:

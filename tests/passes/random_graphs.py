@@ -31,7 +31,9 @@ class Grower:
     def constant(self, array: Any) -> str:
         name = self.name()
         if self.draw(st.integers(0, 3)) == 0:
-            self.nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array))))
+            self.nodes.append(
+                helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array)))
+            )
         else:
             self.constants[name] = np.asarray(array)
         return name

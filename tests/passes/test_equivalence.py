@@ -108,7 +108,7 @@ def test_real_models_are_folded_and_verified(path: Path, name: str) -> None:
     assert result.report["overall"]["verified"]
     assert result.report["nodes"][1] <= result.report["nodes"][0]
     assert result.output.input_names == model.input_names
-    assert [v for v in result.output.mod.graph.output] == [v for v in model.mod.graph.output]
+    assert list(result.output.mod.graph.output) == list(model.mod.graph.output)
 
 
 def test_verification_settings_are_those_of_the_configuration() -> None:

@@ -1,0 +1,66 @@
+"""Another version of ONNX's operator set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx.version_converter
+
+from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
+from forge_pipeline.passes.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsetOptions:
+    """``version``: of ONNX's own operator set, to convert up or down to."""
+
+    version: int
+
+
+@verified(Tolerance())
+class ConvertOpset(Transformation[OpsetOptions]):
+    """Convert to another version of ONNX's operator set, by ONNX's version converter; refuse what it cannot do."""
+
+    options_type = OpsetOptions
+
+    def call(self, graph: Graph) -> int:
+        """Convert the whole model."""
+        version = self.options.version
+        if graph.opset() == version:
+            return 0
+        model = graph.model()
+        try:
+            converted = onnx.version_converter.convert_version(model, version)
+            onnx.checker.check_model(converted)
+        except (RuntimeError, onnx.checker.ValidationError) as error:
+            raise PassError(
+                where="pass 'convert-opset'",
+                expected=f"a model that can be written in operator set {version}, from {graph.opset()}",
+                found=str(error).splitlines()[0],
+                fix="choose a version nearer to the model's own, or export the model for that version",
+            ) from error
+        del converted.graph.value_info[:]
+        converted.ir_version = max(model.ir_version, 4)
+        _keep_interface(model, converted)
+        graph.reset(converted)
+        return 1
+
+    def ensures(self, graph: Graph) -> None:
+        """The version is the one asked for."""
+        if graph.opset() != self.options.version:
+            raise PassError(
+                where="pass 'convert-opset'",
+                expected=f"operator set {self.options.version}",
+                found=str(graph.opset()),
+                fix="report this with the model",
+            )
+
+
+def _keep_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Put back the types of inputs and outputs as they were stated, which the converter writes anew."""
+    for field in ("input", "output"):
+        stated = {value.name: value for value in getattr(before.graph, field)}
+        for value in getattr(after.graph, field):
+            if value.name in stated:
+                value.CopyFrom(stated[value.name])
