@@ -1,8 +1,8 @@
 """Locks between processes that the operating system releases when their holder dies, ``kill -9`` included.
 
 They are BSD locks (``flock``) on a file that exists for as long as somebody holds or wants it. A lock belongs to an
-open file, so it also keeps the threads of one process apart. The ``filelock`` package offers the same exclusion, but
-neither shared locks nor a quick import.
+open file: it keeps the threads of one process apart too, and programs that the holder starts do not inherit it. The
+``filelock`` package offers the same exclusion, but neither shared locks nor a quick import.
 """
 
 from __future__ import annotations

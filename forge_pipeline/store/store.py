@@ -185,26 +185,27 @@ class Store:
 
         Then objects of no action, what is in quarantine, and what killed processes left. What two actions share
         counts once. Raises StoreError, at once, while another process has the store open: nothing that a build
-        relies on can go. The remote is left as it is.
+        relies on can go (this process must not be building either). The remote is left as it is.
         """
         if self._remote is not None:
             self._remote.flush()
         with self._disk.alone():
             now = time.time()
             kept: dict[str, int] = {}
-            removed = freed = 0
+            total = removed = freed = 0
             for action in self.actions():
-                wanted = kept | {action.outputs[name]: size for name, size in action.sizes.items()}
+                added = {digest: action.sizes[name] for name, digest in action.outputs.items() if digest not in kept}
                 old = keep_seconds is not None and now - self._index.used(action.key) > keep_seconds
-                if old or (keep_bytes is not None and sum(wanted.values()) > keep_bytes):
+                if old or (keep_bytes is not None and total + sum(added.values()) > keep_bytes):
                     freed += self._disk.remove(self._index.path(action.key))
                     removed += 1
                 else:
-                    kept = wanted
+                    kept.update(added)
+                    total += sum(added.values())
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
             freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
             freed += self._disk.clear_quarantine()
-        return Collected(actions=removed, objects=len(orphans), freed=freed, kept=sum(kept.values()))
+        return Collected(actions=removed, objects=len(orphans), freed=freed, kept=total)
 
     def _lookup_remote(self, key: str) -> Action | None:
         record = self._remote.record(key) if self._remote is not None else None
@@ -222,10 +223,10 @@ class Store:
 
     def _complete(self, action: Action, *, owed: bool) -> bool:
         # Every one is looked at, so that all that is damaged is told at once.
-        sound = [self._sound(digest, action.sizes[name], owed) for name, digest in action.outputs.items()]
+        sound = [self._sound(digest, action.sizes[name], owed=owed) for name, digest in action.outputs.items()]
         return all(sound)
 
-    def _sound(self, digest: str, size: int | None = None, owed: bool = True) -> bool:
+    def _sound(self, digest: str, size: int | None = None, *, owed: bool = True) -> bool:
         """Say whether the object is sound, or was fetched. ``owed``: that it is not there at all is damage too."""
         damage = self._objects.check(digest)
         if damage is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.store import Action
-from forge_pipeline.store.actions import DamagedRecordError, decode, encode
+from forge_pipeline.store.actions import DamagedRecordError, Index, decode, encode
+from forge_pipeline.store.disk import Disk
 
 DIGEST = st.binary(min_size=32, max_size=32).map(bytes.hex)
 NAME = st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
@@ -125,3 +127,16 @@ def test_a_record_with_a_right_checksum_and_wrong_fields_is_refused(record: Any,
 def test_a_report_that_is_no_json_cannot_be_recorded(report: dict[Any, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         encode(replace(EXAMPLE, report=report))
+
+
+def test_forgetting_an_action_spares_the_record_that_took_its_place(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    index = Index(disk)
+    newer = replace(EXAMPLE, seconds=9.0)
+    index.put(EXAMPLE)
+    index.put(newer)
+    index.drop(EXAMPLE)
+    assert index.get(EXAMPLE.key) == newer
+    index.drop(newer)
+    assert index.get(EXAMPLE.key) is None
+    disk.close()

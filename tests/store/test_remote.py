@@ -205,6 +205,20 @@ def test_a_failing_remote_is_told_once_and_fails_no_build(bench: Any, tmp_path: 
     assert bench.builds == 3
 
 
+def test_a_remote_that_failed_is_not_asked_again_by_the_same_process(
+    bench: Any, filled: Any, folder: Path, url: str, key: str
+) -> None:
+    folder.rename(folder.with_name("away"))
+    folder.write_bytes(b"a file where the remote's folder should be")
+    store = bench.store("other", url)
+    assert store.lookup(key) is None
+    folder.unlink()
+    folder.with_name("away").rename(folder)
+    assert store.lookup(key) is None
+    assert len(bench.told) == 1
+    assert bench.store("other", url).lookup(key) == filled
+
+
 def test_a_password_in_the_url_is_not_told(bench: Any) -> None:
     bench.store("one", f"ftp://me:hunter2@127.0.0.1:{_closed_port()}/cache?token=hunter3")
     (told,) = bench.told

@@ -41,9 +41,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield store
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
-    contents=st.dictionaries(st.text("abc.-_ é", min_size=1).filter(lambda name: name.strip(".")), st.binary()),
+    contents=st.dictionaries(
+        st.text("abc.-_ é", min_size=1).filter(lambda name: name.strip(".")), st.binary(), max_size=3
+    ),
     key=st.binary(min_size=32, max_size=32).map(bytes.hex),
     seconds=st.floats(0, 1e5),
 )
