@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     from onnx import TensorProto
 
 OWN_FILE = "\0"  # no other reference can have this name: it is refused as a file's
+_PIECE = 1 << 17  # bytes read at once: they stay in the second-level cache until they are used
 _MAX_DIGITS = 18  # more would overflow what protobuf and the file system count with
 
 
@@ -96,7 +96,7 @@ class ExternalFiles:
     def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
         """Yield the content of one tensor in pieces of one buffer, so that memory stays flat. Raises ModelError."""
         with self._range(tensor) as (descriptor, offset, length):
-            buffer = memoryview(bytearray(min(CHUNK, length)))
+            buffer = memoryview(bytearray(min(_PIECE, length)))
             done = 0
             while done < length:
                 count = os.preadv(descriptor, [buffer[: length - done]], offset + done)

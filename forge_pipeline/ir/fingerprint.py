@@ -8,7 +8,7 @@ of the canonical model's file, and no second copy of the weights is ever made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import GraphProto, ModelProto
 
@@ -23,7 +23,7 @@ _TENSOR_RAW_DATA = 9
 
 def fingerprint(model: ModelProto, *, external: ExternalData | None = None) -> str:
     """Return the SHA-256, in hexadecimal, of the canonical form, weights included. Raises ModelError."""
-    return _digest(pieces(canonical(model, external=external)))
+    return digest(pieces(canonical(model, external=external)))
 
 
 def structure(model: ModelProto, *, external: ExternalData | None = None) -> str:
@@ -32,7 +32,7 @@ def structure(model: ModelProto, *, external: ExternalData | None = None) -> str
     Weights count with their element type and shape. Tensors within nodes (constants, value attributes) are
     structure. Raises ModelError.
     """
-    return _digest(pieces(canonical(model, external=external), weights=False))
+    return digest(pieces(canonical(model, external=external), weights=False))
 
 
 def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes | memoryview]:
@@ -72,8 +72,9 @@ def _bytes(message: GraphProto | ModelProto) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _digest(parts: Iterator[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
+def digest(parts: Iterable[bytes | memoryview]) -> str:
+    """Return the SHA-256 of the parts, one after the other, in hexadecimal."""
+    sha256 = hashlib.sha256()
     for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+        sha256.update(part)
+    return sha256.hexdigest()

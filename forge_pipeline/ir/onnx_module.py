@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
+    from forge_pipeline.ir.canonical import Canonical
+    from forge_pipeline.ir.files import OpenModel
+
 Shape = tuple[int | str, ...]
 
 PROVIDERS = Registry(
@@ -28,39 +31,57 @@ class ONNXModule:
     names of inner values and nodes, to storage and to everything else that the canonical form leaves out.
     """
 
-    __slots__ = ("mod",)
-
-    mod: onnx.ModelProto
-    """The wrapped model itself, not a copy: what is changed in it is changed in the module."""
+    __slots__ = ("_file", "_model")
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.mod = model
+        self._model = model
+        self._file: OpenModel | None = None
 
     @classmethod
     def from_file(cls, path: Path | str) -> ONNXModule:
-        """Read a model and the external data beside it. Raises ModelError where it is damaged."""
-        import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+        """Open a model. Its weights stay in the file, or beside it, until ``mod`` is asked for.
+
+        Shapes, operators and the fingerprint need no more than that. Raises ModelError where it is damaged.
+        """
+        from forge_pipeline.ir.files import open_model
 
         try:
-            return cls(onnx.load(path))
-        except DecodeError as error:
+            opened = open_model(Path(path))
+        except OSError as error:
             raise ModelError(
-                where=Path(path).name,
-                expected="an ONNX model",
-                found=str(error),
-                fix="the file is damaged or of another kind: export the model again",
+                where=str(path),
+                expected="a model file that can be read",
+                found=error.strerror or str(error),
+                fix="check the path and its permissions",
             ) from error
+        module = cls(opened.model)
+        module._file = opened
+        return module
+
+    @property
+    def mod(self) -> onnx.ModelProto:
+        """The wrapped model itself, not a copy: what is changed in it is changed in the module."""
+        if self._file is not None:
+            from forge_pipeline.ir.files import with_weights
+
+            self._model, self._file = with_weights(self._file), None
+        return self._model
+
+    @property
+    def _form(self) -> Canonical:
+        from forge_pipeline.ir.canonical import canonical
+
+        return canonical(self._model, external=self._file.external if self._file else None)
 
     def to_bytes(self) -> bytes:
         """Serialise: same content, same bytes. Raises ModelError over protobuf's limit of 2 GiB."""
-        from google.protobuf.message import EncodeError
+        from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
         try:
             return bytes(self.mod.SerializeToString(deterministic=True))
         except (EncodeError, ValueError) as error:
             raise ModelError(
-                where=f"model {self.mod.graph.name!r}",
+                where=f"model {self._model.graph.name!r}",
                 expected="at most 2 GiB in one protobuf message",
                 found=str(error),
                 fix="use a smaller model, or weights in float16",
@@ -68,23 +89,23 @@ class ONNXModule:
 
     def canonical(self) -> ONNXModule:
         """Return a module in canonical form: equal fingerprint, equal ``to_bytes()``. Raises ModelError."""
-        from forge_pipeline.ir.canonical import canonical_model
+        from forge_pipeline.ir.canonical import whole
 
-        return ONNXModule(canonical_model(self.mod))
+        return ONNXModule(whole(self._form))
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical form, weights included, as 64 hexadecimal digits. Raises ModelError."""
-        from forge_pipeline.ir.fingerprint import fingerprint
+        from forge_pipeline.ir.fingerprint import digest, pieces
 
-        return fingerprint(self.mod)
+        return digest(pieces(self._form))
 
     @property
     def structure(self) -> str:
         """SHA-256 over the canonical form without the content of weights. Raises ModelError."""
-        from forge_pipeline.ir.fingerprint import structure
+        from forge_pipeline.ir.fingerprint import digest, pieces
 
-        return structure(self.mod)
+        return digest(pieces(self._form, weights=False))
 
     def __hash__(self) -> int:
         return int(self.structure[:15], 16)
@@ -93,12 +114,12 @@ class ONNXModule:
         return self.structure == other.structure if isinstance(other, ONNXModule) else NotImplemented
 
     def __iter__(self) -> Iterator[onnx.NodeProto]:
-        return iter(self.mod.graph.node)
+        return iter(self._model.graph.node)
 
     def __repr__(self) -> str:
         return (
             f"ONNXModule({', '.join(self.input_names)} -> {', '.join(self.output_names)}; "
-            f"{len(self.mod.graph.node)} nodes, {len(self.mod.graph.initializer)} weights)"
+            f"{len(self._model.graph.node)} nodes, {len(self._model.graph.initializer)} weights)"
         )
 
     def copy(self) -> ONNXModule:
@@ -115,16 +136,16 @@ class ONNXModule:
         from forge_pipeline.ir.order import every_node
 
         counts: dict[str, int] = {}
-        for node in every_node(self.mod):
+        for node in every_node(self._model):
             name = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
             counts[name] = counts.get(name, 0) + 1
         return dict(sorted(counts.items()))
 
     @property
     def _inputs(self) -> list[onnx.ValueInfoProto]:
-        constants = {tensor.name for tensor in self.mod.graph.initializer}
-        constants |= {tensor.values.name for tensor in self.mod.graph.sparse_initializer}
-        return [value for value in self.mod.graph.input if value.name not in constants]
+        constants = {tensor.name for tensor in self._model.graph.initializer}
+        constants |= {tensor.values.name for tensor in self._model.graph.sparse_initializer}
+        return [value for value in self._model.graph.input if value.name not in constants]
 
     @property
     def input_names(self) -> list[str]:
@@ -149,22 +170,22 @@ class ONNXModule:
     @property
     def output_names(self) -> list[str]:
         """Names of the outputs, in order."""
-        return [value.name for value in self.mod.graph.output]
+        return [value.name for value in self._model.graph.output]
 
     @property
     def output_shapes(self) -> list[Shape]:
         """Shapes of the outputs, as ``input_shapes``. Raises ModelError where the model does not give one."""
-        return [_shape(value) for value in self.mod.graph.output]
+        return [_shape(value) for value in self._model.graph.output]
 
     @property
     def output_dtypes(self) -> list[str]:
         """Element types of the outputs, as ``input_dtypes``. Raises ModelError."""
-        return [_dtype(value) for value in self.mod.graph.output]
+        return [_dtype(value) for value in self._model.graph.output]
 
     @property
     def output_count(self) -> int:
         """The number of outputs."""
-        return len(self.mod.graph.output)
+        return len(self._model.graph.output)
 
     def describe_inputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each input, as plain JSON. Raises ModelError."""
@@ -178,7 +199,7 @@ class ONNXModule:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
         from forge_pipeline.ir.batch import with_batch_size
 
-        self.mod = with_batch_size(self, batch_size).mod
+        self._model = with_batch_size(self, batch_size).mod
 
     def get_inference_function(self, target: str = "llvm") -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` on numpy arrays: ONNX Runtime without graph optimisations.
@@ -201,7 +222,7 @@ class ONNXModule:
             session = ort.InferenceSession(self.to_bytes(), options, providers=[provider])
         except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
             raise ModelError(
-                where=f"model {self.mod.graph.name!r}",
+                where=f"model {self._model.graph.name!r}",
                 expected="a model that ONNX Runtime can run",
                 found=str(error),
                 fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
