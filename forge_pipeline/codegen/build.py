@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
@@ -63,11 +64,17 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     from tvm.relax.backend.cuda import pipeline as cuda
 
     backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
+    refusals = compile_kernels_with_nvcc(target) if target.kind == "cuda" else []
     machine = target.tvm()
     passes = [*backend.dataflow_lower_passes(machine), *backend.finalize_passes(machine)]
     with machine, tvm.transform.PassContext(opt_level=max(options.opt_level, 1), config=dict(lowered.pass_config)):
         module = tvm.transform.Sequential(passes)(module)
-        return tvm.relax.build(module, machine, relax_pipeline=None)
+        try:
+            return tvm.relax.build(module, machine, relax_pipeline=None)
+        except RuntimeError as error:
+            if refusals:
+                raise refusals[0] from error
+            raise
 
 
 def _export(executable: Any, target: Target) -> bytes:

@@ -78,7 +78,8 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
             found=target.triple,
             fix="use one of those, or add its linker emulation to codegen/link.py",
         )
-    stubs = [_stub(name, symbols, emulation, folder) for name, symbols in ELF_LIBRARIES[target.libc].libraries.items()]
+    libraries = ELF_LIBRARIES[target.libc].libraries
+    stubs = [stub_library(name, symbols, emulation, folder) for name, symbols in libraries.items()]
     result = folder / "model_library.so"
     arguments: list[str | Path] = ["-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs]
     said = _zig(["ld.lld", *arguments], target.tag, os.environ)
@@ -86,19 +87,24 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     if missing:
         raise CompileError(
             where=f"link for {target.tag}",
-            expected=f"calls into {', '.join(ELF_LIBRARIES[target.libc].libraries)} and the TVM runtime only",
+            expected=f"calls into {', '.join(libraries)} and the TVM runtime only",
             found=f"calls of {', '.join(missing)}",
             fix="compile without the operator that needs it, or add the symbol to codegen/link.py if the device has it",
         )
     return result.read_bytes()
 
 
-def _stub(soname: str, symbols: Sequence[str], emulation: str, folder: Path) -> Path:
-    """Write a shared library that only defines names, for the linker to find them in."""
+def stub_library(
+    soname: str, symbols: Sequence[str], emulation: str, folder: Path, *, version: str | None = None
+) -> Path:
+    """Write a shared library that only defines names, of one symbol version if given, for others to be linked with."""
     empty, stub = folder / "empty", folder / soname
     empty.touch()
     arguments: list[str | Path] = ["-m", emulation, "-shared", "-soname", soname, "-o", stub, "-b", "binary", empty]
     arguments += [f"--defsym={symbol}=0" for symbol in symbols]
+    if version is not None:
+        (folder / "versions").write_text(f"{version} {{ global: *; }};\n", "utf-8")
+        arguments.append(f"--version-script={folder / 'versions'}")
     _zig(["ld.lld", *arguments], soname, os.environ)
     return stub
 
