@@ -82,6 +82,43 @@ def password(path: Path) -> None:
     click.echo(f"wrote {path}: keep it, it opens what is encrypted with it")
 
 
+@commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")
+@click.option("--path", type=click.Path(path_type=Path), help="Its folder; else FORGE_STORE, else .forge/store.")
+@click.pass_context
+def store(context: click.Context, path: Path | None) -> None:
+    """Look at, check and tidy the store of build results."""
+    context.obj = path
+
+
+@store.command("ls")
+@click.pass_obj
+def store_ls(path: Path | None) -> None:
+    """List the kept actions, the most recently used first."""
+    from forge_pipeline.pipeline.upkeep import listing
+
+    click.echo(listing(path))
+
+
+@store.command("verify")
+@click.pass_obj
+def store_verify(path: Path | None) -> None:
+    """Read everything through; exit 1 where something is damaged (it is moved aside, and built again when needed)."""
+    from forge_pipeline.pipeline.upkeep import verified
+
+    click.echo(verified(path))
+
+
+@store.command("gc")
+@click.option("--keep-mb", type=click.IntRange(min=0), help="Keep the most recently used, up to so many megabytes.")
+@click.option("--keep-days", type=click.FloatRange(min=0), help="Keep what was used within so many days.")
+@click.pass_obj
+def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) -> None:
+    """Remove what was not used lately, and objects that nothing refers to."""
+    from forge_pipeline.pipeline.upkeep import collected
+
+    click.echo(collected(path, keep_mb=keep_mb, keep_days=keep_days))
+
+
 @commands.command(short_help="List the hardware targets by family.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of records.")
 def targets(as_json: bool) -> None:

@@ -111,9 +111,18 @@ def opened_store(options: Any) -> Iterator[Store]:
         with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn) as store:
             yield store
         return
-    root = Path(config.path or os.environ.get("FORGE_STORE") or ".forge/store")
-    with Store(root, config.remote, on_damage=warn) as store:
+    root = store_root(None if config.path is None else Path(config.path))
+    with Store(root, config.remote, on_damage=warn, on_wait=_waiting) as store:
         yield store
+
+
+def store_root(chosen: Path | None) -> Path:
+    """Return the store's folder: the one chosen, else FORGE_STORE's, else `.forge/store` here."""
+    return chosen or Path(os.environ.get("FORGE_STORE") or ".forge/store")
+
+
+def _waiting(key: str) -> None:
+    warn(f"another process is building {key[:16]}; waiting for its result")
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:

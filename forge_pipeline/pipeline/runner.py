@@ -109,7 +109,8 @@ class Runner:
         """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs."""
         stage = STAGES[name]
         config = localized(name, portable)
-        key = action_key(stage, config, inputs)
+        ingredients = key_parts(stage, config, inputs)
+        key = digest_json(ingredients)
 
         def build() -> tuple[dict[str, bytes], dict[str, Any]]:
             self.begin(name)
@@ -117,7 +118,7 @@ class Runner:
             wanted = {want: key if want == "key" else self.ambient[want] for want in stage.wants}
             result = stage.module.run(bind(stage.module.Config, config, where=name), **values, **wanted)
             contents = KINDS[stage.gives].write(result.output)
-            return {**contents, REPORT: canonical_json(result.report)}, {}
+            return {**contents, REPORT: canonical_json(result.report)}, ingredients
 
         def accepted(action: Action) -> bool:
             check = self.accept.get(name)
@@ -130,17 +131,18 @@ class Runner:
         return output
 
 
-def action_key(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -> str:
-    """Return the SHA-256 over everything that can change the stage's output; no path, clock or host name is in it."""
-    return digest_json(
-        {
-            "stage": stage.name,
-            "version": stage.version,
-            "config": config,
-            "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
-            "tools": {tool: tool_version(tool) for tool in stage.tools},
-        }
-    )
+def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -> dict[str, Any]:
+    """Return everything that can change the stage's output: its digest is the action key.
+
+    No path, clock or host name is in it. The store keeps it with the action, to say later why a stage ran.
+    """
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "config": config,
+        "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
+        "tools": {tool: tool_version(tool) for tool in stage.tools},
+    }
 
 
 @cache

@@ -1,0 +1,60 @@
+"""What `forge-pipeline store` does: list, verify and tidy the kept build results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forge_pipeline.errors import StoreError
+from forge_pipeline.pipeline.build import store_root
+from forge_pipeline.pipeline.console import human_size, warn
+from forge_pipeline.store import Store
+
+DAY = 86_400
+
+
+def listing(path: Path | None) -> str:
+    """Return a line per action: stage, key, size, seconds of its build, and the target where it has one."""
+    with _existing(path) as store:
+        rows = []
+        for action in store.actions():
+            parts = action.report
+            target = parts["config"].get("target") or {}
+            size = human_size(sum(action.sizes.values()))
+            label = target.get("tag", "")
+            rows.append(f"{parts['stage']:<10}{action.key[:16]}  {size:>9}{action.seconds:>9.2f} s  {label}".rstrip())
+    return "\n".join(rows) if rows else "empty"
+
+
+def verified(path: Path | None) -> str:
+    """Return how much is sound; StoreError where something was not, each named on stderr."""
+    with _existing(path) as store:
+        damages = store.verify()
+        count = len(store.actions())
+        root = store_root(path)
+    for damage in damages:
+        warn(str(damage))
+    if damages:
+        raise StoreError(
+            where=f"store {root}",
+            expected="objects and records as they were written",
+            found=f"{len(damages)} damaged, such as {damages[0].path.name}",
+            fix="nothing to do: they are in quarantine and are built again when asked for; suspect the disk",
+        )
+    return f"{count} actions, all sound"
+
+
+def collected(path: Path | None, *, keep_mb: int | None, keep_days: float | None) -> str:
+    """Remove what the limits do not keep; without limits, only what no action refers to. Return what was freed."""
+    with _existing(path) as store:
+        done = store.gc(
+            keep_bytes=None if keep_mb is None else keep_mb * 1_000_000,
+            keep_seconds=None if keep_days is None else keep_days * DAY,
+        )
+    return f"freed {human_size(done.freed)}: {done.actions} actions, {done.objects} objects"
+
+
+def _existing(path: Path | None) -> Store:
+    root = store_root(path)
+    if not root.is_dir():
+        raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
+    return Store(root, on_damage=warn)
