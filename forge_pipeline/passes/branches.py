@@ -7,7 +7,8 @@ from onnx import GraphProto, NodeProto
 from forge_pipeline.ir.functions import inlined
 from forge_pipeline.ir.order import subgraphs
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
-from forge_pipeline.passes.graph import Graph, attribute, is_op
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute, is_op
 
 
 @verified(Equality())

@@ -56,8 +56,8 @@ def bitwise(name: str, want: Any, got: Any) -> Difference:
     return _described(name, want, got, at, share=np.inf)
 
 
-def close(name: str, want: Any, got: Any, allowed: Tolerance) -> Difference:
-    """Compare within ``allowed``, whose numbers must be set; see Tolerance for what they mean."""
+def close(name: str, want: Any, got: Any, allowed: Tolerance, noise: float = 0.0) -> Difference:
+    """Compare within ``allowed``, whose numbers must be set, and ``noise``; see Tolerance for what they mean."""
     wrong_type = _other_type(name, want, got)
     if wrong_type:
         return wrong_type
@@ -75,7 +75,7 @@ def close(name: str, want: Any, got: Any, allowed: Tolerance) -> Difference:
     if not error.size:
         return Difference(output=name, share=0.0, max_abs=0.0, max_rel=0.0, at=(), note="is empty")
     at = _index(error.argmax(), want)
-    limit = atol + rtol * scale
+    limit = atol + rtol * scale + noise
     worst = float(error.max())
     share = 0.0 if worst == 0 else worst / limit if limit else np.inf
     return _described(name, want, got, at, share=share)

@@ -12,7 +12,8 @@ from forge_pipeline.ir.order import subgraphs
 from forge_pipeline.ir.tensors import content
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.evaluate import evaluate
-from forge_pipeline.passes.graph import Graph, attribute, is_op
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute, is_op
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

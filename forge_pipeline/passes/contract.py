@@ -37,7 +37,9 @@ class Tolerance:
     """``|got - want| <= atol + rtol * max(|want|)`` for every element, the maximum taken over its tensor.
 
     Zeros of either sign are equal; NaN matches NaN only, and an infinity itself only. None stands for the value in
-    the settings of the run. Models that compute in 16 bits are allowed a few units of rounding in any case.
+    the settings of the run. Models that compute in 16 bits are allowed a few units of rounding in any case, and
+    where ``rtol`` is not 0, every output is allowed a multiple of what one unit of rounding in the inputs changes
+    in it: a model that amplifies rounding amplifies that of its passes too.
     """
 
     rtol: float | None = None

@@ -7,15 +7,15 @@ edits give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from forge_pipeline.ir.order import needs, subgraphs
 from forge_pipeline.ir.tensors import byte_count
-from forge_pipeline.passes.contract import PassError
+from forge_pipeline.passes.nodes import copied, names_within, rename_inputs, topological
 from forge_pipeline.passes.value_types import Shape, Types, infer_types
 
 Array = np.ndarray[Any, Any]
@@ -39,11 +39,11 @@ class Graph:
         self.header.opset_import.extend(model.opset_import)
         self.header.functions.extend(model.functions)
         self.name = graph.name
-        self.inputs = [_copied(value) for value in graph.input]
-        self.outputs = [_copied(value) for value in graph.output]
+        self.inputs = [copied(value) for value in graph.input]
+        self.outputs = [copied(value) for value in graph.output]
         self.sparse = list(graph.sparse_initializer)
         self.annotations = list(graph.quantization_annotation)
-        self._stated = [_copied(value) for value in graph.value_info]
+        self._stated = [copied(value) for value in graph.value_info]
         self._nodes: dict[int, NodeProto] = {}
         self._constants: dict[str, TensorProto] = {}
         self._arrays: dict[str, Array] = {}
@@ -54,7 +54,7 @@ class Graph:
         for tensor in graph.initializer:
             self._constants[tensor.name] = tensor
         for node in graph.node:
-            self._link(_copied(node))
+            self._link(copied(node))
         self._names.update(self._constants)
         self._names.update(value.name for value in (*graph.input, *graph.output))
         self._names.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -64,7 +64,7 @@ class Graph:
     @property
     def nodes(self) -> list[NodeProto]:
         """The nodes in a topological order that keeps the present one where it can."""
-        return list(_topological(self._nodes, self._producer))
+        return list(topological(self._nodes, self._producer))
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -246,7 +246,7 @@ class Graph:
     def redirect(self, old: str, new: str) -> None:
         """Make everything that reads ``old`` read ``new``; outputs of the graph aside, which have their names."""
         for node in self.users(old):
-            _rename_inputs(node, old, new)
+            rename_inputs(node, old, new)
         for key, count in self._users.pop(old, {}).items():
             users = self._users.setdefault(new, {})
             users[key] = users.get(key, 0) + count
@@ -329,7 +329,7 @@ class Graph:
         for name in needs(node):
             self._use(name, node)
         for graph in subgraphs(node):
-            self._names.update(_names_within(graph))
+            self._names.update(names_within(graph))
 
     def _use(self, name: str, node: NodeProto) -> None:
         users = self._users.setdefault(name, {})
@@ -340,86 +340,3 @@ class Graph:
         users[id(node)] -= 1
         if not users[id(node)]:
             del users[id(node)]
-
-
-def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
-    """Return an attribute as Python knows it (str, not bytes), or ``default`` where the node does not have it."""
-    for entry in node.attribute:
-        if entry.name == name:
-            value = helper.get_attribute_value(entry)
-            if entry.type == AttributeProto.STRING:
-                return value.decode()
-            return list(value) if entry.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
-    return default
-
-
-def set_attribute(node: NodeProto, name: str, value: Any) -> None:
-    """Give a node an attribute, in place of one of that name; None removes it."""
-    kept = [entry for entry in node.attribute if entry.name != name]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    if value is not None:
-        node.attribute.append(helper.make_attribute(name, value))
-
-
-def is_op(node: NodeProto | None, *ops: str) -> bool:
-    """Whether a node is one of these operators of ONNX's own domain."""
-    return node is not None and node.op_type in ops and node.domain in ("", "ai.onnx")
-
-
-def _copied(message: Any) -> Any:
-    duplicate = type(message)()
-    duplicate.CopyFrom(message)
-    return duplicate
-
-
-def _names_within(graph: GraphProto) -> Iterator[str]:
-    yield from (value.name for value in graph.input)
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield from node.output
-        for inner in subgraphs(node):
-            yield from _names_within(inner)
-
-
-def _rename_inputs(node: NodeProto, old: str, new: str) -> None:
-    for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _rename_inputs(inner, old, new)
-        for value in graph.output:
-            if value.name == old:  # a subgraph may hand a captured value straight on
-                value.name = new
-
-
-def _topological(nodes: dict[int, NodeProto], producer: dict[str, NodeProto]) -> Iterable[NodeProto]:
-    """Yield nodes after what they need, otherwise in the order given; iterative, as a graph may be deep."""
-    entered: set[int] = set()
-    done: set[int] = set()
-    for root in nodes.values():
-        if id(root) in entered:
-            continue
-        entered.add(id(root))
-        stack = [(root, iter(needs(root)))]
-        while stack:
-            node, names = stack[-1]
-            for name in names:
-                maker = producer.get(name)
-                if maker is None or id(maker) in done:
-                    continue
-                if id(maker) in entered:
-                    raise PassError(
-                        where=f"node {maker.name!r} ({maker.op_type})",
-                        expected="a graph without cycles",
-                        found=f"its output {name!r} is needed to compute it",
-                        fix="correct the pass that joined them",
-                    )
-                entered.add(id(maker))
-                stack.append((maker, iter(needs(maker))))
-                break
-            else:
-                stack.pop()
-                done.add(id(node))
-                yield node

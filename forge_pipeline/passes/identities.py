@@ -8,7 +8,8 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Graph, attribute, is_op
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute, is_op
 from forge_pipeline.registry import Registry
 
 Rule = Callable[[Graph, NodeProto], str | None]

@@ -8,7 +8,8 @@ from onnx import NodeProto
 
 from forge_pipeline.passes.activations import FLOATS
 from forge_pipeline.passes.contract import NoOptions, Tolerance, verified
-from forge_pipeline.passes.graph import Graph, attribute
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute
 from forge_pipeline.passes.rewrite import Builder, Match, Operation, RewriteRulePass
 
 

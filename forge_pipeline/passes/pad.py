@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Graph, attribute, is_op, set_attribute
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
 
 PADDING = ("Conv", "AveragePool", "MaxPool")
 

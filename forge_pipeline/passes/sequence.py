@@ -168,15 +168,17 @@ def apply(
     verifier: Verifier | None,
     *,
     after: Callable[[int, Outcome], None] | None = None,
+    observe: Callable[[str, onnx.ModelProto], None] | None = None,
 ) -> Outcome:
     """Run ``steps`` over a copy of ``model``, verifying each that changes something.
 
-    ``after`` is called after each entry with its index and the state so far, for checkpoints; ``verifier`` None
-    verifies nothing, which the outcome then lists. Raises PassError and PassVerificationError.
+    ``after`` is called after each entry with its index and the state so far, for checkpoints; ``observe`` after each
+    pass that changed something, with its name and the model. ``verifier`` None verifies nothing, which the outcome
+    then lists. Raises PassError and PassVerificationError.
     """
     from forge_pipeline.passes.graph import Graph
 
-    run = _Run(graph=Graph(model), verifier=verifier, outcome=Outcome(model=model))
+    run = _Run(graph=Graph(model), verifier=verifier, outcome=Outcome(model=model), observe=observe)
     for index, step in enumerate(steps):
         run.plan(step)
         if after is not None:
@@ -193,6 +195,7 @@ class _Run:
     graph: Graph
     verifier: Verifier | None
     outcome: Outcome
+    observe: Callable[[str, onnx.ModelProto], None] | None = None
     model: onnx.ModelProto | None = None
 
     def current(self) -> onnx.ModelProto:
@@ -241,6 +244,8 @@ class _Run:
         self.outcome.history.append(row)
         if changes and step.step.changes_interface:
             self.outcome.model = self.current()
+        if changes and self.observe is not None:
+            self.observe(step.name, self.current())
         return changes
 
     def conclude(self) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.passes.contract import PassRow
 from forge_pipeline.registry import Registry
+
+if TYPE_CHECKING:
+    from forge_pipeline.passes.compare import MetricFunction
 
 ENTRY_POINTS = "forge_pipeline.passes"
 _HERE = "forge_pipeline.passes"
@@ -56,6 +61,9 @@ PASSES = Registry(
         "fuse-rmsnorm": _row("normalization", "FuseRMSNorm", "fusion", "-> RMSNormalization (operator set 23)"),
         "inline-branches": _row("branches", "InlineBranches", "control", "If with a constant condition"),
         "inline-functions": _row("branches", "InlineFunctions", "control", "calls of local functions"),
+        "set-batch-size": _row("boundary", "SetBatchSize", "interface", "another leading dimension of the inputs"),
+        "change-layout": _row("boundary", "ChangeLayout", "interface", "channels first or last, at the interface"),
+        "change-input-dtype": _row("boundary", "ChangeInputDtype", "interface", "inputs of another element type"),
         "convert-opset": _row("opset", "ConvertOpset", "interface", "another version of ONNX's operator set"),
         "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),
         "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
@@ -80,16 +88,16 @@ def table(imports: Sequence[str] = ()) -> Registry[PassRow]:
     return Registry("pass", rows)
 
 
+def metrics(imports: Sequence[str]) -> dict[str, MetricFunction]:
+    """Return the user's own metrics: the mappings ``METRICS`` of the modules in ``imports``, where they have one."""
+    found: dict[str, MetricFunction] = {}
+    for name in imports:
+        found |= getattr(_module(name), "METRICS", {})
+    return found
+
+
 def _of_module(name: str) -> Mapping[str, PassRow]:
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            where="fold.imports",
-            expected="a module that can be imported",
-            found=f"{name!r}: {error}",
-            fix="correct the name, or install the package that has it",
-        ) from error
+    module = _module(name)
     rows = getattr(module, "PASSES", None)
     if isinstance(rows, Mapping) and all(isinstance(row, PassRow) for row in rows.values()):
         return rows
@@ -99,6 +107,18 @@ def _of_module(name: str) -> Mapping[str, PassRow]:
         found="none" if rows is None else repr(type(rows).__name__),
         fix="write the table out in that module",
     )
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            where="fold.imports",
+            expected="a module that can be imported",
+            found=f"{name!r}: {error}",
+            fix="correct the name, or install the package that has it",
+        ) from error
 
 
 def _add(rows: dict[str, PassRow], name: str, row: PassRow, *, origin: str) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
-from forge_pipeline.passes.graph import Graph, attribute, is_op, set_attribute
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
 
 UNARY = frozenset(
     {

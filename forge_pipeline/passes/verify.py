@@ -11,21 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.passes.bisect import first_difference
 from forge_pipeline.passes.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.contract import Arrays, Equality, Metric, Pass, Tolerance, Unverified, Verification
 from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
-from forge_pipeline.passes.graph import attribute
-from forge_pipeline.passes.samples import Unsupported, bindings, sample
+from forge_pipeline.passes.reference import Outputs, first_line, generated, noise_of, short_mantissa
+from forge_pipeline.passes.samples import Unsupported
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.registry import Registry
-
-Outputs = list[Any]
-ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
-TOPS = (64, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices
 
 
 class PassVerificationError(VerificationError):
@@ -75,6 +71,7 @@ class Verifier:
     metrics: Mapping[str, MetricFunction] = field(default_factory=lambda: dict(METRICS))
     unverified: str | None = None
     rounding: float = 0.0
+    noise: list[list[float]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -92,14 +89,15 @@ class Verifier:
         """
         verifier = cls(settings=settings, labels=labels, metrics=METRICS | dict(metrics or {}))
         verifier.output_names = [value.name for value in model.graph.output]
-        verifier.rounding = _short_mantissa(model)
+        verifier.rounding = short_mantissa(model)
         try:
             run = Interpreter(model)
-            verifier.inputs = list(inputs) if inputs is not None else _generated(model, run, settings)
+            verifier.inputs = list(inputs) if inputs is not None else generated(model, run, settings)
             verifier.original = [run(fed) for fed in verifier.inputs]
+            verifier.noise = noise_of(run, verifier.inputs, verifier.original)
             again = [run(fed) for fed in verifier.inputs[:1]]
         except RUN_ERRORS as error:
-            verifier.unverified = f"ONNX Runtime does not run the model: {_first_line(error)}"
+            verifier.unverified = f"ONNX Runtime does not run the model: {first_line(error)}"
         except Unsupported as error:
             verifier.unverified = f"no inputs can be generated: {error}"
         else:
@@ -110,6 +108,22 @@ class Verifier:
             ):
                 verifier.unverified = "the model's outputs are random: two runs on one input differ"
         return verifier
+
+    def adopt(self, model: ModelProto) -> None:
+        """Go on from ``model``, a later state of the one that this verifier began with. Raises RUN_ERRORS."""
+        if self.unverified is None:
+            run = Interpreter(model)
+            self.current = [run(fed) for fed in self.inputs]
+
+    def agrees(self, model: ModelProto) -> bool:
+        """Whether ``model`` computes what the original does, within the tolerance of the settings."""
+        try:
+            run = Interpreter(model)
+            got = [run(fed) for fed in self.inputs]
+        except RUN_ERRORS:
+            return False
+        worst = self._worst(self.original, got, self._allowed(Tolerance()))
+        return worst is None or not worst.failed
 
     def check(self, step: Pass[Any], name: str, how: Verification, before: ModelProto, after: ModelProto) -> Finding:
         """Compare ``after`` with ``before``, the state it was made from. Raises PassVerificationError."""
@@ -122,6 +136,7 @@ class Verifier:
             fed = [step.inputs_after(inputs) for inputs in self.inputs]
             self.inputs = [step.inputs_before(inputs) for inputs in fed]
             self.current = self._run(name, self.inputs, before, before)
+            self.noise = noise_of(Interpreter(before), self.inputs, self.current)
         got = self._run(name, fed, before, after)
         comparable = [list(step.outputs_before(outputs)) for outputs in got] if step.changes_interface else got
         if isinstance(how, Metric):
@@ -152,7 +167,7 @@ class Verifier:
             raise PassVerificationError(
                 where=f"pass {name!r}",
                 expected="a model that ONNX Runtime runs",
-                found=_first_line(error),
+                found=first_line(error),
                 fix="leave the pass out and report it with the models that were kept",
             ).keep(before, after) from error
 
@@ -178,9 +193,9 @@ class Verifier:
 
     def _worst(self, want: list[Outputs], got: list[Outputs], allowed: Tolerance | None) -> Difference | None:
         differences = [
-            bitwise(name, a, b) if allowed is None else close(name, a, b, allowed)
-            for wanted, found in zip(want, got, strict=True)
-            for name, a, b in zip(self.output_names, wanted, found, strict=True)
+            bitwise(name, a, b) if allowed is None else close(name, a, b, allowed, noise if allowed.rtol else 0.0)
+            for wanted, found, noises in zip(want, got, self.noise, strict=True)
+            for name, a, b, noise in zip(self.output_names, wanted, found, noises, strict=True)
         ]
         return max(differences, key=lambda difference: (difference.share, difference.max_abs), default=None)
 
@@ -204,6 +219,11 @@ class Verifier:
             ).keep(before, after)
         return Finding(how=how, metric=value)
 
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """What the settings allow, with the rounding of the model's types."""
+        return self._allowed(Tolerance())
+
     def _allowed(self, how: Equality | Tolerance) -> Tolerance | None:
         """Return the tolerance with its numbers set; None for bit by bit.
 
@@ -216,35 +236,3 @@ class Verifier:
             rtol=max(self.settings.rtol if how.rtol is None else how.rtol, self.rounding),
             atol=self.settings.atol if how.atol is None else how.atol,
         )
-
-
-def _generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
-    """Return inputs that the model runs with: sizes and integers are tried until it does."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    values = [value for value in model.graph.input if value.name not in constants]
-    refusal: Exception | None = None
-    for sizes in bindings(values, settings.dims):
-        for top in TOPS:
-            samples = [
-                sample(values, sizes, seed=settings.seed, index=index, top=top) for index in range(settings.samples)
-            ]
-            try:
-                for fed in samples:
-                    run(fed)
-            except RUN_ERRORS as error:
-                refusal = refusal or error
-            else:
-                return list(samples)
-    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
-
-
-def _short_mantissa(model: ModelProto) -> float:
-    """Return eight units of rounding of the shortest 16-bit float type in use, 0 where there is none."""
-    used = {tensor.data_type for tensor in model.graph.initializer}
-    used |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    used |= {attribute(node, "to") for node in model.graph.node if node.op_type == "Cast"}
-    return max((8 * unit for elem_type, unit in ROUNDING.items() if elem_type in used), default=0.0)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.passes.sequence import apply, plan
 from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.table import table
+from forge_pipeline.passes.table import metrics, table
 from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run(config: Config, model: ONNXModule) -> Result:
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.passes.verify import Verifier
 
-    verifier = Verifier.of(model.mod, config.verify) if config.verify is not None else None
+    verifier = Verifier.of(model.mod, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
     outcome = apply(model.mod, steps, verifier)
     report = {
         "nodes": [len(model.mod.graph.node), len(outcome.model.graph.node)],

@@ -1,0 +1,82 @@
+"""The inputs that models are compared on, and how much rounding they amplify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.nodes import attribute
+from forge_pipeline.passes.samples import Unsupported, bindings, sample
+from forge_pipeline.passes.settings import VerifySettings
+
+Outputs = list[Any]
+AMPLIFIED = 8  # how much more rounding passes may add within a model than one unit in its inputs
+ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
+TOPS = (64, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices
+
+
+def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
+    """Return inputs that the model runs with: sizes and integers are tried until it does."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in constants]
+    refusal: Exception | None = None
+    for sizes in bindings(values, settings.dims):
+        for top in TOPS:
+            samples = [
+                sample(values, sizes, seed=settings.seed, index=index, top=top) for index in range(settings.samples)
+            ]
+            try:
+                for fed in samples:
+                    run(fed)
+            except RUN_ERRORS as error:
+                refusal = refusal or error
+            else:
+                return list(samples)
+    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
+
+
+def noise_of(run: Interpreter, inputs: Sequence[Arrays], outputs: Sequence[Outputs]) -> list[list[float]]:
+    """Return, for each sample and output, AMPLIFIED times what one unit of rounding in the inputs changes.
+
+    Neighbouring elements are moved to opposite sides. Samples that are not float, or that the model refuses when
+    moved, have no noise.
+    """
+    noises = []
+    for fed, want in zip(inputs, outputs, strict=True):
+        got = run({name: _moved(array) for name, array in fed.items()})
+        noises.append([AMPLIFIED * _largest(a, b) for a, b in zip(want, got, strict=True)])
+    return noises
+
+
+def _moved(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind != "f":
+        return array
+    signs = np.resize(np.array([1, -1], array.dtype), array.shape)
+    moved: np.ndarray[Any, Any] = array + signs * np.spacing(np.abs(array))
+    return moved
+
+
+def _largest(want: Any, got: Any) -> float:
+    if not isinstance(want, np.ndarray) or want.dtype.kind != "f" or want.shape != got.shape:
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    return float(error[np.isfinite(error)].max(initial=0.0))
+
+
+def short_mantissa(model: ModelProto) -> float:
+    """Return eight units of rounding of the shortest 16-bit float type in use, 0 where there is none."""
+    used = {tensor.data_type for tensor in model.graph.initializer}
+    used |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    used |= {attribute(node, "to") for node in model.graph.node if node.op_type == "Cast"}
+    return max((8 * unit for elem_type, unit in ROUNDING.items() if elem_type in used), default=0.0)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its kind."""
+    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__
