@@ -1,0 +1,35 @@
+"""What a model file holds: checked as loading checks it, described in plain JSON, drawn as SVG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from forge_pipeline.frontends.source import Source
+from forge_pipeline.frontends.table import import_model
+from forge_pipeline.ir import checks
+from forge_pipeline.ir.canonical import canonical
+from forge_pipeline.ir.describe import describe
+
+MAX_VALUE_BYTES = 1 << 40  # a model may be looked at that is too large to build
+
+
+def inspect(source: Source) -> dict[str, Any]:
+    """Return the description of a model file, as ``ir.describe`` gives it, and what kind of file it is.
+
+    Nothing in it is run or computed. Raises ModelError for what is damaged, unsafe or no model.
+    """
+    imported = import_model(source)
+    model = imported.model
+    checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
+    checks.check_interface(model, max_value_bytes=MAX_VALUE_BYTES)
+    form = canonical(model, external=imported.external)
+    checks.check_operators(form)
+    inferred = checks.check_types(form, max_value_bytes=MAX_VALUE_BYTES)
+    return {
+        "kind": imported.kind,
+        "ir_version": model.ir_version,
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        **describe(form, inferred),
+    }
