@@ -5,7 +5,8 @@ dividing channel i of the one and multiplying column i of the others by s_i > 0 
 is. After M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction" (ICCV 2019), and,
 with a LayerNormalization in the place of the first layer, G. Xiao et al., "SmoothQuant" (ICML 2023): s_i is
 a_i^alpha / w_i^(1 - alpha) with the largest activation a_i and weight w_i of the channel, and alpha 1/2; it is a_i
-where the weights of a channel have a scale of their own (depthwise), so that they bear any factor.
+where the weights of a channel have a scale of their own (depthwise), so that they bear any factor. Where one scale
+serves all weights of the first layer, its largest weight of the channel takes the place of a_i, as in the former.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forge_pipeline.quantization.probes import Probe
 from forge_pipeline.quantization.session import Session
 
 HOMOGENEOUS = frozenset({"AveragePool", "Dropout", "GlobalAveragePool", "Identity", "LeakyRelu", "MaxPool", "Relu"})
-SWEEPS = 2  # the second sees the columns that the first has changed
+SWEEPS = 20  # one link changes the weights that the next one looks at: to convergence
 LIMIT = 2.0**12  # factors beyond this would only trade one extreme for another
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,7 +34,8 @@ Arrays = dict[str, NDArray[Any]]
 class Link:
     """Values ``divided`` (constant, axis of the channel) and ``multiplied`` when channels of ``value`` are rescaled.
 
-    ``axis``: the channel axis of ``value``; ``free``: the readers' weights have a scale for each such channel.
+    ``axis``: the channel axis of ``value``; ``free``: the readers' weights have a scale for each such channel;
+    ``matrix``: the weights that make the channels, where one scale has to serve all of them.
     """
 
     value: str
@@ -41,6 +43,7 @@ class Link:
     divided: tuple[tuple[str, int], ...]
     multiplied: tuple[tuple[str, int], ...]
     free: bool
+    matrix: tuple[str, int] | None
 
 
 def equalized(network: Network, probes: Sequence[Probe], *, per_channel: bool) -> Network | None:
@@ -85,12 +88,14 @@ def _link(network: Network, value: str, *, per_channel: bool) -> Link | None:
     rows = _rows(network, value, next(iter(axes)) == 1)
     if len(axes) > 1 or rows is None:
         return None
+    matrices = [(name, axis) for name, axis in rows if network.array(name).ndim > 1]
     return Link(
         value=value,
         axis=next(iter(axes)),
         divided=rows,
         multiplied=tuple((name, axis) for name, axis, _ in kept),
         free=per_channel and all(own for _, _, own in kept),
+        matrix=matrices[0] if matrices and not per_channel else None,
     )
 
 
@@ -184,18 +189,34 @@ def _largest(network: Network, found: Sequence[Link], probes: Sequence[Probe]) -
 
 
 def _factor(link: Link, activation: NDArray[Any], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    weights = np.zeros_like(activation)
-    for name, axis in link.multiplied:
-        array = np.moveaxis(np.abs(arrays[name]), axis, 0)
-        weights = np.maximum(weights, array.reshape(array.shape[0], -1).max(axis=1))
+    weights = _peaks(link.multiplied, arrays)
     alive = (activation > 0) & (weights > 0)
-    if not alive.any():
-        return np.ones_like(activation)
     factor = np.ones_like(activation)
-    factor[alive] = activation[alive] if link.free else np.sqrt(activation[alive] / weights[alive])
-    centre = np.exp(np.log(factor[alive]).mean())
-    factor[alive] = np.clip(factor[alive] / centre, 1 / LIMIT, LIMIT)
-    return factor
+    if not alive.any():
+        return factor
+    burden = activation if link.matrix is None else _peaks([link.matrix], arrays)
+    alive &= burden > 0
+    factor[alive] = burden[alive] if link.free else np.sqrt(burden[alive] / weights[alive])
+    factor[alive] /= _mean(factor[alive])
+    # a channel that never speaks must not set the scale of the weights on either side: those decide about it
+    rows = _peaks(link.divided, arrays)
+    known = alive & (rows > 0)
+    silent = (activation == 0) & (weights > 0) & (rows > 0)
+    if known.any():
+        factor[silent] = np.sqrt(rows[silent] / weights[silent]) / _mean(np.sqrt(rows[known] / weights[known]))
+    clipped: NDArray[Any] = np.clip(factor, 1 / LIMIT, LIMIT)
+    return clipped
+
+
+def _peaks(constants: Sequence[tuple[str, int]], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """The largest magnitude in each channel, over several constants."""
+    channels = (np.moveaxis(np.abs(arrays[name]), axis, 0) for name, axis in constants)
+    peaks: NDArray[Any] = np.max([array.reshape(array.shape[0], -1).max(axis=1) for array in channels], axis=0)
+    return peaks
+
+
+def _mean(values: NDArray[Any]) -> Any:
+    return np.exp(np.log(values).mean())
 
 
 def _along(factor: NDArray[Any], axis: int, ndim: int) -> NDArray[Any]:

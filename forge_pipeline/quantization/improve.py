@@ -74,36 +74,35 @@ class Improved:
 
 def improved(start: Candidate, trial: Trial) -> Improved:
     """Choose the method where it is `auto`, then try each tool of the configuration in turn."""
-    written = start.write()
-    best = Improved(candidate=start, written=written, sqnr=trial.sqnr(written.model), log={})
+    best = _measured(start, trial, start.config.calib_method)
     if start.config.calib_method == "auto":
-        best = _best_method(best, trial)
+        best = _logged(best, "calib_method", {"chosen": best.candidate.config.calib_method, "db": round(best.sqnr, 2)})
     for name in (name for name in TOOLS if name in start.config.improve):
         changed = TOOLS[name](best.candidate, trial.probes)
         if changed is None:
             best = _logged(best, name, {"kept": False, "why": "nothing to do"})
             continue
-        written = changed.write()
-        sqnr = trial.sqnr(written.model)
-        entry = {"kept": sqnr > best.sqnr + MARGIN, "before_db": round(best.sqnr, 2), "after_db": round(sqnr, 2)}
-        if entry["kept"]:
-            best = replace(best, candidate=changed, written=written, sqnr=sqnr)
-        best = _logged(best, name, entry)
+        # other activations may want another method; a tool that leaves them as they were keeps the one it met
+        new_ranges = changed.statistics is not best.candidate.statistics
+        found = _measured(changed, trial, start.config.calib_method if new_ranges else changed.config.calib_method)
+        entry = {
+            "kept": found.sqnr > best.sqnr + MARGIN,
+            "before_db": round(best.sqnr, 2),
+            "after_db": round(found.sqnr, 2),
+            "calib_method": found.candidate.config.calib_method,
+        }
+        best = _logged(replace(found, log=best.log) if entry["kept"] else best, name, entry)
     return best
 
 
-def _best_method(best: Improved, trial: Trial) -> Improved:
-    found = {}
-    for name in CANDIDATES:
-        chosen = replace(best.candidate, config=replace(best.candidate.config, calib_method=name))
+def _measured(candidate: Candidate, trial: Trial, method: Method) -> Improved:
+    """Write and measure the candidate with ``method``, or with the best one where that is `auto`."""
+    tried = []
+    for name in CANDIDATES if method == "auto" else (method,):
+        chosen = replace(candidate, config=replace(candidate.config, calib_method=name))
         written = chosen.write()
-        found[name] = (trial.sqnr(written.model), chosen, written)
-    best_name = max(CANDIDATES, key=lambda name: found[name][0])
-    sqnr, chosen, written = found[best_name]
-    scores = {key: round(value[0], 2) for key, value in found.items()}
-    return _logged(
-        replace(best, candidate=chosen, written=written, sqnr=sqnr), "calib_method", {"chosen": best_name, "db": scores}
-    )
+        tried.append(Improved(candidate=chosen, written=written, sqnr=trial.sqnr(written.model), log={}))
+    return max(tried, key=lambda item: item.sqnr)
 
 
 def _logged(best: Improved, name: str, entry: dict[str, Any]) -> Improved:

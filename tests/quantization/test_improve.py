@@ -1,0 +1,241 @@
+"""Accuracy tools: the float function stays what it was, and a tool is kept only where it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+
+from forge_pipeline.config import bind
+from forge_pipeline.data import Feed
+from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.equalize import equalized, links
+from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.probes import Probe
+from forge_pipeline.quantization.ranges import Ranges
+from forge_pipeline.quantization.session import Session
+from forge_pipeline.quantization.settings import Config
+from forge_pipeline.quantization.split import best_cut, split
+from forge_pipeline.quantization.trial import Trial
+
+Parse = Callable[..., ONNXModule]
+CHAIN = """<ir_version: 10, opset_import: ["": 17]>
+net (float[1, 3, 8, 8] x) => (float[1, 5] y)
+{
+    a = Conv<pads=[1, 1, 1, 1]>(x, w0, b0) ar = Relu(a)
+    d = Conv<group=16, pads=[1, 1, 1, 1]>(ar, w1, b1) dr = Relu(d)
+    p = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(dr)
+    c = Conv(p, w2, b2) cr = Relu(c)
+    g = GlobalAveragePool(cr) f = Flatten(g)
+    h = Gemm(f, w3, b3) hr = Relu(h)
+    y = Gemm<transB=1>(hr, w4, b4)
+}"""
+SHAPES = {
+    "w0": (16, 3, 3, 3), "b0": (16,), "w1": (16, 1, 3, 3), "b1": (16,), "w2": (12, 16, 1, 1), "b2": (12,),
+    "w3": (12, 8), "b3": (8,), "w4": (5, 8), "b4": (5,),
+}  # fmt: skip
+
+
+@pytest.fixture
+def chain(parse: Parse) -> ONNXModule:
+    draw = np.random.default_rng(11)
+    return parse(CHAIN, {name: (draw.normal(size=shape) * 0.4).astype(np.float32) for name, shape in SHAPES.items()})
+
+
+@pytest.fixture
+def images() -> list[Feed]:
+    draw = np.random.default_rng(12)
+    return [{"x": draw.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(32)]
+
+
+def settings(**changes: Any) -> Config:
+    values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
+    return bind(Config, {**values, "reduce_range": False, "calib_method": "minmax", **changes}, where="quantize")
+
+
+def learn(model: ONNXModule, feeds: list[Feed], labels: Any = None) -> Ranges:
+    return calibrate(model, feeds, total=len(feeds), histogram_values=1 << 20, probe_bytes=1 << 22, labels=labels)
+
+
+def probes(feeds: list[Feed]) -> list[Probe]:
+    return [Probe.of(feed, None) for feed in feeds]
+
+
+def hostile(model: ONNXModule) -> ONNXModule:
+    """Rescale every channel that can be by a power of two between 2^-4 and 2^4."""
+    network, draw = Network(prepared(model.mod)), np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for link in links(network, per_channel=True):
+        factor: Any = None
+        for constants, sign in ((link.divided, -1), (link.multiplied, 1)):
+            for name, axis in constants:
+                array = arrays.setdefault(name, network.array(name).copy())
+                factor = 2.0 ** draw.integers(-4, 5, array.shape[axis]) if factor is None else factor
+                shape = [1] * array.ndim
+                shape[axis] = -1
+                arrays[name] = (array * (factor**sign).reshape(shape)).astype(np.float32)
+    return ONNXModule(network.with_arrays(arrays).model)
+
+
+def same_function(one: onnx.ModelProto, other: onnx.ModelProto, feeds: list[Feed]) -> None:
+    for feed in feeds[:4]:
+        for wanted, found in zip(Session(one).run(feed).values(), Session(other).run(feed).values(), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_channels_are_equalized_across_convolutions_pools_and_dense_layers(chain: ONNXModule) -> None:
+    found = {link.value: link.free for link in links(Network(prepared(chain.mod)), per_channel=True)}
+    assert found == {"ar": True, "p": False, "hr": False}
+
+
+def test_equalization_keeps_the_function(chain: ONNXModule, images: list[Feed]) -> None:
+    network = Network(prepared(chain.mod))
+    changed = equalized(network, probes(images), per_channel=True)
+    assert changed is not None
+    same_function(network.model, changed.model, images)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_hostile_net_is_found_and_mended(chain: ONNXModule, images: list[Feed], per_channel: bool) -> None:
+    spoiled = hostile(chain)
+    same_function(chain.mod, spoiled.mod, images)
+    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
+
+    def noise(model: ONNXModule, **changes: Any) -> float:
+        config = settings(per_channel=per_channel, **changes)
+        return trial.sqnr(quantized_statically(config, model, learn(model, images))[0].mod)
+
+    plain, mended = noise(spoiled, improve=[]), noise(spoiled, improve=["equalize"])
+    assert mended > plain + 6.0
+    assert abs(mended - noise(chain, improve=["equalize"])) < 3.0
+
+
+def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: Parse) -> None:
+    draw = np.random.default_rng(5)
+    gain = np.ones(32, np.float32)
+    gain[:3] = 60.0
+    up = (draw.normal(size=(32, 48)) * 0.2).astype(np.float32)
+    up[:3] /= 60.0
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 7, 32] x) => (float[1, 7, 48] y)
+        { n = LayerNormalization(x, gain, shift) q = MatMul(n, u) k = MatMul(n, v) y = Add(q, k) }""",
+        {"gain": gain, "shift": np.zeros(32, np.float32), "u": up, "v": up[:, ::-1].copy()},
+    )
+    feeds: list[Feed] = [{"x": draw.normal(size=(1, 7, 32)).astype(np.float32)} for _ in range(12)]
+    ranges = learn(net, feeds)
+    _, plain = quantized_statically(settings(improve=[]), net, ranges)
+    _, report = quantized_statically(settings(improve=["equalize"]), net, ranges)
+    assert "sqnr_db" not in plain
+    entry = report["improvements"]["equalize"]
+    assert entry["kept"]
+    assert entry["after_db"] > entry["before_db"] + 10.0
+
+
+def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[Feed]) -> None:
+    ranges = learn(chain, images)
+    model, report = quantized_statically(settings(improve=["split", "equalize", "correct_bias"]), chain, ranges)
+    for name, entry in report["improvements"].items():
+        assert entry["kept"] == (entry["after_db"] > entry["before_db"] + 0.1), name
+    onnx.checker.check_model(model.mod, full_check=True)
+    plain, _ = quantized_statically(settings(improve=[]), chain, ranges)
+    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
+    assert trial.sqnr(model.mod) >= trial.sqnr(plain.mod)
+
+
+def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[Feed]) -> None:
+    ranges = learn(chain, images)
+
+    def shift(improve: list[str]) -> float:
+        model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges)
+        one, two = Session(chain.mod), Session(model.mod)
+        return float(np.abs(np.mean([two.run(feed)["y"] - one.run(feed)["y"] for feed in images], axis=0)).max())
+
+    assert shift(["correct_bias"]) < 0.5 * shift([])
+
+
+def test_auto_chooses_the_best_method(chain: ONNXModule, images: list[Feed]) -> None:
+    ranges = learn(chain, images)
+    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
+
+    def noise(method: str) -> float:
+        return trial.sqnr(quantized_statically(settings(improve=[], calib_method=method), chain, ranges)[0].mod)
+
+    methods = ("minmax", "mse", "percentile", "entropy", "average")
+    assert noise("auto") == max(noise(method) for method in methods)
+
+
+def test_splitting_keeps_the_function_and_gives_each_half_its_scale(chain: ONNXModule, images: list[Feed]) -> None:
+    network = Network(prepared(chain.mod))
+    changed = split(network)
+    assert changed is not None
+    same_function(network.model, changed.model, images)
+    onnx.checker.check_model(changed.model, full_check=True)
+    assert ONNXModule(changed.model).operators["Concat"] == 2  # the depthwise convolution stays whole
+    assert split(changed) is not changed
+
+
+def test_the_cut_is_between_large_and_small_channels() -> None:
+    weights = np.array([1.0, 1.0, 1.0, 8.0], np.float32).reshape(4, 1, 1, 1)
+    assert best_cut(weights) == 3
+    assert best_cut(np.ones((6, 1, 1, 1), np.float32)) == 3
+
+
+def classes(model: ONNXModule, feeds: list[Feed]) -> Any:
+    session = Session(model.mod)
+    return np.concatenate([session.run(feed)["y"].argmax(axis=1) for feed in feeds])
+
+
+def test_a_budget_puts_as_few_layers_as_it_takes_back_to_float(chain: ONNXModule, images: list[Feed]) -> None:
+    spoiled = hostile(chain)
+    ranges = learn(spoiled, images, classes(chain, images))
+    coarse = {"improve": [], "per_channel": False, "reduce_range": True}
+    _, before = quantized_statically(settings(max_drop=100.0, **coarse), spoiled, ranges)
+    assert before["put_back_to_float"] == []
+    assert before["drop"] > 0.0
+    model, report = quantized_statically(settings(max_drop=0.0, **coarse), spoiled, ranges)
+    assert report["drop"] <= 0.0
+    assert 0 < len(report["put_back_to_float"]) < 5
+    assert set(report["put_back_to_float"]) == set(report["float_layers"])
+    assert list(report["sensitivity_db"].values()) == sorted(report["sensitivity_db"].values())
+    assert list(report["sensitivity_db"])[: len(report["put_back_to_float"])] == report["put_back_to_float"]
+    assert (classes(model, images) == classes(chain, images)).all()
+
+
+def test_a_budget_that_only_floats_keep_is_refused(parse: Parse) -> None:
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 2] x) => (float[1, 2] y) { y = Gemm(x, w, b) }""",
+        {"w": np.array([[1.0, 0.9999], [1.0, 0.9999]], np.float32), "b": np.zeros(2, np.float32)},
+    )
+    feeds: list[Feed] = [{"x": np.array([[i - 4.0, 0.03]], np.float32)} for i in range(9)]
+    with pytest.raises(VerificationError) as refusal:
+        quantized_statically(
+            settings(improve=[], max_drop=0.0, per_channel=False), net, learn(net, feeds, classes(net, feeds))
+        )
+    assert refusal.value.where == "quantize.max_drop"
+
+
+def test_a_budget_needs_classes(parse: Parse) -> None:
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) { y = Conv(x, w) }""",
+        {"w": np.ones((4, 3, 1, 1), np.float32)},
+    )
+    feeds: list[Feed] = [{"x": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}]
+    with pytest.raises(ConfigError) as refusal:
+        quantized_statically(settings(max_drop=1.0), net, learn(net, feeds))
+    assert refusal.value.expected == "a model whose first output is [batch, classes], to count top-1 on"
+
+
+def test_a_budget_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"quantize\.max_drop: expected null, or percentage points from 0 to 100"):
+        settings(max_drop=-1.0)
