@@ -16,6 +16,7 @@ import pytest
 
 from forge_pipeline.runtime.bundle import Library
 
+ROOT = Path(__file__).parent.parent.parent
 MEASURED = "evaluate"  # holds latencies, which are measured anew
 
 
@@ -35,7 +36,7 @@ def _start(arguments: list[str], store: Path, cwd: Path) -> subprocess.Popen[byt
     return subprocess.Popen(
         [sys.executable, "-m", "forge_pipeline", *arguments],
         cwd=cwd,
-        env={**os.environ, "FORGE_STORE": str(store)},
+        env={**os.environ, "FORGE_STORE": str(store), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -82,7 +83,10 @@ def test_a_flipped_byte_in_any_stored_object_is_noticed_and_rebuilt(
     arguments = _arguments(model, data, tmp_path / "out")
     assert forge(*arguments).returncode == 0
     expected = _digests(tmp_path / "out")
-    objects = {digest: (stage, name) for stage, outputs in expected.items() for name, digest in sorted(outputs.items())}
+    objects: dict[str, str] = {}  # digest -> the first stage that gives it: a plain library is encrypt's output too
+    for stage, outputs in expected.items():
+        for digest in outputs.values():
+            objects.setdefault(digest, stage)
     source = random.Random(0)
 
     for index in range(positions):
@@ -95,5 +99,5 @@ def test_a_flipped_byte_in_any_stored_object_is_noticed_and_rebuilt(
         done = forge(*arguments)
         assert done.returncode == 0, done.stderr
         assert digest[:12] in done.stderr, "the warning names the damaged object"
-        assert _manifest(tmp_path / "out")[objects[digest][0]]["result"] == "built"
+        assert _manifest(tmp_path / "out")[objects[digest]]["result"] == "built"
         assert _digests(tmp_path / "out") == expected
