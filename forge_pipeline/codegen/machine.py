@@ -14,7 +14,14 @@ from functools import cache
 from forge_pipeline.target import Target
 
 LOAD_PORTS = 2
-FMA_LATENCY = 4
+LATENCY = 5
+"""Cycles until a sum can be added to again: four for the instruction, and one lost to everything else."""
+
+LOAD_COST = 0.02
+"""Cycles of a load that hides behind arithmetic: of two tiles as fast, the one that loads less is the better."""
+STREAMED_BYTES = 7
+"""Bytes per cycle that a core reads from behind its second cache, in order, while it computes."""
+
 STORE_CYCLES = 0.5
 """Cycles for each vector of results: reading what is added to it, activation and store."""
 
@@ -26,15 +33,13 @@ TAIL_PENALTY = 0.05
 class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
-    ``fused``: multiply and add are one instruction. ``memory_operands``: arithmetic takes a broadcast operand
-    straight from memory (AVX-512), so that it needs no register.
+    ``fused``: multiply and add are one instruction.
     """
 
     lanes: int
     registers: int
     fma_ports: int
     fused: bool
-    memory_operands: bool
     l1: int
     l2: int
     l3: int
@@ -49,28 +54,28 @@ class Machine:
             registers=target.vector_registers,
             fma_ports=target.fma_ports,
             fused=not is_x86 or target.vector_bits > 128,
-            memory_operands=is_x86 and target.vector_bits == 512,
             l1=target.l1d_kib << 10,
             l2=target.l2_kib << 10,
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
         )
 
-    @property
-    def flops_per_cycle(self) -> float:
-        """Float32 operations per cycle and core, at best."""
-        return 2.0 * self.lanes * self.fma_ports / (1 if self.fused else 2)
+    def fma_cycles(self, vectors: float) -> float:
+        """Cycles of that many vectors multiplied and added, at best."""
+        return vectors / self.fma_ports * (1 if self.fused else 2)
+
+    def streaming_cycles(self, size: int) -> float:
+        """Cycles that reading ``size`` bytes of weights adds: none where they stay in the second cache."""
+        return size / STREAMED_BYTES if size > self.l2 // 2 else 0.0
 
     def fits(self, pixels: int, vectors: int) -> bool:
-        """Whether accumulators, weights and a broadcast find room in the registers."""
-        accumulators = pixels * vectors
-        needed = accumulators + vectors + (0 if self.memory_operands else 1) + (0 if self.fused else 1)
-        return needed <= self.registers and accumulators <= self.registers - 4 + (2 if vectors == 1 else 0)
+        """Whether sums, weights, a broadcast and (where multiply and add are two) a product find room in registers."""
+        return pixels * vectors + vectors + (1 if self.fused else 2) <= self.registers
 
     def step_cycles(self, pixels: int, vectors: int) -> float:
         """Cycles of one step along the reduction: bound by arithmetic, by loads, or by the chain of sums."""
-        arithmetic = pixels * vectors / self.fma_ports * (1 if self.fused else 2)
-        return max(arithmetic, (pixels + vectors) / LOAD_PORTS, FMA_LATENCY)
+        loads = pixels + vectors
+        return max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY) + LOAD_COST * loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,7 @@ def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, wide
     Equal costs are decided for the larger tile.
     """
     best: tuple[float, Tile] | None = None
-    ideal = pixels * vectors / machine.fma_ports * (1 if machine.fused else 2) * steps
+    ideal = machine.fma_cycles(pixels * vectors * steps)
     for wide in divisors(vectors, widest):
         for high in range(1, min(pixels, machine.registers) + 1):
             if not machine.fits(high, wide):
@@ -107,7 +112,7 @@ def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, wide
             cycles = whole * machine.step_cycles(high, wide)
             if tail:
                 cycles += machine.step_cycles(tail, wide) + TAIL_PENALTY * whole * machine.step_cycles(high, wide)
-            overhead = FMA_LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * wide
+            overhead = LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * wide
             total = (cycles * steps + overhead) * (vectors // wide)
             if best is None or total <= best[0]:
                 best = (total, Tile(pixels=high, vectors=wide, efficiency=min(1.0, ideal / total), tail=tail))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.graph import Handler
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import convolution, depthwise, direct, elementwise, matmul, pool
+from forge_pipeline.codegen.schedules import convolution, depthwise, direct, elementwise, matmul, pool, winograd
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -30,6 +30,7 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "convolution": Family(handlers=convolution.HANDLERS),
     direct.NAME: Family(schedule=direct.schedule),
+    winograd.NAME: Family(schedule=winograd.schedule),
     depthwise.NAME: Family(schedule=depthwise.schedule),
     pool.NAME: Family(handlers=pool.HANDLERS, schedule=pool.schedule),
     matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),

@@ -28,11 +28,19 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     """Emit the convolution; the result is blocked."""
     lanes = graph.machine.lanes
     geometry, weight = merge_groups(geometry, weight, lanes)
-    if geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source):
-        packed = graph.constant(pack_weight(weight, lanes, block_channels=False))
-        return graph.kernel(convolve, graph.plain(source), packed, name="conv2d_planar", geometry=geometry)
-    packed = graph.constant(pack_weight(weight, lanes, block_channels=True))
-    return graph.kernel(convolve, graph.blocked(source), packed, name="conv2d", geometry=geometry)
+    planar = geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source)
+    image = graph.plain(source) if planar else graph.blocked(source)
+    packed = graph.constant(pack_weight(weight, lanes, block_channels=not planar))
+    return graph.kernel(convolve, image, packed, name="conv2d_planar" if planar else "conv2d", geometry=geometry)
+
+
+def cycles(machine: Machine, geometry: Geometry) -> float:
+    """Return the cycles that one image is expected to take on one core."""
+    rows = -(-geometry.filters // machine.lanes)
+    tall, wide = geometry.output
+    tile = choose_tile(machine, pixels=wide, vectors=rows, steps=geometry.steps)
+    reading = machine.streaming_cycles(4 * geometry.steps * rows * machine.lanes)
+    return machine.fma_cycles(tall * wide * rows * geometry.steps) / tile.efficiency + reading
 
 
 def merge_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
@@ -77,7 +85,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
     from tvm import te
 
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
-    filter_lanes = int(weight.shape[-1])
+    lanes = int(weight.shape[-1])
     rows_per_group = rows // geometry.groups
     padded = surround(image, geometry)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
@@ -86,17 +94,16 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
     axes = [block, kernel_h, kernel_w]
     lane: tuple[Any, ...] = ()
     if len(image.shape) == 5:
-        lane = (te.reduce_axis((0, int(image.shape[4])), "channel"),)
+        lane = (te.reduce_axis((0, lanes), "channel"),)
         axes += lane
 
     def element(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         first = row // rows_per_group * blocks if geometry.groups > 1 else 0
         pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
-        return te.sum(
-            padded(n, first + block, *pixel, *lane) * weight(row, block, kernel_h, kernel_w, *lane, out), axis=axes
-        )
+        factor = weight(row, block, kernel_h, kernel_w, *lane, out)
+        return te.sum(padded(n, first + block, *pixel, *lane) * factor, axis=axes)
 
-    shape = (image.shape[0], rows, *geometry.output, filter_lanes)
+    shape = (image.shape[0], rows, *geometry.output, lanes)
     return te.compute(shape, element, name="convolve", attrs={moves.FAMILY: NAME})
 
 
