@@ -25,6 +25,7 @@ class Point:
     layer: str
     operator: str
     sqnr_db: float | None
+    own_sqnr_db: float | None
     noise_share: float
     rank: int | None
 
@@ -67,6 +68,7 @@ def chart(layers: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Char
             layer=names.get(layer["layer"], layer["layer"]),
             operator=layer["operator"],
             sqnr_db=layer["sqnr_db"],
+            own_sqnr_db=layer["own_sqnr_db"],
             noise_share=layer["noise_share"],
             rank=ranks.get(position),
         )

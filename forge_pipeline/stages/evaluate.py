@@ -77,7 +77,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         models[comparison.COMPILED] = engine.run
     outputs = reference.output_names
     found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
-    table = layers.measure(reference, model, islice(chosen.feeds, config.layer_samples))
+    table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
     drop = found.drop(new_score().higher_is_better)
     _check_budget(config.max_drop, metric, found, drop, table)

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from forge_pipeline.evaluation.layers import matches, measure, worst
+from forge_pipeline.evaluation.layers import measure, worst
+from forge_pipeline.evaluation.matching import matches
 from forge_pipeline.ir import ONNXModule
 
 LAYERS = 5
@@ -66,6 +67,34 @@ def test_equal_layers_have_equal_shares_although_noise_grows_along_the_chain() -
     decibels = [row.sqnr_db for row in dense]
     assert decibels == sorted(decibels, key=lambda value: -(value or 0.0))
     assert [row.noise_share for row in dense] == pytest.approx([100 / LAYERS] * LAYERS, abs=3.0)
+
+
+def test_a_layer_on_its_own_is_as_noisy_as_its_quantizer_wherever_it_stands() -> None:
+    table = measure(chain(None), chain([0.1] * LAYERS), feeds(100))
+    expected = -10 * np.log10(0.1**2 / 12)  # uniform rounding of values with variance 1
+    assert [row.own_sqnr_db for row in table if row.layer != "x"] == pytest.approx([expected] * LAYERS, abs=0.5)
+
+
+def test_channels_that_were_equalized_are_no_noise() -> None:
+    reference, model = chain(None), chain([0.002] * LAYERS)
+    plain = measure(reference, model, feeds(50))
+    factors = np.float32(2.0) ** np.random.default_rng(9).integers(-6, 7, WIDTH)
+    for tensor in model.mod.graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        if tensor.name in ("w1", "w2"):
+            changed = weight * factors if tensor.name == "w1" else weight / factors[:, None]
+            tensor.CopyFrom(numpy_helper.from_array(changed.astype(np.float32), tensor.name))
+        if tensor.name == "step1":  # a quantizer with a step for each channel follows the channels
+            tensor.CopyFrom(numpy_helper.from_array((weight * factors).astype(np.float32), tensor.name))
+        if tensor.name == "zero":
+            model.mod.graph.initializer.append(numpy_helper.from_array(np.zeros(WIDTH, np.int16), "zeros"))
+    for node in model.mod.graph.node:
+        if "step1" in node.input:
+            node.input[2] = "zeros"
+    equalized = measure(reference, model, feeds(50))
+    for before, after in zip(plain, equalized, strict=True):
+        assert after.own_sqnr_db == pytest.approx(before.own_sqnr_db, abs=0.3)
+        assert after.sqnr_db == pytest.approx(before.sqnr_db, abs=0.3)
 
 
 def test_a_model_against_itself_has_no_noise_and_no_worst_layer() -> None:

@@ -30,6 +30,7 @@ def layers(count: int = 6) -> list[dict[str, Any]]:
             "layer": f"Conv_{i}",
             "operator": "Conv+Relu",
             "sqnr_db": 50.0 - 130.0 * i / count,
+            "own_sqnr_db": 41.0,
             "noise_share": shares[i],
         }
         for i in range(count)
