@@ -180,7 +180,8 @@ def observe(delivered: Path, temporary: Path, **arguments: str) -> dict[str, obj
     done = subprocess.run(
         [sys.executable, "-c", OBSERVED, str(delivered), json.dumps(arguments)],
         cwd=temporary,
-        env={**os.environ, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"},
+        # With fewer threads than cores, TVM left to itself would bind the process to the first of them.
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "TVM_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,
