@@ -44,12 +44,15 @@ class Finding:
     worst: Difference | None = None
     metric: float | None = None
     unverified: str | None = None
+    since: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as plain JSON values; differences are rounded, as they vary with the processor."""
         if self.unverified is not None:
             return {"verified": False, "reason": self.unverified}
         row: dict[str, Any] = {"verified": True, "how": type(self.how).__name__.lower()}
+        if self.since is not None:
+            row["since"] = self.since
         if self.metric is not None and isinstance(self.how, Metric):
             row |= {"metric": self.how.name, "value": f"{self.metric:.6g}"}
         if self.worst is not None and self.worst.max_abs:
@@ -72,6 +75,7 @@ class Verifier:
     unverified: str | None = None
     rounding: float = 0.0
     noise: list[list[float]] = field(default_factory=list)
+    since: str | None = None
 
     @classmethod
     def of(
@@ -127,8 +131,6 @@ class Verifier:
 
     def check(self, step: Pass[Any], name: str, how: Verification, before: ModelProto, after: ModelProto) -> Finding:
         """Compare ``after`` with ``before``, the state it was made from. Raises PassVerificationError."""
-        if isinstance(how, Unverified):
-            return Finding(how=how, unverified=how.reason)
         if self.unverified is not None:
             return Finding(how=how, unverified=self.unverified)
         fed = self.inputs
@@ -139,25 +141,30 @@ class Verifier:
             self.noise = noise_of(Interpreter(before), self.inputs, self.current)
         got = self._run(name, fed, before, after)
         comparable = [list(step.outputs_before(outputs)) for outputs in got] if step.changes_interface else got
-        if isinstance(how, Metric):
+        if isinstance(how, Unverified):
+            finding = Finding(how=how, unverified=how.reason)
+        elif isinstance(how, Metric):
             finding = self._metric(name, how, comparable, before, after)
         else:
             finding = self._difference(name, how, comparable, before, after)
         self.inputs, self.current = fed, got
-        if step.changes_interface:
+        if step.changes_interface or isinstance(how, Metric | Unverified):
             self.output_names = [value.name for value in after.graph.output]
-            self.original = got
+            self.original, self.since = got, name
         return finding
 
     def conclude(self, model: ModelProto) -> Finding:
-        """Compare the model as the last pass left it with the one it began as: small errors may have added up."""
+        """Compare what the last pass left with what the passes began with: small errors may have added up.
+
+        They began anew (``since``) after a pass that changed the interface or was allowed to change the outputs.
+        """
         allowed = self._allowed(Tolerance()) or Tolerance()
         if self.unverified is not None:
             return Finding(how=allowed, unverified=self.unverified)
         worst = self._worst(self.original, self.current, allowed)
         if worst is not None and worst.failed:
             raise self._failure("all passes together", str(worst), allowed).keep(model, model)
-        return Finding(how=allowed, worst=worst)
+        return Finding(how=allowed, worst=worst, since=self.since)
 
     def _run(self, name: str, fed: list[Arrays], before: ModelProto, after: ModelProto) -> list[Outputs]:
         try:
@@ -203,11 +210,8 @@ class Verifier:
         function = Registry("metric", self.metrics).pick(how.name, where=f"{name}.verify.metric")
         if how.against == "labels" and self.labels is None:
             raise ConfigError(f"{name}.verify", "labels to compare with", "none", "give labels beside the inputs")
-        values = []
-        for index, outputs in enumerate(got):
-            want = [self.labels[index]] if how.against == "labels" and self.labels is not None else self.original[index]
-            values.append(function(want, outputs))
-        value = float(np.mean(values))
+        reference = self.original if how.against == "reference" else [[label] for label in self.labels or ()]
+        value = function(_joined(reference), _joined(got))
         low = float("-inf") if how.minimum is None else how.minimum
         high = float("inf") if how.maximum is None else how.maximum
         if not low <= value <= high:
@@ -236,3 +240,8 @@ class Verifier:
             rtol=max(self.settings.rtol if how.rtol is None else how.rtol, self.rounding),
             atol=self.settings.atol if how.atol is None else how.atol,
         )
+
+
+def _joined(samples: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
+    """Return each output of all samples as one array, along its first axis."""
+    return [np.concatenate([np.atleast_1d(array) for array in arrays]) for arrays in zip(*samples, strict=True)]
