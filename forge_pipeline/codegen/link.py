@@ -54,7 +54,7 @@ EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux", "riscv64": "elf
 ELF_OPTIONS = (
     *("-shared", "--build-id=none", "--hash-style=gnu", "--gc-sections"),
     *("--strip-debug", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
-    *("--warn-unresolved-symbols", "--threads=1"),
+    *("--no-undefined", "--warn-unresolved-symbols", "--threads=1"),
 )
 UNDEFINED = re.compile(r"undefined symbol: (\S+)")
 

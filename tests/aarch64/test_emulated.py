@@ -1,0 +1,90 @@
+"""Code for aarch64, run by an emulator, against ONNX Runtime. `tests/aarch64/setup.sh` fetches what it takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from forge_pipeline.target import Target
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT.parent / "shared" / "models"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+EMULATED = Path(os.environ.get("FORGE_AARCH64", CACHE / "forge-pipeline" / "aarch64"))
+SHARED = ("mnist_cntk/mnist-8", "mlperf_tiny_kws_dscnn/kws", "mlperf_tiny_ad_autoencoder/ad01", "dtln/dtln_1")
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (EMULATED / "ready").exists(), reason=f"no emulated aarch64 in {EMULATED}: run tests/aarch64/setup.sh"
+    ),
+]
+
+
+def emulate(library: bytes, target: Target, feeds: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    """Run ``library`` on an emulated ``target``, whose C library is glibc whatever the target's is."""
+    root, libraries = EMULATED / "root", folder / "libraries"
+    libraries.mkdir()
+    for name in ("libc", "libm"):  # what Android calls them
+        (libraries / f"{name}.so").symlink_to(root / "lib/aarch64-linux-gnu" / f"{name}.so.6")
+    (folder / "cpuinfo").write_text(f"Features : {' '.join(target.cpu_flags)}\n")
+    (folder / "model_library.so").write_bytes(library)
+    np.savez(folder / "inputs.npz", **feeds)
+    command = [root / "usr/bin/qemu-aarch64-static", "-cpu", "max", root / "usr/bin/python3.11"]
+    arguments = [folder / name for name in ("model_library.so", "inputs.npz", "outputs.npz", "cpuinfo")]
+    environment = {
+        "QEMU_LD_PREFIX": str(root),
+        "QEMU_SET_ENV": f"LD_LIBRARY_PATH={libraries}",
+        "PYTHONHOME": str(root / "usr"),
+        "PYTHONPATH": f"{EMULATED / 'site'}:{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [*map(str, command), str(ROOT / "tests/aarch64/run_library.py"), *map(str, arguments)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "outputs.npz") as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def compare(path: Path, tag: str, compile_for: Callable[..., bytes], folder: Path) -> None:
+    target = Target.from_tag(tag)
+    model = onnx.load(path)
+    session = onnxruntime.InferenceSession(path)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    rng = np.random.default_rng(5)
+    feeds = {
+        value.name: rng.standard_normal([d if isinstance(d, int) else 2 for d in value.shape]).astype(np.float32)
+        for value in session.get_inputs()
+        if value.name not in constants
+    }
+    expected = session.run(None, feeds)
+    found = emulate(compile_for(model, target), target, feeds, folder)
+    assert list(found) == [value.name for value in model.graph.output]
+    for want, have in zip(expected, found.values(), strict=True):
+        assert np.max(np.abs(want - have)) <= 1e-4 * max(1e-6, np.max(np.abs(want)))
+
+
+@pytest.mark.parametrize("tag", ["raspberry-pi/5", "raspberry-pi/3b", "android/cpu"])
+def test_the_bundled_model_computes_the_same_on_an_emulated_device(
+    tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    compare(ROOT / "examples/digits/digits.onnx", tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_real_model_computes_the_same_on_an_emulated_device(
+    name: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    path = MODELS / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    compare(path, "raspberry-pi/5", compile_for, tmp_path)
