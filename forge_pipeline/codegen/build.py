@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
+from forge_pipeline.codegen.functions import install
 from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
@@ -63,6 +64,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     from tvm.relax.backend import cpu_generic
     from tvm.relax.backend.cuda import pipeline as cuda
 
+    install()
     backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
     refusals = compile_kernels_with_nvcc(target) if target.kind == "cuda" else []
     machine = target.tvm()
