@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from forge_pipeline.ir.canonical import Canonical
     from forge_pipeline.ir.files import OpenModel
+    from forge_pipeline.ir.graph import Graph
 
 Shape = tuple[int | str, ...]
 
@@ -194,6 +195,31 @@ class ONNXModule:
     def describe_outputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each output, as plain JSON. Raises ModelError."""
         return _describe(self.output_names, self.output_shapes, self.output_dtypes)
+
+    @property
+    def main(self) -> Graph:
+        """The main graph, to look at and to edit."""
+        from forge_pipeline.ir.graph import Graph
+
+        return Graph(self.mod.graph)
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The main graph, then every subgraph of control flow, outer ones first."""
+        from forge_pipeline.ir.graph import Graph
+        from forge_pipeline.ir.order import every_graph
+
+        return [Graph(graph) for graph in every_graph(self.mod)]
+
+    @property
+    def graph_count(self) -> int:
+        """The number of graphs, the main one included."""
+        return len(self.graphs)
+
+    @property
+    def subgraph_count(self) -> int:
+        """The number of graphs within the main one."""
+        return len(self.graphs) - 1
 
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""

@@ -9,8 +9,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from forge_pipeline.errors import ModelError
 
 
-def post_order(graph: GraphProto) -> Iterator[NodeProto | str]:
-    """Yield what the outputs depend on, each item once and after what it depends on.
+def post_order(
+    graph: GraphProto, *, roots: Iterable[str] | None = None, without: NodeProto | None = None
+) -> Iterator[NodeProto | str]:
+    """Yield what the outputs (or ``roots``) depend on, each item once and after what it depends on.
 
     Items are nodes, and names of values that no node of this graph produces (inputs, initializers and, in a
     subgraph, values of an enclosing graph). A node's dependencies are its inputs in order, then what its
@@ -18,12 +20,12 @@ def post_order(graph: GraphProto) -> Iterator[NodeProto | str]:
     because a model may be deeper than Python's stack.
     """
     nodes = graph.node
-    producer = _producers(graph)
+    producer = _producers(graph, without)
     entered: set[int] = set()
     done: set[int] = set()
     leaves: set[str] = set()
     waiting: list[int] = []
-    stack: list[Iterator[str]] = [iter([value.name for value in graph.output])]
+    stack: list[Iterator[str]] = [iter([value.name for value in graph.output] if roots is None else roots)]
     while stack:
         for name in stack[-1]:
             index = producer.get(name)
@@ -76,14 +78,14 @@ def needs(node: NodeProto) -> list[str]:
     return names
 
 
-def _producers(graph: GraphProto) -> dict[str, int]:
+def _producers(graph: GraphProto, without: NodeProto | None) -> dict[str, int]:
     producer: dict[str, int] = {}
     taken = {value.name for value in graph.input}
     taken.update(tensor.name for tensor in graph.initializer)
     taken.update(tensor.values.name for tensor in graph.sparse_initializer)
     for index, node in enumerate(graph.node):
         for name in node.output:
-            if not name:
+            if not name or node is without:
                 continue
             if name in producer or name in taken:
                 raise ModelError(
