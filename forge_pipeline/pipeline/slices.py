@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_pipeline.config import bind
+from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.stages import STAGES
@@ -76,12 +77,13 @@ def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return where the password may be found, most preferred first; empty when the artifact stays plain."""
     sources = _section(config, "encrypt").get("password", ())
     if isinstance(sources, str):
-        return (sources,)
+        sources = [sources]
     if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
         raise ConfigError(
             "encrypt.password", "a list of places such as env:NAME or file:PATH", type(sources).__name__,
             "name where the password is, never the password itself",
         )  # fmt: skip
+    checked_sources(sources)  # a password pasted here goes no further, into a file or an error
     return tuple(sources)
 
 

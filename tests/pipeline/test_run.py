@@ -215,3 +215,11 @@ def test_a_full_disk_is_refused_and_leaves_nothing_partial(forge: Any, model: Pa
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     _refused(done, 1, tmp_path / "out")
+
+
+def test_a_password_pasted_into_the_configuration_is_refused_and_repeated_nowhere(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = forge("run", f"model.path={model}", f"out={out}", "encrypt=password", "encrypt.password=[hunter2]")
+    assert "hunter2" not in _refused(done, 1, out) + done.stdout
