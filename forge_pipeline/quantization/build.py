@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError, ConfigError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.dynamic import quantize_dynamic
+from forge_pipeline.quantization.half import to_float16
 from forge_pipeline.quantization.improve import Candidate, improved
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, layer, prepared
@@ -14,6 +16,7 @@ from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
 from forge_pipeline.quantization.sensitivity import within
 from forge_pipeline.quantization.static import Quantized, Scheme, ready
 from forge_pipeline.quantization.trial import Trial
+from forge_pipeline.quantization.weight_only import RECURRENT, compress_weights
 from forge_pipeline.quantization.weights import WeightScheme
 
 if TYPE_CHECKING:
@@ -74,6 +77,24 @@ def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule
     return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _described(plan)
 
 
+def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+    """Return the model in half precision, and a report."""
+    halved = to_float16(Network(prepared(model.mod)))
+    return ONNXModule(halved.model), {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
+
+
+def with_small_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+    """Return the model with block-wise small weights in its matrix products, and a report."""
+    network = Network(prepared(model.mod))
+    check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
+    small = compress_weights(
+        network, bits=config.weight_bits, block_size=config.block_size, keep_float=config.keep_float
+    )
+    return ONNXModule(small.model), {
+        "small_layers": list(small.layers), "weight_bytes": [small.bytes_before, small.bytes_after],
+    }  # fmt: skip
+
+
 def scheme_of(config: Config) -> Scheme:
     """Return the integer types and rules that a configuration asks for."""
     return Scheme(
@@ -90,15 +111,7 @@ def scheme_of(config: Config) -> Scheme:
 
 def planned(network: Network, config: Config) -> Plan:
     """Plan; ConfigError for an unknown layer in ``keep_float``, ModelError where nothing is left to quantize."""
-    layers = [layer(node) for node in network.nodes if node.op_type in PRODUCTS]
-    for name in config.keep_float:
-        if name not in layers:
-            raise ConfigError(
-                where="quantize.keep_float",
-                expected="names of layers: " + ", ".join(layers[:20]) + (", ..." if len(layers) > 20 else ""),
-                found=repr(name),
-                fix=f"{did_you_mean(name, layers)}the report of the load stage maps them to the source's names",
-            )
+    check_layers(network, config.keep_float, PRODUCTS)
     plan = make_plan(network, config.keep_float)
     if not plan.products:
         raise ModelError(
@@ -108,6 +121,19 @@ def planned(network: Network, config: Config) -> Plan:
             fix="choose quantize=none, or give a float32 model",
         )
     return plan
+
+
+def check_layers(network: Network, names: Collection[str], operators: Collection[str]) -> None:
+    """Raise ConfigError for a name that no layer of these operators has."""
+    layers = [layer(node) for node in network.nodes if node.op_type in operators]
+    for name in names:
+        if name not in layers:
+            raise ConfigError(
+                where="quantize.keep_float",
+                expected="names of layers: " + ", ".join(layers[:20]) + (", ..." if len(layers) > 20 else ""),
+                found=repr(name),
+                fix=f"{did_you_mean(name, layers)}the report of the load stage maps them to the source's names",
+            )
 
 
 def _described(plan: Plan) -> dict[str, Any]:

@@ -18,10 +18,11 @@ class Config:
     ``percentile``: the share of values, in percent, that the method of that name keeps; ``keep_float``: names of
     layers that stay in float; ``improve``: accuracy tools, each kept only where it helps on the calibration samples;
     ``max_drop``: the loss of top-1, in percentage points on the calibration samples, that is bought off with as many
-    layers in float as it takes.
+    layers in float as it takes; ``weight_bits`` and ``block_size``: for method `weights`, the integers of a matrix
+    product's weights and how many input channels share a scale.
     """
 
-    method: Literal["none", "static", "dynamic"]
+    method: Literal["none", "static", "dynamic", "float16", "weights"]
     activation_dtype: Literal["uint8", "int8", "uint16", "int16"]
     kernel_dtype: Literal["int8", "uint8"]
     bias_dtype: Literal["int32", "float32"]
@@ -33,6 +34,8 @@ class Config:
     keep_float: tuple[str, ...]
     improve: tuple[Literal["split", "equalize", "correct_bias"], ...]
     max_drop: float | None
+    weight_bits: Literal[4, 8]
+    block_size: int
 
     def __post_init__(self) -> None:
         if not 50.0 < self.percentile <= 100.0:
@@ -43,3 +46,7 @@ class Config:
             raise ConfigError(
                 "quantize.max_drop", "null, or percentage points from 0 to 100", f"{self.max_drop:g}", "try 0.5"
             )
+        if self.block_size < 16 or self.block_size & (self.block_size - 1):
+            raise ConfigError(
+                "quantize.block_size", "a power of two of at least 16", str(self.block_size), "try 32"
+            )  # what ONNX Runtime has kernels for

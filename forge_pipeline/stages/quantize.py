@@ -49,7 +49,22 @@ def _dynamic(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result
     return Result(output=output, report={"method": "dynamic", **report})
 
 
+def _float16(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+    from forge_pipeline.quantization.build import in_float16
+
+    output, report = in_float16(model)
+    return Result(output=output, report={"method": "float16", **report})
+
+
+def _weights(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+    from forge_pipeline.quantization.build import with_small_weights
+
+    output, report = with_small_weights(config, model)
+    return Result(output=output, report={"method": "weights", **report})
+
+
 METHODS: Registry[Callable[[Config, ONNXModule, Ranges | None], Result]] = Registry(
-    "quantization method", {"none": _none, "static": _static, "dynamic": _dynamic}
+    "quantization method",
+    {"none": _none, "static": _static, "dynamic": _dynamic, "float16": _float16, "weights": _weights},
 )
 __all__ = ["Config", "run"]
