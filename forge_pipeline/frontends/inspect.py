@@ -11,8 +11,7 @@ from forge_pipeline.frontends.table import import_model
 from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import canonical
 from forge_pipeline.ir.describe import describe
-
-MAX_VALUE_BYTES = 1 << 40  # a model may be looked at that is too large to build
+from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
 
 
 def inspect(source: Source) -> dict[str, Any]:
@@ -23,10 +22,10 @@ def inspect(source: Source) -> dict[str, Any]:
     imported = import_model(source)
     model = imported.model
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
-    checks.check_interface(model, max_value_bytes=MAX_VALUE_BYTES)
+    checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
     checks.check_operators(form)
-    inferred = checks.check_types(form, max_value_bytes=MAX_VALUE_BYTES)
+    inferred = checks.check_types(form, max_value_bytes=MAX_SHOWN_BYTES)
     return {
         "kind": imported.kind,
         "ir_version": model.ir_version,

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 
 from onnx import GraphProto, ModelProto
 
-from forge_pipeline.ir.canonical import Canonical, Weight, canonical
+from forge_pipeline.ir.canonical import Canonical, canonical
 from forge_pipeline.ir.tensors import ExternalData
 from forge_pipeline.ir.wire import tag
+from forge_pipeline.ir.writer import Weight
 
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5

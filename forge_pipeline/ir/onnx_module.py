@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int | str, ...]
 
+MAX_SHOWN_BYTES = 1 << 40  # a model may be looked at that is too large to build
+
 PROVIDERS = Registry(
     "place to run the reference interpreter",
     {"llvm": "CPUExecutionProvider", "cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
@@ -220,6 +222,23 @@ class ONNXModule:
     def subgraph_count(self) -> int:
         """The number of graphs within the main one."""
         return len(self.graphs) - 1
+
+    def describe(self) -> dict[str, Any]:
+        """Return interface, operators, and every layer with shape and cost, as ``ir.describe`` documents it.
+
+        Raises ModelError for an invalid model.
+        """
+        from forge_pipeline.ir.checks import check_types
+        from forge_pipeline.ir.describe import describe
+
+        form = self._form
+        return describe(form, check_types(form, max_value_bytes=MAX_SHOWN_BYTES))
+
+    def _repr_svg_(self) -> str:
+        """Show the graph in a notebook."""
+        from forge_pipeline.ir.draw import draw
+
+        return draw(self.describe())
 
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""

@@ -218,3 +218,11 @@ def test_real_models_change_their_batch_size_or_say_why_not(real_model, size):
         assert real_model.stem == "silero_vad_static_16k", refusal  # its carried state is not batched alike
     else:
         assert module.input_shapes[0][0] == size
+
+
+def test_a_module_describes_and_draws_itself(make):
+    module = ONNXModule(make("convnet"))
+    described = module.describe()
+    assert described["operators"] == module.operators
+    assert described["fingerprint"] == module.fingerprint
+    assert module._repr_svg_().startswith("<svg ")
