@@ -119,6 +119,63 @@ def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) ->
     click.echo(collected(path, keep_mb=keep_mb, keep_days=keep_days))
 
 
+@commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph into this file.")
+def inspect(model: Path, as_json: bool, svg: Path | None) -> None:
+    """Describe MODEL without running anything in it."""
+    from forge_pipeline.pipeline.looking import inspected
+
+    click.echo(inspected(model, as_json=as_json, svg=svg))
+
+
+@commands.group(cls=Commands, short_help="List, apply and bisect verified graph passes.")
+def passes() -> None:
+    """List, apply and bisect verified graph passes."""
+
+
+CONFIG = click.option(
+    "-c", "--config", type=click.Path(path_type=Path), help="Sections as in conf/fold/*.yaml; else those of `full`."
+)
+
+
+@passes.command("list")
+@click.argument("group", required=False)
+def passes_list(group: str | None) -> None:
+    """List all passes, or those of GROUP."""
+    from forge_pipeline.pipeline.looking import listed
+
+    click.echo(listed(group))
+
+
+@passes.command("apply")
+@CONFIG
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Where the new model goes.")
+@click.option("--checkpoints", is_flag=True, help="Keep the model after each pass, beside the output.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("names", nargs=-1, metavar="[PASS]...")
+def passes_apply(
+    model: Path, names: tuple[str, ...], config: Path | None, output: Path, checkpoints: bool, resume: bool
+) -> None:
+    """Apply PASSes (or the configuration's list) to MODEL, each verified as the configuration says."""
+    from forge_pipeline.pipeline.looking import applied
+
+    click.echo(applied(model, output, names, config=config, checkpoints=checkpoints, resume=resume))
+
+
+@passes.command("bisect")
+@CONFIG
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("names", nargs=-1, metavar="[PASS]...")
+def passes_bisect(model: Path, names: tuple[str, ...], config: Path | None) -> None:
+    """Find the first application of a pass that changes what MODEL computes."""
+    from forge_pipeline.pipeline.looking import bisected
+
+    click.echo(bisected(model, names, config=config))
+
+
 @commands.command(short_help="List the hardware targets by family.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of records.")
 def targets(as_json: bool) -> None:

@@ -1,0 +1,79 @@
+"""What `forge-pipeline inspect` and `forge-pipeline passes` print and write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.frontends import Source
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.passes import workbench
+from forge_pipeline.pipeline.console import human_size
+from forge_pipeline.pipeline.deliver import write_atomically
+
+INTERFACE = {"input": "inputs", "output": "outputs"}
+
+
+def inspected(model: Path, *, as_json: bool, svg: Path | None) -> str:
+    """Describe a model file, as a table or as JSON, and draw it to ``svg`` if that is given. Raises ModelError."""
+    from forge_pipeline.frontends.inspect import inspect
+    from forge_pipeline.ir.draw import draw
+
+    description = inspect(Source(model))
+    if svg is not None:
+        _write(svg, draw(description).encode())
+    return json.dumps(description, indent=2, sort_keys=True) if as_json else _table(description)
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
+    lines = [
+        f"{found['kind']}, IR {found['ir_version']}, {opsets}, by {found['producer'] or 'an unknown producer'}",
+        f"fingerprint  {found['fingerprint']}",
+        f"structure    {found['structure']}",
+        *(f"{label:<13}{_value(value)}" for label, key in INTERFACE.items() for value in found[key]),
+        f"weights      {found['parameters']:,} in {human_size(found['weight_bytes'])}",
+        f"arithmetic   {found['macs']:,} multiply-adds",
+        "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
+    ]
+    return "\n".join(lines)
+
+
+def _value(value: Mapping[str, Any]) -> str:
+    shape = "unknown shape" if value["shape"] is None else "[" + ", ".join(map(str, value["shape"])) + "]"
+    return f"{value['name']}: {value['dtype']} {shape}"
+
+
+def listed(group: str | None) -> str:
+    """List the passes of ``group``, or all, with a line each."""
+    rows = workbench.listing(group)
+    width = max(len(name) for _, name, _ in rows)
+    return "\n".join(f"{kind:<12}{name:<{width}}  {summary}" for kind, name, summary in rows)
+
+
+def applied(
+    model: Path, output: Path, names: Sequence[str], *, config: Path | None, checkpoints: bool, resume: bool
+) -> str:
+    """Apply passes to a file and return what each changed. Raises ForgeError, VerificationError among them."""
+    outcome = workbench.apply_to_file(
+        _recipe(config, names), model, output, write=_write, checkpoints=checkpoints, resume=resume
+    )
+    rows = [f"{row.name:<28}{row.nodes[0]:>6} -> {row.nodes[1]} nodes" for row in outcome.history if row.changes]
+    unverified = [f"not verified: {name}, {reason}" for name, reason in outcome.unverified.items()]
+    return "\n".join([*rows, *unverified, f"wrote {output}"])
+
+
+def bisected(model: Path, names: Sequence[str], *, config: Path | None) -> str:
+    """Find the first application of a pass that changes what the model computes."""
+    return workbench.bisect_file(_recipe(config, names), model)
+
+
+def _recipe(config: Path | None, names: Sequence[str]) -> workbench.Recipe:
+    return workbench.read_recipe(config or conf_dir() / "fold" / "full.yaml", names)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)

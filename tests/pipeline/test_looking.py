@@ -1,0 +1,50 @@
+"""`forge-pipeline inspect` and `forge-pipeline passes`, as users call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+
+def test_inspect_tells_the_interface_and_draws_the_graph(forge: Any, model: Path, tmp_path: Path) -> None:
+    done = forge("inspect", str(model), "--svg", str(tmp_path / "graph.svg"))
+    assert done.returncode == 0, done.stderr
+    assert "x: float32 [1, 3, 12, 12]" in done.stdout
+    assert "<svg" in (tmp_path / "graph.svg").read_text()
+
+
+def test_inspect_as_json_has_the_fingerprint_that_names_do_not_change(
+    forge: Any, model: Path, rename_inner: Any
+) -> None:
+    first, second = (json.loads(forge("inspect", str(path), "--json").stdout) for path in (model, rename_inner(model)))
+    assert first["fingerprint"] == second["fingerprint"]
+    assert first["operators"]["Conv"] == 1
+
+
+def test_applying_passes_writes_the_model_and_its_history(forge: Any, model: Path, tmp_path: Path) -> None:
+    done = forge("passes", "apply", "-o", str(tmp_path / "new.onnx"), str(model), "fold-batchnorm")
+    assert done.returncode == 0, done.stderr
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "new.onnx").graph.node}
+    assert json.loads((tmp_path / "new.onnx.passes.json").read_text())
+
+
+def test_bisect_finds_nothing_in_sound_passes(forge: Any, model: Path) -> None:
+    done = forge("passes", "bisect", str(model), "fold-batchnorm", "remove-dead")
+    assert done.returncode == 0, done.stderr
+    assert "keep the outputs" in done.stdout
+
+
+def test_a_misspelt_pass_or_group_is_refused(forge: Any, model: Path, tmp_path: Path) -> None:
+    done = forge("passes", "apply", "-o", str(tmp_path / "new.onnx"), str(model), "fold-bachnorm")
+    assert (done.returncode, "did you mean 'fold-batchnorm'?" in done.stderr) == (1, True)
+    assert not (tmp_path / "new.onnx").exists()
+    done = forge("passes", "list", "fuson")
+    assert (done.returncode, "did you mean 'fusion'?" in done.stderr) == (1, True)
+
+
+def test_targets_are_listed_by_family_and_as_json(forge: Any) -> None:
+    assert "raspberry-pi/5" in forge("targets").stdout
+    assert "raspberry-pi/5" in json.dumps(json.loads(forge("targets", "--json").stdout))
