@@ -28,7 +28,7 @@ def test_applying_passes_writes_the_model_and_its_history(forge: Any, model: Pat
     done = forge("passes", "apply", "-o", str(tmp_path / "new.onnx"), str(model), "fold-batchnorm")
     assert done.returncode == 0, done.stderr
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "new.onnx").graph.node}
-    assert json.loads((tmp_path / "new.onnx.passes.json").read_text())
+    assert json.loads((tmp_path / "new.passes.json").read_text())
 
 
 def test_bisect_finds_nothing_in_sound_passes(forge: Any, model: Path) -> None:
