@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import ConfigError, ModelError
-from forge_pipeline.registry import Registry
+from forge_pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 Shape = tuple[int | str, ...]
 
 MAX_SHOWN_BYTES = 1 << 40  # a model may be looked at that is too large to build
-
-PROVIDERS = Registry(
-    "place to run the reference interpreter",
-    {"llvm": "CPUExecutionProvider", "cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
-)
 
 
 class ONNXModule:
@@ -253,35 +247,9 @@ class ONNXModule:
         model has several outputs. It is for checking numbers, not for measuring speed. Raises ConfigError
         and ModelError.
         """
-        import numpy as np
-        import onnxruntime as ort
-        from onnxruntime.capi import onnxruntime_pybind11_state as errors
+        from forge_pipeline.ir.reference import inference_function
 
-        provider = PROVIDERS.pick(target, where="target")
-        if provider not in ort.get_available_providers():
-            raise ConfigError("target", f"one of {ort.get_available_providers()}", provider, "use target='llvm'")
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4  # what goes wrong is raised, not printed
-        try:
-            session = ort.InferenceSession(self.to_bytes(), options, providers=[provider])
-        except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
-            raise ModelError(
-                where=f"model {self._model.graph.name!r}",
-                expected="a model that ONNX Runtime can run",
-                found=str(error),
-                fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
-            ) from error
-        names = self.input_names
-
-        def infer(*arrays: np.ndarray) -> np.ndarray | list[np.ndarray]:
-            if len(arrays) != len(names):
-                raise TypeError(f"this model takes {len(names)} arrays ({', '.join(names)}), not {len(arrays)}")
-            feeds = {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
-            results: list[np.ndarray] = session.run(None, feeds)
-            return results[0] if len(results) == 1 else results
-
-        return infer
+        return inference_function(self.to_bytes(), self.input_names, target)
 
 
 def _describe(names: list[str], shapes: list[Shape], dtypes: list[str]) -> list[dict[str, Any]]:

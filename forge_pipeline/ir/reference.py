@@ -1,0 +1,52 @@
+"""ONNX Runtime as the reference interpreter: what a model computes, whatever any compiler makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.registry import Registry
+
+Array = np.ndarray[Any, Any]
+
+PROVIDERS = Registry(
+    "place to run the reference interpreter",
+    {"llvm": "CPUExecutionProvider", "cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"},
+)
+
+
+def inference_function(model: bytes, inputs: Sequence[str], target: str) -> Callable[..., Array | list[Array]]:
+    """Return ``f(input0, input1, ...)`` for a serialised model: as it is written, without optimisations.
+
+    The function gives one array, or a list where the model has several outputs. Raises ConfigError for a
+    ``target`` that is unknown or not on this machine, ModelError for a model that ONNX Runtime refuses.
+    """
+    provider = PROVIDERS.pick(target, where="target")
+    if provider not in ort.get_available_providers():
+        raise ConfigError("target", f"one of {ort.get_available_providers()}", provider, "use target='llvm'")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4  # what goes wrong is raised, not printed
+    try:
+        session = ort.InferenceSession(model, options, providers=[provider])
+    except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
+        raise ModelError(
+            where="ONNX Runtime",
+            expected="a model that it can run",
+            found=str(error),
+            fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
+        ) from error
+
+    def infer(*arrays: Array) -> Array | list[Array]:
+        if len(arrays) != len(inputs):
+            raise TypeError(f"this model takes {len(inputs)} arrays ({', '.join(inputs)}), not {len(arrays)}")
+        feeds = {name: np.asarray(array) for name, array in zip(inputs, arrays, strict=True)}
+        results: list[Array] = session.run(None, feeds)
+        return results[0] if len(results) == 1 else results
+
+    return infer
