@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Feed = dict[str, "NDArray[Any]"]
 Dims = tuple[int | str, ...]
+AS_STORED = Preparation(calibration_samples=1, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,20 @@ class Fits:
         if len(group) == 1:
             return group[0]
         return {spec.name: np.concatenate([feed[spec.name] for feed in group]) for spec in self.inputs}
+
+
+def feed_for(inputs: Sequence[InputSpec], sample: Mapping[str, Any], place: str) -> Feed:
+    """Return arrays that somebody holds in memory as a feed, by the same rules as stored samples. Raises DataError."""
+    feed: Feed = {}
+    for spec in inputs:
+        where = f"{place}, input {spec.name!r}"
+        if spec.name not in sample:
+            raise DataError(where, "an array", "nothing", f"give one for each of {[item.name for item in inputs]}")
+        array = np.asarray(sample[spec.name])
+        if array.size == 0:
+            raise DataError(where, "values", f"an empty array of shape {list(array.shape)}", "remove the sample")
+        feed[spec.name] = _typed(_shaped(array, spec, where), spec, AS_STORED, where, False)
+    return feed
 
 
 def plan(

@@ -1,0 +1,106 @@
+"""The module's own calls: calibrate, split and quantize in place, with the rules that users of Forge know."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from forge_pipeline.data import Feed
+from forge_pipeline.errors import ConfigError, DataError, ModelError
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.module import QuantizableModule
+from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.probes import Probe
+from forge_pipeline.quantization.trial import Trial
+
+
+@pytest.fixture
+def module(net: ONNXModule) -> QuantizableModule:
+    return QuantizableModule(net.copy().mod)
+
+
+def noise(net: ONNXModule, module: ONNXModule, feeds: list[Feed]) -> float:
+    onnx.checker.check_model(module.mod, full_check=True)
+    return Trial.of(Network(prepared(net.mod)), [Probe.of(feed, None) for feed in feeds]).sqnr(module.mod)
+
+
+def test_calibrate_then_quantize_is_static(net: ONNXModule, module: QuantizableModule, feeds: list[Feed]) -> None:
+    assert (module.is_calibrated, module.is_quantized, module.is_split_tensors) == (False, False, False)
+    module.calibrate(feed["image"] for feed in feeds)
+    assert module.is_calibrated
+    module.quantize(calib_method="minmax", per_channel=True)
+    assert module.is_quantized
+    assert "DynamicQuantizeLinear" not in module.operators
+    assert noise(net, module, feeds) > 28.0
+
+
+def test_quantize_without_calibration_is_dynamic(net: ONNXModule, module: QuantizableModule, feeds: list[Feed]) -> None:
+    module.quantize()
+    assert "DynamicQuantizeLinear" in module.operators
+    assert noise(net, module, feeds) > 25.0
+
+
+def test_samples_come_as_arrays_sequences_or_mappings(module: QuantizableModule, feeds: list[Feed]) -> None:
+    images = [feed["image"] for feed in feeds[:3]]
+    found = []
+    for data in (images, [image[0] for image in images], [[image] for image in images], feeds[:3]):
+        module.calibrate(data)
+        assert module._ranges is not None
+        found.append(module._ranges.to_bytes())
+    assert len(set(found)) == 1
+
+
+def test_without_reset_statistics_add_up(module: QuantizableModule, feeds: list[Feed]) -> None:
+    module.calibrate(feeds)
+    assert module._ranges is not None
+    whole = module._ranges.to_bytes()
+    module.calibrate(feeds[:5])
+    module.calibrate(feeds[5:], reset=False)
+    assert module._ranges.to_bytes() == whole
+
+
+def test_splitting_after_calibration_takes_force_and_discards_it(
+    net: ONNXModule, module: QuantizableModule, feeds: list[Feed]
+) -> None:
+    module.calibrate(feeds)
+    with pytest.raises(DataError) as refusal:
+        module.split_tensors()
+    assert refusal.value.fix == "call split_tensors(force=True) and calibrate again"
+    module.split_tensors(force=True)
+    assert (module.is_calibrated, module.is_split_tensors) == (False, True)
+    with pytest.raises(DataError, match="splitting discarded it"):
+        module.quantize(quant_type="static")
+    module.calibrate(feeds)
+    module.quantize(quant_type="static", calib_method="minmax")
+    assert noise(net, module, feeds) > 24.0
+
+
+def test_a_copy_keeps_the_calibration_and_leaves_the_original(module: QuantizableModule, feeds: list[Feed]) -> None:
+    module.calibrate(feeds[:2])
+    duplicate = module.copy()
+    duplicate.quantize()
+    assert (duplicate.is_quantized, module.is_quantized, module.is_calibrated) == (True, False, True)
+
+
+def test_a_quantized_module_is_not_quantized_again(module: QuantizableModule) -> None:
+    module.quantize()
+    for call in (module.quantize, module.split_tensors, lambda: module.calibrate([])):
+        with pytest.raises(ModelError, match="expected a model in float"):
+            call()
+
+
+def test_a_wrong_sample_is_refused_by_number_and_input(module: QuantizableModule, feeds: list[Feed]) -> None:
+    with pytest.raises(DataError) as refusal:
+        module.calibrate([feeds[0], {"image": np.zeros((2, 2), np.float32)}])
+    assert refusal.value.where == "calibration sample 1, input 'image'"
+    with pytest.raises(DataError, match=r"calibration sample 0, input 'image': expected an array, found nothing"):
+        module.calibrate([{"picture": feeds[0]["image"]}])
+    assert not module.is_calibrated
+
+
+def test_a_misspelt_option_is_refused(module: QuantizableModule) -> None:
+    with pytest.raises(ConfigError, match=r"quantize\.per_chanel"):
+        module.quantize(per_chanel=True)
+    with pytest.raises(ConfigError, match=r"quantize\.activation_dtype"):
+        module.quantize(activation_dtype="int7")
