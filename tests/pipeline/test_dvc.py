@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,9 +96,7 @@ def test_every_target_gets_its_sealed_library_key_metadata_and_metrics(checkout:
     out = checkout / "out" / target
     assert (out / "model_library.so").read_bytes().startswith(b"\x89MLENC")
     assert (out / "modelKey.bin").stat().st_size == 164
-    assert json.loads((out / "metadata.json").read_text())["target"]["tag"] == (
-        target if target != "host" else json.loads((out / "metadata.json").read_text())["target"]["tag"]
-    )
+    assert json.loads((out / "metadata.json").read_text())["target"]["tag"] == target
     assert json.loads((out / "metrics.json").read_text())
     assert (checkout / "out" / "report.html").stat().st_size > 1000
 
@@ -143,3 +142,9 @@ def test_a_damaged_output_in_the_work_tree_is_built_again(checkout: Path) -> Non
     library.write_bytes(good[:-1])
     shell(checkout, "dvc", "repro")
     assert len(library.read_bytes()) == len(good)
+
+
+def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    digit, tag = shell(checkout, sys.executable, "-c", program).split()
+    assert (digit.isdigit(), tag) == (True, "host")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,9 @@ import numpy as np
 import onnx
 import pytest
 
+from forge_pipeline.pipeline.compose import launch
+
+ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("tvm", "onnxruntime", "onnx", "torch", "dvc")
 PLAIN = {"model_library.so", "metadata.json", "model.onnx", "metrics.json", "layers.json", "manifest.json"}
 
@@ -223,3 +228,27 @@ def test_a_password_pasted_into_the_configuration_is_refused_and_repeated_nowher
     out = tmp_path / "out"
     done = forge("run", f"model.path={model}", f"out={out}", "encrypt=password", "encrypt.password=[hunter2]")
     assert "hunter2" not in _refused(done, 1, out) + done.stdout
+
+
+def _readme_commands() -> list[list[str]]:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("forge-pipeline run ")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_the_readmes_command_builds_a_users_own_model(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    command = next(command for command in _readme_commands() if "-m" not in command)
+    (tmp_path / "work" / "net.onnx").write_bytes(model.read_bytes())
+    (tmp_path / "work" / "samples.npz").write_bytes(data.read_bytes())
+    done = forge(*command)
+    assert done.returncode == 0, done.stderr
+    (out,) = [argument.removeprefix("out=") for argument in command if argument.startswith("out=")]
+    assert {path.name for path in (tmp_path / "work" / out).iterdir()} == PLAIN
+
+
+def test_the_readmes_sweep_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = next(command for command in _readme_commands() if "-m" in command)
+    jobs: list[str | None] = []
+    launch(command[1:], lambda config, folder: jobs.append(folder))
+    assert len(jobs) == 6
