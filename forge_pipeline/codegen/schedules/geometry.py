@@ -46,8 +46,11 @@ class Geometry:
         return self.channels // self.groups * self.kernel[0] * self.kernel[1]
 
 
-def surround(image: te.Tensor, geometry: Geometry) -> te.Tensor:
-    """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it."""
+def surround(image: te.Tensor, geometry: Geometry, filler: int = 0) -> te.Tensor:
+    """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it.
+
+    ``filler`` stands for zero where the image is quantized.
+    """
     from tvm import te, tirx
 
     top, left, bottom, right = geometry.padding
@@ -67,7 +70,7 @@ def surround(image: te.Tensor, geometry: Geometry) -> te.Tensor:
         if right:
             conditions.append(w < width + left)
         inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-        return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(0, image.dtype))
+        return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 
     shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
     return te.compute(shape, element, name=PAD)
