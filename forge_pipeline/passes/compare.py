@@ -47,7 +47,7 @@ def bitwise(name: str, want: Any, got: Any) -> Difference:
         return _plain(name, same, "holds another value")
     if want.dtype == object:
         return _plain(name, bool((want == got).all()), "holds other strings")
-    unequal = _bits(want) != _bits(got)
+    unequal = np.asarray(_bits(want) != _bits(got))
     if want.dtype.kind == "f" or want.dtype.name == "bfloat16":
         unequal &= ~(np.isnan(want) & np.isnan(got))
     if not unequal.any():
@@ -68,7 +68,7 @@ def close(name: str, want: Any, got: Any, allowed: Tolerance, noise: float = 0.0
     finite = np.isfinite(wide)
     scale = float(np.abs(wide[finite]).max(initial=0.0))
     with np.errstate(invalid="ignore"):
-        error = np.abs(found - wide)
+        error = np.asarray(np.abs(found - wide))  # of scalars numpy makes no array by itself
     error[np.isnan(wide) & np.isnan(found)] = 0.0
     error[wide == found] = 0.0
     error[np.isnan(error)] = np.inf
@@ -85,7 +85,7 @@ def _described(name: str, want: Array, got: Array, at: tuple[int, ...], *, share
     if want.dtype.kind in "fiub":
         wide, found = want.astype(np.float64), got.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            error = np.abs(found - wide)
+            error = np.asarray(np.abs(found - wide))
             error[(wide == found) | (np.isnan(wide) & np.isnan(found))] = 0.0
             relative = np.where(error == 0, 0.0, error / np.abs(wide))
         max_abs, max_rel = float(error.max(initial=0.0)), float(relative.max(initial=0.0))

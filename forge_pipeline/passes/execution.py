@@ -41,8 +41,17 @@ class Interpreter:
         self.outputs = list(outputs) if outputs is not None else [value.name for value in model.graph.output]
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Any]:
-        """Return the outputs: arrays, or what ONNX Runtime makes of sequences and optionals."""
+        """Return the outputs: arrays, or what ONNX Runtime makes of sequences and optionals. Raises RUN_ERRORS."""
+        fed: dict[str, Any] = {name: _array(value) for name, value in inputs.items()}
         options = onnxruntime.RunOptions()
         options.log_severity_level = 4
-        result: list[Any] = self._session.run(self.outputs, dict(inputs), options)
+        try:
+            result: list[Any] = self._session.run(self.outputs, fed, options)
+        except (RuntimeError, ValueError) as error:  # of the binding itself: a type that numpy lacks, a missing input
+            raise NotSupported(str(error)) from error
         return result
+
+
+def _array(value: Any) -> Any:
+    """Return numpy's scalars as arrays; sequences and optionals stay what they are."""
+    return np.asarray(value) if isinstance(value, np.generic) else value

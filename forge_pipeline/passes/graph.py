@@ -266,6 +266,12 @@ class Graph:
             self.redirect(target, source)
         return True
 
+    def rename(self, value: str, target: str) -> None:
+        """Give a value that a node computes another name, which nothing produces (any more)."""
+        maker = self._producer[value]
+        self.redirect(value, target)
+        self.set_output(maker, list(maker.output).index(value), target)
+
     def replace_value(self, name: str, source: str) -> None:
         """Let ``source`` stand for a value that nothing produces any more; an output of the graph becomes a copy."""
         if self.is_output(name):

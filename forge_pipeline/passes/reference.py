@@ -57,8 +57,7 @@ def _moved(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.dtype.kind != "f":
         return array
     signs = np.resize(np.array([1, -1], array.dtype), array.shape)
-    moved: np.ndarray[Any, Any] = array + signs * np.spacing(np.abs(array))
-    return moved
+    return np.asarray(array + signs * np.spacing(np.abs(array)))
 
 
 def _largest(want: Any, got: Any) -> float:

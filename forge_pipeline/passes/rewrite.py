@@ -233,7 +233,10 @@ def _is_exclusive(graph: Graph, match: Match) -> bool:
 
 
 def _wanted(function: Any, match: Match) -> dict[str, Any]:
-    values: dict[str, Any] = dict(match.values)
-    if "match" in inspect.signature(function).parameters:
+    """Return of the match what ``function`` has parameters for; a base class's takes everything."""
+    parameters = inspect.signature(function).parameters
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    values: dict[str, Any] = {name: value for name, value in match.values.items() if everything or name in parameters}
+    if "match" in parameters:
         values["match"] = match
     return values

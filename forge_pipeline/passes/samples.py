@@ -75,7 +75,8 @@ def sample(
         if element_count(shape) > MAX_ELEMENTS:
             raise Unsupported(f"input {value.name!r} has {element_count(shape)} elements")
         random = np.random.default_rng([seed, index, zlib.crc32(value.name.encode())])
-        fed[value.name] = values(tensor.elem_type, shape, random, index, top, name=value.name)
+        made = values(tensor.elem_type, shape, random, index, top, name=value.name)
+        fed[value.name] = np.asarray(made)  # a scalar is no array where numpy returns it
     return fed
 
 

@@ -7,7 +7,7 @@ and again until nothing changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forge_pipeline.passes.verify import Verifier
 
 REPEAT = "repeat"
+LEFT_OUT = "the pass was left out: ONNX Runtime loads the model without it, and not with it"
 Entry = str | Mapping[str, Any]
 
 
@@ -99,7 +100,7 @@ class Outcome:
         return {
             row.name: row.finding["reason"] if row.finding else "verification is switched off"
             for row in self.history
-            if row.changes and (row.finding is None or not row.finding["verified"])
+            if (row.changes and row.finding is None) or (row.finding is not None and not row.finding["verified"])
         }
 
 
@@ -133,7 +134,8 @@ def _step(name: str, options: object, rows: Registry[PassRow], where: str) -> St
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where}.{name}", "options as `key: value` lines", repr(options), "write them as a section")
     own = {key: value for key, value in options.items() if key != "verify"}
-    for key in own:
+    known = {field.name for field in fields(row.load().options_type)}
+    for key in own.keys() - known:
         if did_you_mean(str(key), ["verify"]):
             raise ConfigError(
                 f"{where}.{name}.{key}",
@@ -232,7 +234,11 @@ class _Run:
             step.step.ensures(self.graph)
             if not step.step.changes_interface:
                 _same_interface(step.name, self.outcome.model, self.graph)
-            if self.verifier is not None and before is not None:
+            if self.verifier is not None and before is not None and not self.verifier.tolerates(self.current()):
+                self.graph.reset(before)
+                self.model, changes = before, 0
+                finding = {"verified": False, "reason": LEFT_OUT}
+            elif self.verifier is not None and before is not None:
                 finding = self.verifier.check(step.step, step.name, step.how, before, self.current()).as_json()
         row = Applied(
             name=step.name,

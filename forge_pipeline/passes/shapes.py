@@ -102,6 +102,8 @@ def _cast(known: Dimensions, node: NodeProto) -> Vector | None:
 
 def _arithmetic(function: Callable[[int, int], int | None]) -> Rule:
     def rule(known: Dimensions, node: NodeProto) -> Vector | None:
+        if len(node.input) != 2:
+            return None
         left, right = known.of(node.input[0]), known.of(node.input[1])
         if left is None or right is None or (len(left) != len(right) and 1 not in (len(left), len(right))):
             return None

@@ -65,6 +65,11 @@ PASSES = Registry(
         "change-layout": _row("boundary", "ChangeLayout", "interface", "channels first or last, at the interface"),
         "change-input-dtype": _row("boundary", "ChangeInputDtype", "interface", "inputs of another element type"),
         "convert-opset": _row("opset", "ConvertOpset", "interface", "another version of ONNX's operator set"),
+        "decompose-functions": _row("decompose", "DecomposeFunctions", "decomposition", "Gelu, LayerNormalization ..."),
+        "unroll-recurrent": _row(
+            "unroll", "UnrollRecurrent", "decomposition", "LSTM, GRU and RNN over short sequences"
+        ),
+        "annotate-ranges": _row("intervals", "AnnotateRanges", "analysis", "ranges that values cannot leave"),
         "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),
         "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
         "fold-affine": _row("affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"),
