@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
+from forge_pipeline.ir.wire import tag
 
 
 def saved(folder, *, attribute=False):
@@ -47,6 +49,18 @@ def test_every_byte_of_external_data_counts(tmp_path, attribute):
         assert Source(path).digest() != before
         data.write_bytes(original)
     assert Source(path).digest() == before
+
+
+def test_a_reference_is_found_wherever_in_the_file_it_is(tmp_path):
+    path = saved(tmp_path / "a")
+    content = path.read_bytes()
+    for shift in range(-9, 2):  # over the border between two pieces that are read at once
+        padding = CHUNK + shift - content.index(b"location") - 4
+        path.write_bytes(tag(6, padding) + bytes(padding) + content)  # a doc string in front
+        (path.parent / "data" / "w.bin").write_bytes(bytes(16))
+        before = Source(path).digest()
+        (path.parent / "data" / "w.bin").write_bytes(bytes(15) + b"\1")
+        assert Source(path).digest() != before
 
 
 def test_the_place_of_a_model_does_not_count(tmp_path):

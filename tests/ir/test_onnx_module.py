@@ -203,6 +203,23 @@ def test_a_batch_size_that_the_model_cannot_follow_is_refused_and_changes_nothin
     assert module.fingerprint == before
 
 
+def test_a_batch_baked_where_inference_does_not_look_is_found_by_running(make_model):
+    weights = [
+        numpy_helper.from_array(np.float32([1, 12]), "numbers"),
+        numpy_helper.from_array(np.float32([1, 1]), "ones"),
+    ]
+    nodes = [
+        helper.make_node("Mul", ["numbers", "ones"], ["product"]),
+        helper.make_node("Cast", ["product"], ["target"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    values = [("x", TensorProto.FLOAT, [1, 3, 4])], [("y", TensorProto.FLOAT, [1, 12])]
+    module = ONNXModule(make_model(nodes, *values, weights))
+    module.set_batch_size(1)
+    with pytest.raises(ModelError, match=r"(?s)expected a model that computes a batch of 2, found .*reshape"):
+        module.set_batch_size(2)
+
+
 def test_a_model_without_a_batch_is_refused(make_model):
     for inputs, found in (([], "no inputs"), ([("x", TensorProto.FLOAT, [])], "the scalar 'x'")):
         with pytest.raises(ModelError, match=found):

@@ -411,17 +411,26 @@ def test_external_data_is_a_plain_file_inside_the_folder_or_refused(folder, loca
 
 
 @pytest.mark.parametrize(
-    "numbers",
+    ("numbers", "found"),
     [
-        {"offset": -4}, {"offset": 1 << 62}, {"offset": "0x10"}, {"offset": "four"}, {"offset": 4}, {"offset": ""},
-        {"length": -1}, {"length": 15}, {"length": 17}, {"length": 1 << 62}, {"length": "1e3"}, {"length": "9" * 400},
+        ({"offset": -4}, "'-4'"),
+        ({"offset": "0x10"}, "'0x10'"),
+        ({"offset": "four"}, "'four'"),
+        ({"offset": ""}, "''"),
+        ({"offset": 1 << 62}, "a plain number as offset"),
+        ({"offset": 4}, "16 bytes, past the end of 'good.bin'"),
+        ({"length": -1}, "'-1'"),
+        ({"length": 15}, "15 bytes"),
+        ({"length": 17}, "17 bytes, past the end of 'good.bin'"),
+        ({"length": "1e3"}, "'1e3'"),
+        ({"length": "9" * 400}, "a plain number as length"),
     ],
     ids=str,
-)  # fmt: skip
-def test_external_data_outside_its_file_is_refused(folder, numbers):
+)
+def test_external_data_outside_its_file_is_refused(folder, numbers, found):
     path = folder / "model.onnx"
     path.write_bytes(outside("good.bin", **numbers).SerializeToString())
-    with pytest.raises(ModelError, match="tensor 'w'"):
+    with pytest.raises(ModelError, match=f"tensor 'w': expected .*{found}"):
         load.run(CONFIG, Source(path))
 
 
