@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)  # DVC starts `python`: the environment's
 READY := $(VENV)/.ready
 
 .PHONY: repro test test-all lint clean
