@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,17 @@ def test_the_listing_names_every_pass_once() -> None:
     rows = listing()
     assert len({name for _, name, _ in rows}) == len(rows) > 30
     assert {group for group, _, _ in listing("linear")} == {"linear"}
+
+
+def test_the_documentations_wrong_pass_is_caught_as_it_says(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "passes.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    recipe = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[-1]
+    (files / "my_passes.py").write_text(code)
+    (files / "recipe.yaml").write_text(recipe)
+    monkeypatch.syspath_prepend(files)
+    with pytest.raises(PassVerificationError) as caught:
+        apply_to_file(read_recipe(files / "recipe.yaml"), files / "model.onnx", files / "out.onnx", write=_write)
+    said = str(caught.value).split("output 'y' differs by")[0]
+    assert said in " ".join(page.split())
+    assert "computed by Add" in str(caught.value)
