@@ -83,6 +83,6 @@ def _digest_and_mark(path: Path) -> tuple[str, bool]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)
-            found = found or _MARK in carried + chunk
+            found = found or _MARK in chunk or _MARK in carried + chunk[: len(_MARK)]
             carried = chunk[-len(_MARK) :]
     return digest.hexdigest(), found
