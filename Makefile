@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export PATH := $(CURDIR)/$(BIN):$(PATH)  # DVC starts `python`: the environment's
+# DVC starts `python`, which must be the environment's.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY := $(VENV)/.ready
 
 .PHONY: repro test test-all lint clean
