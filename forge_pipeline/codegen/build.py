@@ -14,6 +14,7 @@ from forge_pipeline.codegen.importer import Progress, first_line, import_model, 
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.shapes import in_order
 from forge_pipeline.codegen.weights import Separated, separate
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
@@ -70,7 +71,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     machine = target.tvm()
     passes = [*backend.dataflow_lower_passes(machine), *backend.finalize_passes(machine)]
     with machine, tvm.transform.PassContext(opt_level=max(options.opt_level, 1), config=dict(lowered.pass_config)):
-        module = tvm.transform.Sequential(passes)(module)
+        module = in_order(tvm.transform.Sequential(passes)(module))
         try:
             return tvm.relax.build(module, machine, relax_pipeline=None)
         except RuntimeError as error:

@@ -47,13 +47,17 @@ def model_of() -> Callable[..., onnx.ModelProto]:
     ) -> onnx.ModelProto:
         names = [f"out{index}" for index in range(len(outputs))]
         node = helper.make_node(operator, list(inputs), names, name=name, **attributes)
-        free = {key: value for key, value in inputs.items() if key and not isinstance(value, np.ndarray)}
+        free = {key: value for key, value in inputs.items() if key and not isinstance(value, np.ndarray | np.generic)}
         graph = helper.make_graph(
             [node],
             "graph",
             [helper.make_tensor_value_info(key, dtype, shape) for key, (shape, dtype) in free.items()],
             [helper.make_tensor_value_info(key, dtype, None) for key, dtype in zip(names, outputs, strict=True)],
-            [numpy_helper.from_array(value, key) for key, value in inputs.items() if isinstance(value, np.ndarray)],
+            [
+                numpy_helper.from_array(np.asarray(value), key)
+                for key, value in inputs.items()
+                if key and key not in free
+            ],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
         return onnx.shape_inference.infer_shapes(model)

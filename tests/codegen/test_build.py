@@ -1,0 +1,175 @@
+"""A library: the same bytes wherever it is built, weights beside the code, for every target."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build, relax_text
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.weights import ALIGNMENT, SMALLEST
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target, described
+
+CPUS = [target.tag for target in described() if target.kind == "llvm"]
+FAMILIES = ("x86-64/v2", "raspberry-pi/5", "android/cpu", "riscv64/generic", "apple/m1")
+MAGIC = {"apple": b"\xcf\xfa\xed\xfe"}
+
+
+def small_model(constant: np.ndarray | None = None) -> onnx.ModelProto:
+    """Return (batch, 64) x constant (64, 64) -> Relu."""
+    if constant is None:
+        constant = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 64])],
+        [numpy_helper.from_array(constant, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def run(library: Library, model: onnx.ModelProto, batch: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(4).standard_normal((batch, 64)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (found,) = Engine(library.to_bytes(), threads=1)(x)
+    return expected, found
+
+
+BUILD = """
+import sys
+from pathlib import Path
+import onnx
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.target import Target
+options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+library = build(onnx.load(sys.argv[1]), Target.from_tag("raspberry-pi/5"), options)
+Path("library.so").write_bytes(library.to_bytes())
+"""
+
+
+def test_a_library_is_the_same_to_the_byte_in_another_folder_and_process(
+    digits: onnx.ModelProto, tmp_path: Path
+) -> None:
+    libraries = []
+    for place in ("one", "two/with a longer/path"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        onnx.save(digits, folder / "model.onnx")
+        subprocess.run([sys.executable, "-c", BUILD, "model.onnx"], cwd=folder, check=True, capture_output=True)
+        libraries.append((folder / "library.so").read_bytes())
+    assert libraries[0] == libraries[1]
+    assert str(tmp_path).encode() not in libraries[0]
+
+
+@pytest.mark.parametrize("tag", FAMILIES)
+def test_each_family_gets_a_library_of_its_own_kind(tag: str, stock: Options) -> None:
+    target = Target.from_tag(tag)
+    library = build(small_model(), target, stock)
+    assert bytes(library.elf[:4]) == MAGIC.get(target.libc, b"\x7fELF")
+    assert library.metadata["target"]["triple"] == target.triple
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tag", CPUS)
+def test_every_target_compiles_the_bundled_model(tag: str, digits: onnx.ModelProto) -> None:
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+    assert build(digits, Target.from_tag(tag), options).metadata["target"]["tag"] == tag
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("generator", ["stock", "auto"])
+def test_every_level_of_optimisation_computes_the_same(generator: str, level: int, stock: Options) -> None:
+    model = small_model()
+    options = dataclasses.replace(stock, generator=generator, opt_level=level)
+    expected, found = run(build(model, Target.from_tag("host"), options), model)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_changes_the_computation_and_not_the_interface(stock: Options) -> None:
+    model = small_model()
+    library = build(model, Target.from_tag("host"), dataclasses.replace(stock, float16=True))
+    expected, found = run(library, model)
+    assert found.dtype == np.float32
+    assert 0 < np.max(np.abs(found - expected)) < 2e-2 * np.max(np.abs(expected))
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_either_channel_layout_computes_the_same(layout: str, digits: onnx.ModelProto, stock: Options) -> None:
+    library = build(digits, Target.from_tag("host"), dataclasses.replace(stock, channel_layout=layout))
+    x = np.random.default_rng(4).standard_normal((2, 1, 8, 8)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(digits.SerializeToString()).run(None, {"image": x})
+    np.testing.assert_allclose(Engine(library.to_bytes(), threads=1)(x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_one_library_serves_every_size_of_a_symbolic_dimension(stock: Options) -> None:
+    model = small_model()
+    library = build(model, Target.from_tag("host"), stock)
+    for batch in (1, 2, 7):
+        expected, found = run(library, model, batch)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_lie_beside_the_code_aligned_and_once(stock: Options) -> None:
+    weight = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
+    model = small_model(weight)
+    model.graph.node[1].op_type, model.graph.node[1].input[:] = "MatMul", ["h", "w2"]
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w2"))
+    library = build(model, Target.from_tag("host"), stock)
+    (row,) = library.metadata["weights"]
+    assert row == {"dtype": "float32", "shape": [64, 64], "offset": 0}
+    assert bytes(library.weights) == weight.tobytes()
+    assert weight.tobytes() not in bytes(library.elf)
+    assert weight.nbytes >= SMALLEST
+    assert all(row["offset"] % ALIGNMENT == 0 for row in library.metadata["weights"])
+    expected, found = run(library, model)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_small_constant_stays_in_the_code(stock: Options) -> None:
+    library = build(small_model(np.ones((64, 1), np.float32)), Target.from_tag("host"), stock)
+    assert library.metadata["weights"] == []
+    assert library.weights == b""
+
+
+def test_a_model_without_any_kernel_is_a_library_too(stock: Options) -> None:
+    model = small_model()
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.append(helper.make_node("Identity", ["x"], ["y"]))
+    expected, found = run(build(model, Target.from_tag("host"), stock), model)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_metadata_tells_interface_target_and_every_kernel_without_a_schedule(stock: Options) -> None:
+    metadata = build(small_model(), Target.from_tag("raspberry-pi/5"), stock).metadata
+    assert metadata["inputs"] == [{"name": "x", "shape": ["batch", 64], "dtype": "float32"}]
+    assert metadata["outputs"] == [{"name": "y", "shape": ["batch", 64], "dtype": "float32"}]
+    assert metadata["target"]["cpu"] == "cortex-a76"
+    (kernel,) = metadata["compile"]["fallbacks"]
+    assert kernel["operator"] == "fused_matmul_relu"
+    assert kernel["shape"][1] == 64
+    assert kernel["share"] == 1.0
+
+
+def test_the_text_form_shows_operators_and_not_weights() -> None:
+    text = relax_text(small_model())
+    assert "R.matmul" in text
+    assert len(text) < 5000
+
+
+def test_an_unknown_generator_is_refused_with_the_nearest(stock: Options) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'stock'"):
+        build(small_model(), Target.from_tag("host"), dataclasses.replace(stock, generator="stok"))

@@ -1,0 +1,94 @@
+"""Import: all that cannot be compiled is named at once; what fails later names its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from forge_pipeline.codegen.importer import check_supported, import_model, interface, prepare
+from forge_pipeline.errors import CompileError
+
+FLOAT = TensorProto.FLOAT
+
+
+def chain(*operators: str, **attributes: object) -> onnx.ModelProto:
+    """Return a model of unary operators, one after another."""
+    nodes = [
+        helper.make_node(name, [f"v{i}"], [f"v{i + 1}"], name=f"n{i}", **attributes) for i, name in enumerate(operators)
+    ]
+    ends = [helper.make_tensor_value_info(f"v{i}", FLOAT, [4]) for i in (0, len(operators))]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_every_unsupported_node_is_named_before_any_work_starts() -> None:
+    with pytest.raises(CompileError) as refusal:
+        check_supported(chain("Celu", "Relu", "Det", "Celu"))
+    assert refusal.value.found == (
+        "3 node(s) that cannot (Celu, Det): Celu 'n0' (no converter); Det 'n2' (no converter); Celu 'n3' (no converter)"
+    )
+
+
+def test_nodes_of_subgraphs_are_looked_at_too() -> None:
+    branch = chain("Celu").graph
+    del branch.input[:]
+    model = chain("Relu")
+    condition = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    model.graph.input.append(condition)
+    node = helper.make_node("If", ["flag"], ["chosen"], then_branch=branch, else_branch=branch, name="choice")
+    model.graph.node.append(node)
+    with pytest.raises(CompileError, match=r"2 node\(s\) that cannot \(Celu\)"):
+        check_supported(model)
+
+
+def test_a_foreign_domain_is_refused() -> None:
+    model = chain("Relu")
+    model.graph.node[0].domain = "com.example"
+    with pytest.raises(CompileError, match=r"com.example.Relu 'n0' \(not an ONNX operator\)"):
+        check_supported(model)
+
+
+def test_attention_of_onnx_is_not_taken_for_the_operator_of_that_name_elsewhere() -> None:
+    with pytest.raises(CompileError, match=r"Attention 'n0' \(no converter\)"):
+        check_supported(chain("Attention"))
+
+
+def test_text_is_refused_as_an_input() -> None:
+    model = chain("Identity")
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    with pytest.raises(CompileError, match=r"input or output 'v0' \(no tensor of numbers or flags\)"):
+        check_supported(model)
+
+
+def test_a_node_that_fails_in_the_front_end_is_named(model_of: Callable[..., onnx.ModelProto]) -> None:
+    model = model_of("TopK", {"x": ([4], FLOAT), "k": ([1], TensorProto.INT64)}, outputs=(FLOAT, TensorProto.INT64))
+    with pytest.raises(CompileError) as refusal:
+        import_model(prepare(model))
+    assert refusal.value.where == "node 'the_node'"
+    assert refusal.value.expected == "a TopK that can be compiled"
+    assert "k must be a constant" in refusal.value.found
+
+
+def test_local_functions_are_inlined() -> None:
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("local", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
+    model = chain("Twice")
+    model.graph.node[0].domain = "local"
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    assert [node.op_type for node in prepare(model).graph.node] == ["Relu"]
+
+
+def test_progress_names_the_node_in_work() -> None:
+    steps: list[str] = []
+    import_model(prepare(chain("Relu", "Exp")), steps.append)
+    assert steps == ["import Relu 'n0'", "import Exp 'n1'"]
+
+
+def test_an_unnamed_extent_gets_a_name_of_its_own() -> None:
+    model = chain("Relu")
+    model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    assert interface(model.graph.input) == [{"name": "v0", "shape": ["v0_0"], "dtype": "float32"}]

@@ -1,0 +1,136 @@
+"""Verification notices a wrong library, and says how wrong; a dead compiler is an error with its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from forge_pipeline.codegen import apart
+from forge_pipeline.codegen.apart import STEP, Job, compile_apart
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.verify import Checks, Tolerance, precision, verify
+from forge_pipeline.errors import CompileError, VerificationError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.target import Target
+
+Make = Callable[..., onnx.ModelProto]
+FLOAT = TensorProto.FLOAT
+CHECKS = Checks(
+    enabled=True, samples=2, seed=0, batch=2, extent=16, dims={},
+    tolerance=Tolerance(float32=1e-4, float16=1e-2, quantized=1e-1),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def product(model_of: Make) -> onnx.ModelProto:
+    weights = np.random.default_rng(1).standard_normal((16, 80)).astype(np.float32)
+    return model_of("MatMul", {"x": (["batch", 16], FLOAT), "w": weights})
+
+
+@pytest.fixture(scope="module")
+def library(product: onnx.ModelProto, stock: Options) -> Library:
+    return build(product, Target.from_tag("host"), stock)
+
+
+def test_a_right_library_passes_with_its_error(product: onnx.ModelProto, library: Library) -> None:
+    report = verify(product, library, CHECKS, float16=False)
+    assert report["tolerance"] == 1e-4
+    assert 0 <= report["error"]["out0"] <= 1e-5
+
+
+def test_one_altered_weight_is_noticed(product: onnx.ModelProto, library: Library) -> None:
+    weights = np.frombuffer(library.weights, np.float32).copy()
+    weights[7] += 0.05
+    wrong = dataclasses.replace(library, weights=weights.tobytes())
+    with pytest.raises(VerificationError) as refusal:
+        verify(product, wrong, CHECKS, float16=False)
+    assert refusal.value.where == "output 'out0'"
+    assert "within 0.0001" in refusal.value.expected
+
+
+def test_a_value_that_is_not_finite_is_noticed(product: onnx.ModelProto, library: Library) -> None:
+    weights = np.frombuffer(library.weights, np.float32).copy()
+    weights[7] = np.nan
+    with pytest.raises(VerificationError, match="NaN and infinity where ONNX Runtime has them"):
+        verify(product, dataclasses.replace(library, weights=weights.tobytes()), CHECKS, float16=False)
+
+
+def test_sizes_that_do_not_fit_together_are_the_users_to_name(model_of: Make, stock: Options) -> None:
+    model = model_of("Add", {"x": (["n", 3], FLOAT), "y": (["m", 3], FLOAT)})
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "k"
+    library = build(model_of("Add", {"x": (["n", 3], FLOAT), "y": (["n", 3], FLOAT)}), Target.from_tag("host"), stock)
+    checks = dataclasses.replace(CHECKS, dims={"n": 2, "m": 5})
+    library = dataclasses.replace(library, metadata={**library.metadata, "inputs": [
+        {"name": "x", "shape": ["n", 3], "dtype": "float32"}, {"name": "y", "shape": ["m", 3], "dtype": "float32"},
+    ]})  # fmt: skip
+    with pytest.raises(CompileError, match=r"compile.verify.dims=\{name: size\}"):
+        verify(model, library, checks, float16=False)
+
+
+def test_the_tolerance_is_that_of_what_the_model_computes_with(model_of: Make) -> None:
+    plain = model_of("Relu", {"x": ([4], FLOAT)})
+    half = model_of("Relu", {"x": ([4], TensorProto.FLOAT16)}, outputs=(TensorProto.FLOAT16,))
+    steps = {"x": ([4], FLOAT), "s": np.float32(0.1), "z": np.uint8(3)}
+    quantized = model_of("QuantizeLinear", steps, outputs=(TensorProto.UINT8,))
+    assert precision(plain, float16=False) == "float32"
+    assert precision(plain, float16=True) == "float16"
+    assert precision(half, float16=False) == "float16"
+    assert precision(quantized, float16=True) == "quantized"
+
+
+def job(model: onnx.ModelProto, options: Options) -> Job:
+    return Job(
+        model=model.SerializeToString(), target=Target.from_tag("host"), options=options, checks=CHECKS, relax_text=True
+    )
+
+
+def test_a_job_in_its_own_process_gives_what_it_gives_in_this_one(
+    product: onnx.ModelProto, library: Library, stock: Options
+) -> None:
+    compiled = compile_apart(job(product, stock))
+    assert compiled.library.to_bytes() == library.to_bytes()
+    assert compiled.verification is not None
+    assert "R.matmul" in str(compiled.relax_text)
+
+
+def test_a_refusal_in_the_child_arrives_as_it_was_raised(model_of: Make, stock: Options) -> None:
+    with pytest.raises(CompileError) as refusal:
+        compile_apart(job(model_of("Celu", {"x": ([4], FLOAT)}), stock))
+    assert refusal.value.found == "1 node(s) that cannot (Celu): Celu 'the_node' (no converter)"
+
+
+def test_a_crash_is_an_error_that_names_the_signal_and_the_step(
+    product: onnx.ModelProto, stock: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash = (
+        f"import os, signal, sys; print({STEP!r} + 'import Conv', file=sys.stderr, flush=True); "
+        f"os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    run = subprocess.run
+    monkeypatch.setattr(apart.subprocess, "run", lambda command, **rest: run([command[0], "-c", crash], **rest))
+    with pytest.raises(CompileError) as refusal:
+        compile_apart(job(product, stock))
+    assert refusal.value.where == "compiling for host, at: import Conv"
+    assert signal.SIGSEGV.name in refusal.value.found
+
+
+def test_every_error_of_the_child_can_be_pickled() -> None:
+    error = CompileError("a", "b", "c", "d")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_parent_never_imports_the_compiler() -> None:
+    code = (
+        "import sys, forge_pipeline.stages.compile; sys.exit(bool({'tvm', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
