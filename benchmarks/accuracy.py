@@ -154,7 +154,7 @@ def measure(case: Case) -> dict[str, Any]:
         else np.concatenate([probe.labels for probe in calibration if probe.labels is not None])
     )
     ranges: Ranges = calibrate(
-        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=32768,
+        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
         probe_bytes=32 << 20, labels=labels,
     )  # fmt: skip
     trial = Trial.of(Network(prepared(model.mod)), evaluation)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.calibration --model resnet50 --samples 32 128 512 --output calibration.json
 
-Every measurement is a process of its own, one at a time, on one thread. Time is processor time (user and system)
-from a loaded model to ranges, per sample; memory is the peak resident set. ONNX Runtime keeps every activation, so it
-is measured with few samples (`--reference`).
+Every measurement is a process of its own, one at a time, on one thread. Time is processor time (user and system);
+memory is the peak resident set. The two are compared by what one more sample costs, between the two counts of
+`--reference`: few, since ONNX Runtime keeps every activation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def feeds(model: onnx.ModelProto, count: int) -> Iterator[Feed]:
 def ours(path: Path, count: int) -> None:
     """Calibrate for every method, and compute the ranges of one."""
     model = ONNXModule.from_file(path)
-    ranges = calibrate(model, feeds(model.mod, count), total=count, histogram_values=32768, probe_bytes=32 << 20)
+    ranges = calibrate(model, feeds(model.mod, count), total=count, histogram_values=16384, probe_bytes=32 << 20)
     for statistics in ranges.values():
         METHODS["percentile"](statistics, PERCENTILE)
 
@@ -81,6 +81,7 @@ def theirs(path: Path, count: int) -> None:
         calibrater.augment_graph()
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # as ours; threads that spin would count as its work
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # as it sets by itself
         calibrater.infer_session = ort.InferenceSession(
             calibrater.augmented_model_path, options, providers=["CPUExecutionProvider"]
         )
@@ -94,7 +95,7 @@ def child(kind: str, path: Path, count: int) -> None:
     {"ours": ours, "onnxruntime": theirs}[kind](path, count)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"kind": kind, "samples": count, "cpu_s_per_sample": seconds / count, "peak_mib": peak}))
+    print(json.dumps({"kind": kind, "samples": count, "cpu_s": seconds, "peak_mib": peak}))
 
 
 def measure(kind: str, path: Path, count: int) -> dict[str, Any]:
@@ -106,6 +107,12 @@ def measure(kind: str, path: Path, count: int) -> dict[str, Any]:
     return found
 
 
+def marginal_cost(rows: Sequence[dict[str, Any]], kind: str, counts: Sequence[int]) -> float:
+    """Return the processor time of one more sample: start-up is not counted, on either side."""
+    few, many = (next(row["cpu_s"] for row in rows if (row["kind"], row["samples"]) == (kind, n)) for n in counts)
+    return float(many - few) / (counts[1] - counts[0])
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure, print a table, write JSON."""
     if arguments[:1] == ["--child"]:
@@ -114,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet50", choices=sorted(MODELS))
     parser.add_argument("--samples", type=int, nargs="+", default=[32, 128, 512])
-    parser.add_argument("--reference", type=int, default=16, help="samples for ONNX Runtime; 0: leave it out")
+    parser.add_argument("--reference", type=int, nargs=2, default=[16, 48], help="samples for both calibrators")
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args(arguments)
     rows = []
@@ -122,14 +129,19 @@ def main(arguments: Sequence[str]) -> None:
         path = Path(folder, "model.onnx")
         onnx.save(MODELS[options.model](), path)
         runs = [("ours", count) for count in options.samples]
-        runs += [("ours", options.reference), ("onnxruntime", options.reference)] if options.reference else []
-        print(f"{'calibrator':<14}{'samples':>8}{'CPU s/sample':>14}{'peak MiB':>10}")
+        runs += [(kind, count) for count in options.reference for kind in ("ours", "onnxruntime")]
+        print(f"{'calibrator':<14}{'samples':>8}{'CPU s':>10}{'peak MiB':>10}")
         for kind, count in runs:
             row = measure(kind, path, count)
             rows.append(row)
-            print(f"{kind:<14}{count:>8}{row['cpu_s_per_sample']:>14.3f}{row['peak_mib']:>10.0f}", flush=True)
+            print(f"{kind:<14}{count:>8}{row['cpu_s']:>10.2f}{row['peak_mib']:>10.0f}", flush=True)
+    marginal = {kind: marginal_cost(rows, kind, options.reference) for kind in ("ours", "onnxruntime")}
+    ratio = marginal["onnxruntime"] / marginal["ours"]
+    shown = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in marginal.items())
+    print(f"CPU s for one more sample: {shown}; {ratio:.2f} times")
     if options.output is not None:
-        options.output.write_text(json.dumps({"model": options.model, "rows": rows}, indent=2) + "\n")
+        found = {"model": options.model, "rows": rows, "cpu_s_per_further_sample": marginal, "ratio": ratio}
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

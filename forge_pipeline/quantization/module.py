@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge_pipeline.data import Feed
     from forge_pipeline.quantization.ranges import Ranges
 
-HISTOGRAM_VALUES = 32768
+HISTOGRAM_VALUES = 16384
 PROBE_BYTES = 32 << 20
 INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 TOOLS: dict[str, Any] = {

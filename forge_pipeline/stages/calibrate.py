@@ -30,7 +30,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.histogram_values < 1:
             raise ConfigError(
-                "calibrate.histogram_values", "a count of at least 1", str(self.histogram_values), "try 32768"
+                "calibrate.histogram_values", "a count of at least 1", str(self.histogram_values), "try 16384"
             )
         if self.probe_mib < 0:
             raise ConfigError("calibrate.probe_mib", "a size in MiB, 0 or more", str(self.probe_mib), "try 32")
