@@ -20,6 +20,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotSupported
 
+from forge_pipeline.passes.qonnx import in_definition
+
 Array = np.ndarray[Any, Any]
 
 RUN_ERRORS = (Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NotSupported, RuntimeException)
@@ -36,7 +38,7 @@ class Interpreter:
         options.log_severity_level = 4
         options.use_deterministic_compute = True
         options.add_session_config_entry("session.disable_prepacking", "1")
-        data = model.SerializeToString()
+        data = in_definition(model).SerializeToString()
         self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self.outputs = list(outputs) if outputs is not None else [value.name for value in model.graph.output]
 

@@ -70,6 +70,12 @@ PASSES = Registry(
             "unroll", "UnrollRecurrent", "decomposition", "LSTM, GRU and RNN over short sequences"
         ),
         "annotate-ranges": _row("intervals", "AnnotateRanges", "analysis", "ranges that values cannot leave"),
+        "qonnx-to-qdq": _row(
+            "qonnx", "QonnxToQDQ", "quantization", "Quant, BipolarQuant, Trunc, MultiThreshold -> ONNX"
+        ),
+        "qdq-to-qonnx": _row("qonnx", "QDQToQonnx", "quantization", "QuantizeLinear + DequantizeLinear -> Quant"),
+        "move-scales": _row("streamline", "MoveScales", "quantization", "scales and shifts past linear operators"),
+        "integer-products": _row("streamline", "IntegerProducts", "quantization", "QDQ around MatMul -> MatMulInteger"),
         "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),
         "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
         "fold-affine": _row("affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.passes import PASSES, VerifySettings, apply, plan
+from forge_pipeline.passes import PASSES, PassRow, VerifySettings, apply, plan
 from forge_pipeline.stages.fold import Config, run
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,17 @@ def _assert_equal_outputs(before: onnx.ModelProto, after: onnx.ModelProto, seed:
 
 
 def _generic_passes() -> list[str]:
-    return [name for name, row in PASSES.items() if row.group not in ("interface", "user")]
+    """Return the passes that any model may be given: those that change no interface and need no option."""
+    return [
+        name
+        for name, row in PASSES.items()
+        if not row.load().changes_interface
+        and all(field.default is not MISSING or field.default_factory is not MISSING for field in _options(row))
+    ]
+
+
+def _options(row: PassRow) -> tuple[Field[Any], ...]:
+    return fields(row.load().options_type)
 
 
 def _check_all(model: onnx.ModelProto) -> None:
@@ -99,7 +110,7 @@ def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_m
 
 @pytest.mark.skipif(not MODELS, reason="the real models are not beside the repository")
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["basic", "full"])
+@pytest.mark.parametrize("name", ["basic", "full", "streamline"])
 def test_real_models_are_folded_and_verified(path: Path, name: str) -> None:
     model = ONNXModule.from_file(path)
     result = run(_config(name), model)
