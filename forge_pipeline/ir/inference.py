@@ -19,7 +19,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import inference_worker
 
 MEMORY: Final = 4 << 30  # bytes of address space; large weights are not given to it
-SECONDS: Final = 60  # of processor time
+SECONDS: Final = 30  # of processor time
 _WALL: Final = 20 * SECONDS  # where the machine is busy with other things
 
 
@@ -29,20 +29,19 @@ def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = s
     ``explain`` rewrites the checker's message before it is shown. Raises ModelError for an invalid model, and for
     one that the checker cannot finish within its limits.
     """
-    command = [sys.executable, "-P", str(Path(inference_worker.__file__)), str(MEMORY), str(SECONDS)]
-    try:
-        child = subprocess.run(
-            command, input=model.SerializeToString(), capture_output=True, check=False, timeout=_WALL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _stopped(f"no answer within {_WALL} seconds") from error
+    content = model.SerializeToString()
+    child = _run(content, propagate=True)
+    if child.returncode not in (0, inference_worker.INVALID):
+        # Propagation writes vectors out, one message an element: a long one-dimensional weight is enough to fail.
+        child = _run(content, propagate=False)
     if child.returncode == 0:
         return ModelProto.FromString(child.stdout)
+    message = child.stderr.decode("utf-8", "replace").strip()
     if child.returncode == inference_worker.INVALID:
         raise ModelError(
             where="ONNX checker",
             expected="a valid model",
-            found=explain(child.stderr.decode("utf-8", "replace").strip()),
+            found=explain(message),
             fix="correct the node it names, or export the model again",
         )
     if child.returncode == inference_worker.OUT_OF_MEMORY:
@@ -51,7 +50,16 @@ def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = s
         raise _stopped(f"a model whose shapes take more than {SECONDS} seconds to work out")
     if child.returncode < 0:
         raise _stopped(f"a model on which the checker dies ({signal.Signals(-child.returncode).name})")
-    raise _stopped(f"exit status {child.returncode}: {child.stderr.decode('utf-8', 'replace').strip()[-500:]}")
+    raise _stopped(f"exit status {child.returncode}: {message[-500:]}")
+
+
+def _run(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[bytes]:
+    limits = (str(MEMORY), str(SECONDS), str(int(propagate)))
+    command = [sys.executable, "-P", str(Path(inference_worker.__file__)), *limits]
+    try:
+        return subprocess.run(command, input=content, capture_output=True, check=False, timeout=_WALL)
+    except subprocess.TimeoutExpired as error:
+        raise _stopped(f"no answer within {_WALL} seconds") from error
 
 
 def _stopped(found: str) -> ModelError:

@@ -13,8 +13,11 @@ INVALID = 3
 OUT_OF_MEMORY = 4
 
 
-def main(memory: int, seconds: int) -> int:
-    """Check and infer within ``memory`` bytes of address space and ``seconds`` of processor time."""
+def main(memory: int, seconds: int, propagate: int) -> int:
+    """Check and infer within ``memory`` bytes of address space and ``seconds`` of processor time.
+
+    With ``propagate``, shapes that the model computes from other shapes are followed as well.
+    """
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import onnx
@@ -22,7 +25,9 @@ def main(memory: int, seconds: int) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         model = onnx.load_model_from_string(sys.stdin.buffer.read())
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(
+            model, check_type=True, strict_mode=True, data_prop=bool(propagate)
+        )
         onnx.checker.check_model(inferred)  # after inference: the checker demands a shape of each output
         sys.stdout.buffer.write(inferred.SerializeToString(deterministic=True))
     except MemoryError:

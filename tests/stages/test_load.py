@@ -440,6 +440,16 @@ def test_external_data_in_a_folder_below_is_read(folder):
     assert load.run(CONFIG, Source(path)).report["weight_bytes"] == 16
 
 
+def test_a_long_vector_does_not_exhaust_the_checker(loaded, monkeypatch):
+    """Shape inference with propagation takes 100 bytes and more for each element of a vector that is added."""
+    monkeypatch.setattr(inference, "MEMORY", 1 << 29)
+    size = 1 << 20
+    nodes = [helper.make_node("Add", [f"x{i}" if i else "x", f"w{i}"], [f"x{i + 1}"]) for i in range(6)]
+    weights = [onnx.TensorProto(name=f"w{i}", data_type=FLOAT, dims=[size], raw_data=bytes(4 * size)) for i in range(6)]
+    result = loaded(model(*nodes, inputs=[("x", FLOAT, [size])], outputs=[("x6", FLOAT, [size])], weights=weights))
+    assert result.report["weights"] == 6
+
+
 def test_the_checker_has_limits_on_memory_and_time(loaded, monkeypatch):
     monkeypatch.setattr(inference, "MEMORY", 1 << 20)
     with pytest.raises(ModelError, match=r"take more than|the checker dies|exit status"):
