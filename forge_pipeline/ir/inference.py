@@ -18,7 +18,7 @@ from onnx import ModelProto
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import inference_worker
 
-MEMORY: Final = 4 << 30  # bytes of address space; large weights are not given to it
+MEMORY: Final = 2 << 30  # bytes of address space; large weights are not given to it
 SECONDS: Final = 30  # of processor time
 _WALL: Final = 20 * SECONDS  # where the machine is busy with other things
 
@@ -36,7 +36,7 @@ def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = s
         child = _run(content, propagate=False)
     if child.returncode == 0:
         return ModelProto.FromString(child.stdout)
-    message = child.stderr.decode("utf-8", "replace").strip()
+    message = _printable(child.stderr.decode("utf-8", "replace").strip())
     if child.returncode == inference_worker.INVALID:
         raise ModelError(
             where="ONNX checker",
@@ -51,6 +51,11 @@ def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = s
     if child.returncode < 0:
         raise _stopped(f"a model on which the checker dies ({signal.Signals(-child.returncode).name})")
     raise _stopped(f"exit status {child.returncode}: {message[-500:]}")
+
+
+def _printable(text: str) -> str:
+    """Leave out control characters: the message quotes names, and names are a stranger's."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _run(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[bytes]:

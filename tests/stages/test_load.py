@@ -358,6 +358,20 @@ def test_a_hostile_node_name_is_a_name_and_nothing_else(loaded):
     assert result.report["names"]["v0"] == "../../$(id)"
 
 
+def test_a_refusal_never_sends_control_characters_to_the_terminal(loaded):
+    escape = "\x1b]0;owned\x07"
+    for hostile in (
+        model(helper.make_node("Relu", ["x"], ["y"], escape, **{escape: 1})),
+        model(helper.make_node(escape, ["x"], ["y"])),
+        model(helper.make_node("Relu", [escape], ["y"])),
+        model(helper.make_node("Relu", ["x"], ["y"]), inputs=[("x", FLOAT, [-1]), (escape, FLOAT, None)]),
+        outside(escape),
+    ):
+        with pytest.raises(ModelError) as refusal:
+            loaded(hostile)
+        assert "\x1b" not in str(refusal.value)
+
+
 def test_an_unsorted_graph_is_sorted(loaded):
     nodes = helper.make_node("Neg", ["inner"], ["y"]), helper.make_node("Relu", ["x"], ["inner"])
     assert [node.op_type for node in loaded(model(*nodes)).output] == ["Relu", "Neg"]
