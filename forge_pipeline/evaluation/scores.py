@@ -23,7 +23,7 @@ Outputs = Mapping[str, "NDArray[Any]"]
 UserMetric = Callable[[dict[str, "NDArray[Any]"], "NDArray[Any] | None"], float]
 """A user's own: all outputs by name, [samples, ...] each, and the labels or None; the higher, the better."""
 
-OPTION = "evaluate.metric"
+OPTION, AUTO = "evaluate.metric", "auto"
 
 
 class Score(Protocol):
@@ -155,9 +155,15 @@ METRICS: Registry[Callable[[], Score]] = Registry(
 )
 
 
+def check(metric: str) -> None:
+    """Raise ConfigError unless ``metric`` is `auto`, a known name or written as `module:function`."""
+    if metric != AUTO:
+        factory(metric)
+
+
 def resolve(metric: str, labels: NDArray[Any] | None) -> str:
     """Return what ``auto`` stands for: cosine without labels, top1 for one whole number a sample, else mae."""
-    if metric != "auto":
+    if metric != AUTO:
         return metric
     if labels is None:
         return "cosine"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
+from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.results import Metrics, Value
 from forge_pipeline.stages.contract import Result
 
@@ -46,6 +47,7 @@ class Config:
     data: Preparation
 
     def __post_init__(self) -> None:
+        scores.check(self.metric)
         least = {"samples": 1, "layer_samples": 0, "latency_runs": MIN_RUNS}
         for name, minimum in least.items():
             value = getattr(self, name)
@@ -61,7 +63,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     ``reference`` is the folded float model, ``model`` what was compiled to ``library``. Raises VerificationError
     over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run.
     """
-    from forge_pipeline.evaluation import comparison, compiled, latency, layers, scores
+    from forge_pipeline.evaluation import comparison, compiled, latency, layers
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.evaluation.interpreter import Interpreter
 

@@ -125,7 +125,7 @@ def test_a_target_that_could_not_be_run_says_why() -> None:
     metrics = {k: v for k, v in build().metrics.items() if not k.startswith(("latency", "compiled", "machine"))}
     foreign = build("raspberry-pi/5", metrics={**metrics, "compiled": None, "not_run": "one made for aarch64"})
     text = words(render([build(), foreign, replace(foreign, target="android/cpu")]))
-    assert "Not run here: raspberry-pi/5, android/cpu; found one made for aarch64." in text
+    assert "Not run here: raspberry-pi/5, android/cpu; the runtime refuses one made for aarch64." in text
     assert text.count("not run here") == 2
 
 

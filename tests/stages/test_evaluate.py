@@ -226,3 +226,12 @@ def test_an_option_out_of_range_is_refused(option: str, value: float, expected: 
     with pytest.raises(ConfigError) as caught:
         config(**{option: value})
     assert (caught.value.where, caught.value.expected) == (f"evaluate.{option}", expected)
+
+
+def test_a_misspelt_metric_is_refused_before_any_work() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(metric="top_1")
+    assert str(caught.value) == (
+        "evaluate.metric: expected a metric: cosine, mae, top1, top5, found 'top_1'\n"
+        "fix: did you mean 'top1'? choose one of those listed"
+    )
