@@ -64,7 +64,10 @@ def _options(row: PassRow) -> tuple[Field[Any], ...]:
 def _check_all(model: onnx.ModelProto) -> None:
     onnx.checker.check_model(model, full_check=True)
     for name in _generic_passes():
-        out = apply(model, plan([name], PASSES, where="passes"), None).model
+        outcome = apply(model, plan([name], PASSES, where="passes"), None)
+        if not outcome.history[0].changes:
+            continue
+        out = outcome.model
         onnx.checker.check_model(out, full_check=True)
         assert [v.name for v in out.graph.output] == [v.name for v in model.graph.output]
         _assert_equal_outputs(model, out, 1)
@@ -110,10 +113,11 @@ def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_m
 
 @pytest.mark.skipif(not MODELS, reason="the real models are not beside the repository")
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["basic", "full", "streamline"])
+@pytest.mark.parametrize("name", ["basic", "full", pytest.param("streamline", marks=pytest.mark.long)])
 def test_real_models_are_folded_and_verified(path: Path, name: str) -> None:
     model = ONNXModule.from_file(path)
-    result = run(_config(name), model)
+    verify = {"rtol": 1e-5, "atol": 1e-6, "samples": 2, "seed": 0, "dims": {}}
+    result = run(_config(name, verify=verify), model)
     onnx.checker.check_model(result.output.mod, full_check=True)
     assert result.report["unverified"] == {}
     assert result.report["overall"]["verified"]
