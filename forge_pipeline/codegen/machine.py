@@ -33,7 +33,7 @@ TAIL_PENALTY = 0.05
 class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
-    ``fused``: multiply and add are one instruction.
+    ``fused``: multiply and add are one instruction. ``dot_product`` is the target's: what it has for bytes.
     """
 
     lanes: int
@@ -44,6 +44,7 @@ class Machine:
     l2: int
     l3: int
     cores: int
+    dot_product: str = "none"
 
     @classmethod
     def of(cls, target: Target) -> Machine:
@@ -58,6 +59,7 @@ class Machine:
             l2=target.l2_kib << 10,
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
+            dot_product=target.dot_product,
         )
 
     def fma_cycles(self, vectors: float) -> float:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
 
-ANCHORS = ("direct", "depthwise", "winograd", "matmul", "pool")
+ANCHORS = (
+    "direct", "depthwise", "winograd", "matmul", "pool", "integer_conv", "integer_depthwise", "integer_matmul",
+)  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 

@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.graph import Handler
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import convolution, depthwise, direct, elementwise, matmul, pool, winograd
+from forge_pipeline.codegen.schedules import (
+    convolution,
+    depthwise,
+    direct,
+    elementwise,
+    integer_boundary,
+    integer_conv,
+    integer_depthwise,
+    integer_matmul,
+    integer_pool,
+    integer_sum,
+    matmul,
+    pool,
+    winograd,
+)
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -28,6 +42,12 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "integer": Family(handlers=integer_boundary.HANDLERS),
+    integer_conv.NAME: Family(handlers=integer_conv.HANDLERS, schedule=integer_conv.schedule),
+    integer_depthwise.NAME: Family(schedule=integer_depthwise.schedule),
+    integer_matmul.NAME: Family(handlers=integer_matmul.HANDLERS, schedule=integer_matmul.schedule),
+    "integer_pool": Family(handlers=integer_pool.HANDLERS),
+    "integer_sum": Family(handlers=integer_sum.HANDLERS),
     "convolution": Family(handlers=convolution.HANDLERS),
     direct.NAME: Family(schedule=direct.schedule),
     winograd.NAME: Family(schedule=winograd.schedule),

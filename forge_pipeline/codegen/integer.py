@@ -1,0 +1,195 @@
+"""Quantized values in the graph, and the arithmetic that leads back to them.
+
+A value x is stored as q with x = (q - zero) * scale. What reads a DequantizeLinear does not get floats but this
+knowledge (``Dequantized``); an operator that can compute on integers leaves a result that waits (``Waiting``) for
+the QuantizeLinear behind it. Where there is none, or where somebody else reads the value too, it is emitted in
+float: nothing is computed in integers that the model did not ask to be rounded there.
+
+Rounding is that of ONNX Runtime's integer kernels: int32 sums, one float32 factor for each channel, clipped to the
+range of the type, rounded half to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value
+
+if TYPE_CHECKING:
+    from tvm import relax, te, tirx
+
+LEVELS = 255
+SUM_LIMIT = 1 << 30
+"""Constant part of a sum from which on int32 might not hold the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """``x = (q - zero) * scale`` for a uint8 tensor; ``scale`` is a float32."""
+
+    scale: float
+    zero: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Dequantized(Value):
+    """A float value that is known as integers: ``source`` holds them, uint8, in any form."""
+
+    source: Value
+    affine: Affine
+
+
+@dataclass(slots=True, kw_only=True)
+class IntegerWeight(Value):
+    """A constant that is known as integers without zero point; ``scale`` has one element, or one along ``axis``."""
+
+    integers: Array
+    scale: Array
+    axis: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """Bounds of what is stored, in real units."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def within(self, low: float, high: float) -> Clip:
+        """Return the bounds of values that are then clipped to ``low`` and ``high``."""
+        return Clip(low=min(max(self.low, low), high), high=max(min(self.high, high), low))
+
+    def steps(self, affine: Affine) -> tuple[float, float]:
+        """Return the bounds of ``x / scale`` for which ``q`` is in its type's range, and within these."""
+        scale = np.float32(affine.scale)
+        low = max(-affine.zero, float(np.rint(np.float32(self.low) / scale)))
+        high = min(LEVELS - affine.zero, float(np.rint(np.float32(self.high) / scale)))
+        return low, max(low, high)
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A pending result that can be stored quantized, or clipped before it is."""
+
+    @property
+    def clip(self) -> Clip:
+        """Bounds of the result."""
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked:
+    """Emits a dequantized value in float, in the form that its integers have."""
+
+    source: Value
+    affine: Affine
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        is_blocked = graph.is_blocked(self.source)
+        integers = self.source.blocked if is_blocked else graph.plain(self.source)
+        result = graph.kernel(to_float, integers, name="dequantize", affine=self.affine)
+        return Value(blocked=result, channels=self.source.channels) if is_blocked else Value(plain=result)
+
+
+def dequantized(source: Value, affine: Affine) -> Dequantized:
+    """Return a float value that is known as integers."""
+    pending = Unpacked(source=source, affine=affine)
+    return Dequantized(source=source, affine=affine, pending=pending, channels=source.channels)
+
+
+def clipped(waiting: Any, low: float, high: float) -> Value:
+    """Return a waiting result with bounds."""
+    return Value(pending=replace(waiting, clip=waiting.clip.within(low, high)))
+
+
+def waiting(graph: Graph, expression: relax.Expr) -> Waiting | None:
+    """Return what waits to be quantized, if ``expression`` is the only one who reads it."""
+    pending = graph.look(expression).pending
+    return pending if isinstance(pending, Waiting) and graph.is_used_once(expression) else None
+
+
+def to_float(image: te.Tensor, affine: Affine) -> te.Tensor:
+    """Describe the dequantization of a tensor in any form."""
+    from tvm import te, tirx
+
+    scale = tirx.const(affine.scale, "float32")
+    return te.compute(
+        image.shape, lambda *at: (image(*at).astype("int32") - affine.zero).astype("float32") * scale, name="dequantize"
+    )
+
+
+def to_integers(image: te.Tensor, affine: Affine, clip: Clip) -> te.Tensor:
+    """Describe the quantization of a float tensor in any form, by division as ONNX has it."""
+    from tvm import te, tirx
+
+    scale = tirx.const(affine.scale, "float32")
+    return te.compute(image.shape, lambda *at: stored(image(*at) / scale, affine, clip), name="quantize")
+
+
+def stored(steps: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
+    """Return ``x / scale`` rounded, clipped and moved to the zero point: an uint8 expression."""
+    from tvm import tirx
+
+    low, high = (tirx.const(bound, "float32") for bound in clip.steps(affine))
+    rounded = tirx.nearbyint(tirx.max(tirx.min(steps, high), low))
+    return (rounded.astype("int32") + affine.zero).astype("uint8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """From sums to results: ``(sum + bias) * factor``, then stored as ``affine`` says, or left in float.
+
+    ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
+    """
+
+    factor: Array
+    bias: Array
+    offset: Array | None
+    affine: Affine | None
+    clip: Clip
+
+    @classmethod
+    def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
+        """Return it for sums in units of ``scale``, and an offset in real units."""
+        factor = scale.astype(np.float32)
+        if affine is not None:
+            unit = np.float32(affine.scale)
+            factor, offset = factor / unit, None if offset is None else offset / unit
+        return cls(factor=factor, bias=bias, offset=offset, affine=affine, clip=clip)
+
+    def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
+        """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""
+        arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
+        if self.offset is not None:
+            arrays.append(self.offset.astype(np.float32))
+        return [graph.constant(arrange(array)) for array in arrays]
+
+    def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
+        """Return the result's expression."""
+        from tvm import tirx
+
+        value = (total + bias).astype("float32") * factor
+        if offset:
+            value = value + offset[0]
+        if self.affine is not None:
+            return stored(value, self.affine, self.clip)
+        if self.clip.low > float("-inf"):
+            value = tirx.max(value, tirx.const(self.clip.low, "float32"))
+        if self.clip.high < float("inf"):
+            value = tirx.min(value, tirx.const(self.clip.high, "float32"))
+        return value
+
+
+def to_float_if_needed(affine: Affine | None) -> str:
+    """Return the dtype of a result."""
+    return "float32" if affine is None else "uint8"

@@ -1,0 +1,293 @@
+"""Convolution of bytes over blocked channels; what follows it up to the next QuantizeLinear is part of it.
+
+Like ``direct``, with four channels to a step. The zero point of the image is folded into the bias, so padding is
+filled with it. An image with fewer channels than a vector has lanes is read as words of four channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.integer import (
+    SUM_LIMIT,
+    Affine,
+    Clip,
+    Dequantized,
+    Finish,
+    IntegerWeight,
+    to_float_if_needed,
+    waiting,
+)
+from forge_pipeline.codegen.machine import Machine, divisors
+from forge_pipeline.codegen.schedules import integer_depthwise, moves
+from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
+from forge_pipeline.codegen.schedules.geometry import Geometry, surround
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, WORD, dot, has_dot_product, products
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "integer_conv"
+PIXELS, VECTORS, READS = "forge.pixels", "forge.vectors", "forge.reads"
+"""Annotations with the tile that a template was laid out for, and how it reads its image."""
+
+COPY_CYCLES = 1.5
+"""Cycles for a vector of an image that is copied to have a wider margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of integers that waits to be stored: a ``Waiting`` result.
+
+    ``weight`` (filters, channels / groups, height, width) is int8; sums are in units of ``scale``, one for each
+    filter, and start at ``bias``; ``offset`` is added to results in real units.
+    """
+
+    source: Value
+    zero: int
+    weight: Array
+    scale: Array
+    bias: Array
+    offset: Array | None
+    clip: Clip
+    geometry: Geometry
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return self._emit(graph, None)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        return self._emit(graph, affine)
+
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        bias = self.bias - self.zero * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
+        for algorithm in (integer_depthwise.emit, _emit_direct):
+            blocked = algorithm(graph, self.source, self.zero, self.weight, self.geometry, finish)
+            if blocked is not None:
+                break
+        return Value(blocked=blocked, channels=self.geometry.filters)
+
+
+def conv2d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions of a dequantized image by dequantized weights that fit int8."""
+    image, weight = (graph.look(argument) for argument in call.args)
+    if (
+        not has_dot_product(graph.machine)
+        or not isinstance(image, Dequantized)
+        or not isinstance(weight, IntegerWeight)
+    ):
+        return None
+    if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
+        return None
+    integers = weight.integers
+    if integers.ndim != 4 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 0):
+        return None
+    if not (weight.scale > 0).all():
+        return None
+    filters, _, *kernel = integers.shape
+    _, channels, height, width = shape_of(call.args[0])
+    geometry = Geometry(
+        channels=channels,
+        filters=filters,
+        groups=int(call.attrs.groups),
+        size=(height, width),
+        kernel=(kernel[0], kernel[1]),
+        strides=ints(call.attrs.strides),
+        padding=ints(call.attrs.padding),
+        dilation=ints(call.attrs.dilation),
+    )
+    scale = np.float32(image.affine.scale) * np.broadcast_to(weight.scale, (filters,))
+    return Value(
+        pending=Convolution(
+            source=image.source,
+            zero=image.affine.zero,
+            weight=integers.astype(np.int8),
+            scale=scale.astype(np.float32),
+            bias=np.zeros(filters, np.int64),
+            offset=None,
+            clip=Clip(),
+            geometry=geometry,
+        ),
+        channels=filters,
+    )
+
+
+def add_bias(graph: Graph, call: relax.Call) -> Value | None:
+    """Start sums at a constant for each filter: exactly, if it is stored in their unit."""
+    for image, other in (call.args, reversed(call.args)):
+        pending, term = waiting(graph, image), graph.look(other)
+        if not isinstance(pending, Convolution) or term.constant is None or pending.clip != Clip():
+            continue
+        filters = pending.geometry.filters
+        if term.constant.shape not in ((1, filters, 1, 1), (filters, 1, 1)) or pending.offset is not None:
+            continue
+        exact = integer_bias(term, pending.scale)
+        if exact is not None and not pending.bias.any():
+            return Value(pending=replace(pending, bias=exact), channels=filters)
+        return Value(pending=replace(pending, offset=term.constant.reshape(-1)), channels=filters)
+    return None
+
+
+def integer_bias(term: Value, scale: Array) -> Array | None:
+    """Return a constant in units of ``scale``, if it is stored so and int32 sums have room for it."""
+    if not isinstance(term, IntegerWeight) or abs(term.integers).max(initial=0) >= SUM_LIMIT:
+        return None
+    if not np.allclose(term.scale, scale, rtol=1e-5, atol=0):
+        return None
+    return np.broadcast_to(term.integers.reshape(-1), scale.shape).astype(np.int64)
+
+
+def _emit_direct(
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+) -> relax.Expr:
+    lanes = graph.machine.lanes
+    geometry, weight = merge_groups(geometry, weight, lanes)
+    as_words = geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source)
+    image = graph.kernel(to_words, graph.plain(source), name="to_words") if as_words else graph.blocked(source)
+    packed = pack_weight(weight, lanes, GROUP if as_words else lanes)
+    rows, blocks = packed.shape[:2]
+    steps = int(np.prod(packed.shape[1:5]))
+    pixels, vectors = choose_even_tile(graph.machine, geometry, rows // geometry.groups, steps, blocks)
+    constants = finish.constants(graph, lambda array: arrange(array, rows, lanes))
+    return graph.kernel(
+        convolve, image, graph.constant(packed), *constants,
+        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, vectors=vectors,
+    )  # fmt: skip
+
+
+def arrange(array: Array, rows: int, lanes: int) -> Array:
+    """Return one number for each channel as (rows, lanes), missing ones zero."""
+    full = np.zeros(rows * lanes, array.dtype)
+    full[: array.size] = array
+    return full.reshape(rows, lanes)
+
+
+def pack_weight(weight: Array, lanes: int, inner: int) -> Array:
+    """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / 4, lanes, 4)."""
+    filters, channels, height, width = weight.shape
+    rows, blocks = -(-filters // lanes), -(-channels // inner)
+    full = np.zeros((rows * lanes, blocks * inner, height, width), np.int8)
+    full[:filters, :channels] = weight
+    split = full.reshape(rows, lanes, blocks, inner // GROUP, GROUP, height, width)
+    return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
+
+
+def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int) -> tuple[int, int]:
+    """Return pixels and vectors of the cheapest tile; the last one of a row computes pixels that nobody stores."""
+    width = geometry.output[1]
+    best: tuple[float, int, int] | None = None
+    for vectors in divisors(rows, 4):
+        for pixels in range(1, min(width, machine.registers) + 1):
+            if not machine.fits(pixels, vectors):
+                break
+            tiles = -(-width // pixels)
+            cycles = tiles * (machine.step_cycles(pixels, vectors) * steps + 5) * (rows // vectors)
+            if tiles * pixels != width and not any(geometry.padding):
+                cycles += geometry.size[1] * blocks * COPY_CYCLES
+            if best is None or cycles <= best[0]:
+                best = (cycles, pixels, vectors)
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1:]
+
+
+def to_words(image: te.Tensor) -> te.Tensor:
+    """Describe an image in plain form as int32 words of four channels: (N, C / 4, H, W)."""
+    from tvm import te, tirx
+
+    batch, channels, height, width = image.shape
+    channels = int(channels)
+
+    def element(n: Any, word: Any, h: Any, w: Any) -> Any:
+        total: Any = None
+        for place in range(min(GROUP, channels)):
+            at = word * GROUP + place
+            byte = image(n, at, h, w).astype("int32")
+            if channels > GROUP and channels % GROUP:
+                byte = tirx.if_then_else(at < channels, byte, 0)
+            byte = byte << (8 * place) if place else byte
+            total = byte if total is None else total | byte
+        return total
+
+    return te.compute((batch, -(-channels // GROUP), height, width), element, name="to_words")
+
+
+def convolve(
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int,
+) -> te.Tensor:  # fmt: skip
+    """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums."""
+    from tvm import te, tirx
+
+    rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
+    rows_per_group = rows // geometry.groups
+    wide = -(-geometry.output[1] // pixels) * pixels
+    as_words = len(image.shape) == 4
+    padded = surround(image, _widened(geometry, wide), zero * 0x01010101 if as_words else zero)
+    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
+    axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
+    block, kernel_h, kernel_w, quad = axes
+    long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
+    byte = te.reduce_axis((long(0), long(GROUP)), "byte")
+
+    def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
+        first = row // rows_per_group * blocks if geometry.groups > 1 else 0
+        at = (n, first + block, h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        value = (padded(*at) >> (byte * 8).astype("int32")) & 255 if as_words else padded(*at, quad * GROUP + byte)
+        return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
+
+    shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
+    attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, READS: WORD if as_words else BYTES}
+    total = te.compute(shape, sums, name="sums", attrs=attributes)
+    return te.compute(
+        (image.shape[0], rows, *geometry.output, lanes),
+        lambda n, row, h, w, out: finish.result(
+            total(n, row, h, w, out), bias(row, out), factor(row, out), *(term(row, out) for term in offset)
+        ),
+        name=f"finish_{to_float_if_needed(finish.affine)}",
+    )
+
+
+def _widened(geometry: Geometry, wide: int) -> Geometry:
+    """Return a convolution that reads what ``wide`` pixels need, more padding to the right."""
+    top, left, bottom, right = geometry.padding
+    reach = (wide - 1) * geometry.strides[1] + (geometry.kernel[1] - 1) * geometry.dilation[1] + 1
+    return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of pixels by filters in registers along the whole reduction; then what follows, then store."""
+    anchor = moves.find(sch, NAME)
+    annotations = sch.get(anchor).annotations
+    pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
+    before, last = moves.split_around(sch, anchor)
+    for block in before:
+        moves.spread(sch, block, machine)
+    n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    rows, height, width, lanes = (moves.static(sch, loop) for loop in (row, h, w, out))
+    steps = moves.product(moves.static(sch, loop) for loop in reduction)
+    weight_bytes = GROUP * lanes * rows * steps
+    image_bytes = moves.static(sch, reduction[0]) * height * width * lanes
+    row_out, row_in = sch.split(row, [None, vectors])
+    w_out, w_in = sch.split(w, [None, pixels])
+    outer = [n, row_out, h] if weight_bytes > min(image_bytes, RESIDENT) else [n, h, row_out]
+    sch.reorder(*outer, w_out, *reduction, w_in, row_in, out, byte)
+    shared = moves.fuse(sch, outer)
+    sch.reverse_compute_at(last, w_out)
+    moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps)
+    for loop in (w_in, row_in, reduction[-1]):
+        sch.unroll(loop)
+    moves.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)
+    dot(sch, out, machine, str(annotations[READS]))
+
+
+HANDLERS = {"relax.nn.conv2d": conv2d, "relax.add": add_bias}

@@ -1,0 +1,130 @@
+"""Depthwise convolution of bytes: every lane its own channel, four taps of a row to a step.
+
+Four neighbouring pixels of a block are one vector; transposed, each lane holds four taps of its channel. Where the
+kernel is narrower than that, the next pixels to the right read the same vector with their weights moved along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value
+from forge_pipeline.codegen.integer import Finish, to_float_if_needed
+from forge_pipeline.codegen.machine import Machine, divisors
+from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.geometry import Geometry, surround
+from forge_pipeline.codegen.schedules.integer_dot import GROUP, TRANSPOSED, dot, products
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "integer_depthwise"
+PIXELS = "forge.pixels"
+WIDEST = 14
+"""Pixels in a tile at most."""
+
+
+def emit(
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+) -> relax.Expr | None:
+    """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
+    if not geometry.groups == geometry.channels == geometry.filters or geometry.channels == 1:
+        return None
+    if geometry.dilation[1] != 1:
+        return None
+    lanes = graph.machine.lanes
+    blocks = -(-geometry.channels // lanes)
+    packed = pack_weight(weight[:, 0], lanes, geometry.strides[1])
+    share = packed.shape[2]
+    candidates = [share * count for count in range(1, max(1, WIDEST // share) + 1)]
+    width = geometry.output[1]
+    pixels = min(candidates, key=lambda count: (-(-width // count) * (count + 1), -count))
+
+    def arrange(array: Array) -> Array:
+        full = np.zeros(blocks * lanes, array.dtype)
+        full[: array.size] = array
+        return full.reshape(blocks, lanes)
+
+    return graph.kernel(
+        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
+        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels,
+    )  # fmt: skip
+
+
+def pack_weight(weight: Array, lanes: int, stride: int) -> Array:
+    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / 4, lanes, 4 taps)."""
+    channels, height, width = weight.shape
+    blocks, quads = -(-channels // lanes), -(-width // GROUP)
+    share = (quads * GROUP - width) // stride + 1
+    full = np.zeros((blocks * lanes, height, share, quads * GROUP), np.int8)
+    for pixel in range(share):
+        full[:channels, :, pixel, pixel * stride : pixel * stride + width] = weight
+    split = full.reshape(blocks, lanes, height, share, quads, GROUP)
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1, 5))
+
+
+def convolve(
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int,
+) -> te.Tensor:  # fmt: skip
+    """Describe the convolution of a blocked image, and what is done to its sums."""
+    from tvm import te
+
+    blocks, height, share, quads, lanes, _ = (int(extent) for extent in weight.shape)
+    wide = -(-geometry.output[1] // pixels) * pixels
+    padded = surround(image, _widened(geometry, wide - share, quads * GROUP), zero)
+    (down, right), dilate_down = geometry.strides, geometry.dilation[0]
+    kernel_h, quad = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, quads), "quad")
+    byte = te.reduce_axis((0, GROUP), "byte")
+
+    def sums(n: Any, block: Any, h: Any, group: Any, pixel: Any, lane: Any) -> Any:
+        column = group * (share * right) + quad * GROUP + byte
+        value = padded(n, block, h * down + kernel_h * dilate_down, column, lane)
+        return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
+
+    shape = (image.shape[0], blocks, geometry.output[0], wide // share, share, lanes)
+    total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels // share})
+
+    def finished(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        value = total(n, block, h, w // share, w % share, lane) if share > 1 else total(n, block, h, w, 0, lane)
+        return finish.result(value, bias(block, lane), factor(block, lane), *(term(block, lane) for term in offset))
+
+    output = (image.shape[0], blocks, *geometry.output, lanes)
+    return te.compute(output, finished, name=f"finish_{to_float_if_needed(finish.affine)}")
+
+
+def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
+    """Return a convolution padded so far to the right that ``taps`` columns can be read from pixel ``last`` on."""
+    top, left, bottom, right = geometry.padding
+    reach = last * geometry.strides[1] + taps
+    return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
+    anchor = moves.find(sch, NAME)
+    groups = int(sch.get(anchor).annotations[PIXELS])
+    before, last = moves.split_around(sch, anchor)
+    n, block, h, group, pixel, lane, kernel_h, quad, byte = sch.get_loops(anchor)
+    height, width, share, lanes = (moves.static(sch, loop) for loop in (h, group, pixel, lane))
+    band = max([rows for rows in divisors(height, 32) if rows * width * share * lanes <= machine.l1 // 2] or [1])
+    h_out, h_in = sch.split(h, [None, band])
+    group_out, group_in = sch.split(group, [None, groups])
+    sch.reorder(n, block, h_out, h_in, group_out, kernel_h, quad, group_in, pixel, lane, byte)
+    work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, group_out, group_in, pixel, lane))
+    taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * GROUP
+    shared = moves.fuse(sch, [n, block, h_out])
+    sch.reverse_compute_at(last, group_out)
+    moves.parallel_if_worth(sch, shared, work * taps)
+    for producer in before:
+        sch.compute_at(producer, shared)
+        sch.vectorize(sch.get_loops(producer)[-1])
+    for loop in (kernel_h, quad, group_in, pixel):
+        sch.unroll(loop)
+    moves.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
+    dot(sch, lane, machine, TRANSPOSED)

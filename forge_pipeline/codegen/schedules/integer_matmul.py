@@ -1,0 +1,229 @@
+"""Matrix products of bytes by constant weights, packed into panels; what follows up to the next QuantizeLinear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.integer import (
+    Affine,
+    Clip,
+    Dequantized,
+    Finish,
+    IntegerWeight,
+    to_float_if_needed,
+    waiting,
+)
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.integer_conv import integer_bias
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, dot, has_dot_product, products
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "integer_matmul"
+ROWS = "forge.rows"
+"""The annotation with the rows of the tile that a template was laid out for."""
+
+VECTORS = 4
+"""Vectors in a panel, where there are as many: a row of sums side by side hides the latency of the additions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of integers that waits to be stored: a ``Waiting`` result.
+
+    ``weight`` (steps, columns) is int8; sums are in units of ``scale``, one for each column, and start at ``bias``;
+    ``offset`` is added to results in real units. ``shape`` is the result's.
+    """
+
+    source: Value
+    zero: int
+    weight: Array
+    scale: Array
+    bias: Array
+    offset: Array | None
+    clip: Clip
+    shape: tuple[Extent, ...]
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return self._emit(graph, None)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        return self._emit(graph, affine)
+
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        from tvm import relax
+
+        steps, columns = self.weight.shape
+        bias = self.bias - self.zero * self.weight.astype(np.int64).sum(axis=0)
+        finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
+        rows = moves.product(self.shape[:-1])
+        flat = graph.plain(self.source)
+        if len(self.shape) != 2:
+            flat = graph.emit(relax.op.reshape(flat, (rows, steps)))
+        high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // GROUP))
+        width = wide * graph.machine.lanes
+        packed = pack_weight(self.weight, width)
+        constants = finish.constants(graph, lambda array: _filled(array, packed.shape[0] * width))
+        result = graph.kernel(
+            by_panels, flat, graph.constant(packed), *constants,
+            name="dense_u8", columns=columns, finish=finish, high=high,
+        )  # fmt: skip
+        if len(self.shape) != 2:
+            result = graph.emit(relax.op.reshape(result, self.shape))
+        return Value(plain=result)
+
+
+def multiply(graph: Graph, call: relax.Call) -> Value | None:
+    """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
+    left, weight = (graph.look(argument) for argument in call.args)
+    if not has_dot_product(graph.machine) or not isinstance(left, Dequantized) or not isinstance(weight, IntegerWeight):
+        return None
+    integers = weight.integers
+    if integers.ndim != 2 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 1):
+        return None
+    if not (weight.scale > 0).all() or not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
+        return None
+    shape = shape_of(call)
+    if len(shape) != 2 and not all(isinstance(extent, int) for extent in shape):
+        return None
+    columns = integers.shape[1]
+    scale = np.float32(left.affine.scale) * np.broadcast_to(weight.scale, (columns,))
+    return Value(
+        pending=Product(
+            source=left.source,
+            zero=left.affine.zero,
+            weight=integers.astype(np.int8),
+            scale=scale.astype(np.float32),
+            bias=np.zeros(columns, np.int64),
+            offset=None,
+            clip=Clip(),
+            shape=shape,
+        )
+    )
+
+
+def add_bias(graph: Graph, call: relax.Call) -> Value | None:
+    """Start sums at a constant for each column: exactly, if it is stored in their unit."""
+    for image, other in (call.args, reversed(call.args)):
+        pending, term = waiting(graph, image), graph.look(other)
+        if not isinstance(pending, Product) or term.constant is None or pending.clip != Clip():
+            continue
+        columns = pending.shape[-1]
+        if term.constant.size != columns or term.constant.shape[-1:] != (columns,) or pending.offset is not None:
+            continue
+        if term.constant.ndim > len(pending.shape):
+            continue
+        exact = integer_bias(term, pending.scale)
+        if exact is not None and not pending.bias.any():
+            return Value(pending=replace(pending, bias=exact))
+        return Value(pending=replace(pending, offset=term.constant.reshape(-1)))
+    return None
+
+
+def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[int, int]:
+    """Return rows and vectors of a tile; the vectors of the last panel that nobody needs are computed too."""
+    if not isinstance(rows, int):
+        return 1, min(VECTORS, vectors)
+    best: tuple[float, int, int] | None = None
+    for wide in range(1, min(VECTORS, vectors) + 1):
+        panels = -(-vectors // wide)
+        for high in range(1, min(rows, machine.registers) + 1):
+            if not machine.fits(high, wide):
+                break
+            cycles = -(-rows // high) * (machine.step_cycles(high, wide) * steps + 5) * panels
+            if best is None or cycles <= best[0]:
+                best = (cycles, high, wide)
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1:]
+
+
+def pack_weight(weight: Array, width: int) -> Array:
+    """Return (steps, columns) as (panels, steps / 4, width, 4); missing ones are zero."""
+    steps, columns = weight.shape
+    groups, panels = -(-steps // GROUP), -(-columns // width)
+    full = np.zeros((groups * GROUP, panels * width), np.int8)
+    full[:steps, :columns] = weight
+    return np.ascontiguousarray(full.reshape(groups, GROUP, panels, width).transpose(2, 0, 3, 1))
+
+
+def _filled(array: Array, size: int) -> Array:
+    full = np.zeros(size, array.dtype)
+    full[: array.size] = array
+    return full
+
+
+def by_panels(
+    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
+    columns: int, finish: Finish, high: int,
+) -> te.Tensor:  # fmt: skip
+    """Describe (rows, steps) times packed weights, and what is done to the sums."""
+    from tvm import te, tirx
+
+    count, groups, width, _ = (int(extent) for extent in panels.shape)
+    rows, steps = left.shape
+    tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
+    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, GROUP), "byte")
+    source = left
+    if str(tall) != str(rows) or int(steps) != groups * GROUP:
+        source = te.compute((tall, groups * GROUP), lambda m, k: _inside(left, m, k), name="pad")
+
+    def sums(m: Any, panel: Any, column: Any) -> Any:
+        return te.sum(products(source(m, group * GROUP + byte), panels(panel, group, column, byte)), axis=[group, byte])
+
+    total = te.compute((tall, count, width), sums, name="sums", attrs={moves.FAMILY: NAME, ROWS: high})
+    return te.compute(
+        (rows, columns),
+        lambda m, n: finish.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in offset)),
+        name=f"finish_{to_float_if_needed(finish.affine)}",
+    )
+
+
+def _inside(left: te.Tensor, m: Any, k: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.if_then_else(tirx.all(m < left.shape[0], k < left.shape[1]), left(m, k), tirx.const(0, left.dtype))
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of rows by a panel in registers along all steps."""
+    anchor = moves.find(sch, NAME)
+    high = int(sch.get(anchor).annotations[ROWS])
+    before, last = moves.split_around(sch, anchor)
+    for block in before:
+        moves.spread(sch, block, machine)
+    m, panel, column, group, byte = sch.get_loops(anchor)
+    extents = [moves.extent(sch, loop) for loop in (m, panel, column, group)]
+    m_out, m_in = sch.split(m, [None, high])
+    vector, lane = sch.split(column, [None, machine.lanes])
+    sch.reorder(panel, m_out, group, m_in, vector, lane, byte)
+    shared = sch.fuse(panel, m_out) if extents[0] is not None else panel
+    at = shared if extents[0] is not None else m_out
+    sch.reverse_compute_at(last, at)
+    moves.parallel_if_worth(sch, shared, moves.product(extents))
+    sch.unroll(m_in)
+    sch.unroll(vector)
+    _vectorize(sch, last, machine.lanes)
+    moves.vectorize_and_unroll(
+        sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
+    )
+    dot(sch, lane, machine, BYTES)
+
+
+def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:
+    """Turn the innermost loop into vectors where it fills them."""
+    loop = sch.get_loops(block)[-1]
+    length = moves.extent(sch, loop)
+    if length is not None and length % lanes == 0:
+        sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
+
+
+HANDLERS = {"relax.matmul": multiply, "relax.add": add_bias}

@@ -1,0 +1,149 @@
+"""Pooling of bytes: the largest is itself an integer, means are int32 sums that wait to be stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Finish, dequantized, to_float_if_needed
+from forge_pipeline.codegen.schedules import moves, pool
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+Windows = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Size, strides and leading padding of windows, each (height, width)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` (h, w) is one by pixels averaged."""
+
+    source: Value
+    affine: Affine
+    windows: Windows
+    shares: Array
+    clip: Clip
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return self._emit(graph, None)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        return self._emit(graph, affine)
+
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        scale = (np.float32(self.affine.scale) * self.shares).astype(np.float32)
+        finish = Finish.of(scale, np.zeros(1), None, affine, self.clip)
+        result = graph.kernel(
+            average, graph.blocked(self.source), graph.constant(finish.factor),
+            name="average_u8", zero=self.affine.zero, windows=self.windows, finish=finish,
+        )  # fmt: skip
+        return Value(blocked=result, channels=self.source.channels)
+
+
+def window(graph: Graph, call: relax.Call) -> Value | None:
+    """Pool blocked integers."""
+    value, attributes = graph.look(call.args[0]), call.attrs
+    if not isinstance(value, Dequantized) or any(step != 1 for step in ints(attributes.dilation)):
+        return None
+    shape, result = shape_of(call.args[0]), shape_of(call)
+    if len(shape) != 4 or not all(isinstance(extent, int) for extent in (*shape[1:], *result[1:])):
+        return None
+    size, strides, padding = (ints(item) for item in (attributes.pool_size, attributes.strides, attributes.padding))
+    windows: Windows = ((size[0], size[1]), (strides[0], strides[1]), (padding[0], padding[1]))
+    counts = [
+        _counts(shape[2 + axis], result[2 + axis], size[axis], strides[axis], padding[axis], padding[2 + axis],
+                outside=bool(attributes.count_include_pad))
+        for axis in (0, 1)
+    ]  # fmt: skip
+    if call.op.name == "relax.nn.max_pool2d":
+        graph.blocked(value.source)
+        largest = graph.kernel(maximum, value.source.blocked, name="max_u8", windows=windows, output=result[2:])
+        return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
+    return Value(
+        pending=Mean(
+            source=value.source,
+            affine=value.affine,
+            windows=windows,
+            shares=(1.0 / np.outer(*counts)).astype(np.float32),
+            clip=Clip(),
+        )
+    )
+
+
+def mean(graph: Graph, call: relax.Call) -> Value | None:
+    """Average whole images of integers."""
+    value, axes = graph.look(call.args[0]), call.attrs.axis
+    shape = shape_of(call.args[0])
+    if not isinstance(value, Dequantized) or len(shape) != 4 or axes is None or not call.attrs.keepdims:
+        return None
+    if sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not all(isinstance(extent, int) for extent in shape[1:]):
+        return None
+    shares = np.full((1, 1), np.float32(1.0 / (shape[2] * shape[3])), np.float32)
+    windows: Windows = ((shape[2], shape[3]), (1, 1), (0, 0))
+    return Value(pending=Mean(source=value.source, affine=value.affine, windows=windows, shares=shares, clip=Clip()))
+
+
+def _counts(extent: int, results: int, size: int, stride: int, before: int, after: int, *, outside: bool) -> Array:
+    """Return how many pixels the mean of each window along an axis is taken over."""
+    low, high = (-before, extent + after) if outside else (0, extent)
+    starts = np.arange(results) * stride - before
+    return np.asarray(np.minimum(starts + size, high) - np.maximum(starts, low), np.float64)
+
+
+def _pick(image: te.Tensor, windows: Windows, output: tuple[int, ...], filler: int) -> tuple[Any, list[Any]]:
+    """Return a function from (n, block, h, w, lane) to the pixel of a window, and the axes within it."""
+    from tvm import te, tirx
+
+    height, width = (int(extent) for extent in image.shape[2:4])
+    size, strides, before = windows
+    axes = [te.reduce_axis((0, size[0]), "down"), te.reduce_axis((0, size[1]), "along")]
+    reaches_out = any(before) or any(
+        (count - 1) * stride + kernel > extent
+        for count, stride, kernel, extent in zip(output, strides, size, (height, width), strict=True)
+    )
+
+    def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        y, x = h * strides[0] + axes[0] - before[0], w * strides[1] + axes[1] - before[1]
+        if not reaches_out:
+            return image(n, block, y, x, lane)
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return tirx.if_then_else(inside, image(n, block, y, x, lane), tirx.const(filler, "uint8"))
+
+    return pixel, axes
+
+
+def maximum(image: te.Tensor, windows: Windows, output: tuple[int, ...]) -> te.Tensor:
+    """Describe the largest of each window."""
+    from tvm import te
+
+    pixel, axes = _pick(image, windows, output, 0)
+    shape = (*image.shape[:2], *output, image.shape[4])
+    return te.compute(shape, lambda *at: te.max(pixel(*at), axis=axes), name="pool", attrs={moves.FAMILY: pool.NAME})
+
+
+def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, finish: Finish) -> te.Tensor:
+    """Describe the mean of each window; ``shares`` turns its sum into what is stored."""
+    from tvm import te, tirx
+
+    output = tuple(int(extent) for extent in shares.shape)
+    pixel, axes = _pick(image, windows, output, zero)
+    size = windows[0][0] * windows[0][1]
+    shape = (*image.shape[:2], *output, image.shape[4])
+    total = te.compute(
+        shape, lambda *at: te.sum(pixel(*at).astype("int32"), axis=axes), name="pool", attrs={moves.FAMILY: pool.NAME}
+    )
+    bias = tirx.const(-zero * size, "int32")
+    return te.compute(
+        shape,
+        lambda n, block, h, w, lane: finish.result(total(n, block, h, w, lane), bias, shares(h, w)),
+        name=f"finish_{to_float_if_needed(finish.affine)}",
+    )
+
+
+HANDLERS = {"relax.nn.max_pool2d": window, "relax.nn.avg_pool2d": window, "relax.mean": mean}
