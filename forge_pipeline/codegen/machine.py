@@ -25,6 +25,9 @@ STREAMED_BYTES = 7
 STORE_CYCLES = 0.5
 """Cycles for each vector of results: reading what is added to it, activation and store."""
 
+SHORTEST_PART = 64
+"""Steps of a part of a reduction at least: each part costs a read and a write of its sums."""
+
 TAIL_PENALTY = 0.05
 """What a second copy of the inner loop costs beside its own cycles: code, a branch, shorter runs."""
 
@@ -98,11 +101,13 @@ class Tile:
 
 
 @cache
-def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, widest: int = 4) -> Tile:
+def choose_tile(
+    machine: Machine, *, pixels: int, vectors: int, steps: int, widest: int = 4, even: bool = False
+) -> Tile:
     """Return the tile with the fewest cycles for ``pixels`` by ``vectors`` results of ``steps`` multiply-adds each.
 
     ``vectors`` per tile divides ``vectors``; ``pixels`` need not divide: what is left over becomes a smaller tile.
-    Equal costs are decided for the larger tile.
+    Equal costs are decided for the larger tile. ``even`` allows no tail.
     """
     best: tuple[float, Tile] | None = None
     ideal = machine.fma_cycles(pixels * vectors * steps)
@@ -111,6 +116,8 @@ def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, wide
             if not machine.fits(high, wide):
                 break
             whole, tail = divmod(pixels, high)
+            if even and tail:
+                continue
             cycles = whole * machine.step_cycles(high, wide)
             if tail:
                 cycles += machine.step_cycles(tail, wide) + TAIL_PENALTY * whole * machine.step_cycles(high, wide)
@@ -120,6 +127,19 @@ def choose_tile(machine: Machine, *, pixels: int, vectors: int, steps: int, wide
                 best = (total, Tile(pixels=high, vectors=wide, efficiency=min(1.0, ideal / total), tail=tail))
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1]
+
+
+def steps_per_part(machine: Machine, *, steps: int, width: int) -> int:
+    """Return into how long runs to cut a reduction, so that ``width`` weights of each step stay in the first cache.
+
+    A run divides ``steps``; half of the cache is for the weights. The reduction is not worth cutting if half of it
+    would still not fit.
+    """
+    room = machine.l1 // 2 // (4 * width)
+    if steps <= room:
+        return steps
+    fitting = [length for length in divisors(steps, room) if length >= SHORTEST_PART]
+    return fitting[-1] if fitting else steps
 
 
 def divisors(number: int, most: int) -> list[int]:

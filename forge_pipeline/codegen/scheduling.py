@@ -63,7 +63,7 @@ def _pick(sch: Schedule) -> Scheduler | None:
     found = moves.blocks(sch)
     for block in found:
         name = moves.family_of(sch, block)
-        if name:
+        if name in FAMILIES:
             return FAMILIES[name].schedule
     if not any(moves.is_reduction(sch, block) for block in found):
         return elementwise.schedule

@@ -163,11 +163,24 @@ def result_shape(call: relax.Call) -> tuple[Extent, ...]:
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Schedule a kernel without a reduction: everything inlined into its last block."""
+    """Schedule a kernel without a reduction: what is cheap to repeat is inlined into what reads it.
+
+    A choice among several tensors (concatenation) reads them ready-made, and a costly function behind a choice gets
+    loops of its own: neither mixes with the other in vectors.
+    """
     found = moves.blocks(sch)
+    kept = {sch.get(found[-1]).name_hint}
+    for block in found:
+        if moves.chooses(sch, block):
+            if moves.is_costly(sch, found[-1]):
+                kept.add(sch.get(block).name_hint)
+            if len(sch.get(block).reads) > 1:
+                kept |= {sch.get(producer).name_hint for producer in sch.get_producers(block)}
     for block in found[:-1]:
-        sch.compute_inline(block)
-    moves.spread(sch, moves.blocks(sch)[-1], machine)
+        if sch.get(block).name_hint not in kept:
+            sch.compute_inline(block)
+    for block in moves.blocks(sch):
+        moves.spread(sch, block, machine)
 
 
 HANDLERS = {

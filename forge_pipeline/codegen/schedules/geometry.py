@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.schedules import moves
+
 if TYPE_CHECKING:
     from tvm import te
-
-PAD = "pad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,4 +73,4 @@ def surround(image: te.Tensor, geometry: Geometry, filler: int = 0) -> te.Tensor
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 
     shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
-    return te.compute(shape, element, name=PAD)
+    return te.compute(shape, element, name=moves.PAD, attrs={moves.FAMILY: moves.PAD})

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 FAMILY = "forge.family"
 """The annotation by which a template's block says which family schedules it; it survives fusion."""
 
+PAD = "pad"
+"""The family of blocks that copy an image with zeros around it; they are scheduled with what reads them."""
+
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos")}
+"""Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
+
 SERIAL_WORK = 16384
 """Results (or multiply-adds) below which waking another thread costs more than it saves."""
 
@@ -58,8 +64,36 @@ def is_reduction(sch: Schedule, block: SBlockRV) -> bool:
     return any(int(variable.iter_type) == REDUCTION for variable in sch.get(block).iter_vars)
 
 
-def split_around(sch: Schedule, anchor: SBlockRV) -> tuple[list[SBlockRV], SBlockRV]:
-    """Keep ``anchor``'s results in registers; return what it reads (in order) and the block that writes the output.
+def is_costly(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block evaluates exp, tanh or the like, which are dozens of instructions each."""
+    return bool(_operators(sch, block) & COSTLY)
+
+
+def chooses(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block picks among its operands by position, as concatenation does."""
+    return "tirx.if_then_else" in _operators(sch, block)
+
+
+def moves_values(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block reads from a tensor of another shape than it writes, as a transposition does."""
+    shapes = [[str(extent) for extent in region.source.ty.shape] for region in sch.get(block).reads]
+    written = [str(extent) for extent in sch.get(block).writes[0].source.ty.shape]
+    return any(shape != written and len(shape) >= len(written) - 1 > 1 for shape in shapes)
+
+
+def _operators(sch: Schedule, block: SBlockRV) -> set[str]:
+    import tvm_ffi
+    from tvm.ir import Call
+
+    found: set[str] = set()
+    tvm_ffi.structural_walk(sch.get(block).body, [(Call, lambda call: found.add(str(getattr(call.op, "name", ""))))])
+    return found
+
+
+def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple[list[SBlockRV], SBlockRV]:
+    """Keep ``anchor``'s results in registers, or in memory of ``scope``.
+
+    Return the blocks that it reads (in order) and the block that writes the output.
 
     What follows the anchor is inlined into the last block; without any, a copy becomes the last block.
     """
@@ -67,10 +101,10 @@ def split_around(sch: Schedule, anchor: SBlockRV) -> tuple[list[SBlockRV], SBloc
     names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
     after = [block for block in blocks(sch) if sch.get(block).name_hint not in names]
     if not after:
-        return before, sch.cache_write(anchor, 0, "local")
+        return before, sch.cache_write(anchor, 0, scope)
     for block in after[:-1]:
         sch.compute_inline(block)
-    sch.set_scope(anchor, 0, "local")
+    sch.set_scope(anchor, 0, scope)
     return before, after[-1]
 
 
@@ -95,6 +129,8 @@ def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: i
         innermost = lanes
     if innermost == lanes:
         sch.vectorize(loops[-1])
+    if is_costly(sch, block):
+        return
     for loop in loops[below:-1]:
         if extent(sch, loop) is not None:
             sch.unroll(loop)
@@ -145,9 +181,12 @@ def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         if rest:
             parallel_if_worth(sch, fuse(sch, rest), work)
         return
-    flat = fuse(sch, loops)
     if work < lanes:
         return
+    if len(loops) > 1 and (chooses(sch, block) or moves_values(sch, block)):  # rows are LLVM's to vectorize
+        parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
+        return
+    flat = fuse(sch, loops)
     outer_loop, inner = sch.split(flat, [None, lanes])
     sch.vectorize(inner)
     if work >= SERIAL_WORK:
