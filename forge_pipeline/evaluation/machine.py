@@ -1,4 +1,4 @@
-"""Whose measurements these are: the processor's name, so that figures of one machine are never taken for another's."""
+"""The processor's name, so that a latency seen on one machine is never taken for another's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("model name", "Model", "cpu model", "uarch")
 """Where Linux writes it, by architecture: x86, boards with a device tree, others, RISC-V."""
 
 
-def machine_name() -> str:
+def cpu_name() -> str:
     """Return `x86_64, AMD EPYC 7B13`: the processor's architecture and, where the system tells it, its name."""
     arch = platform.machine()
     fields: dict[str, str] = {}

@@ -57,7 +57,7 @@ def _groups(builds: Sequence[Build]) -> list[dict[str, Any]]:
 
 def _machines(builds: Sequence[Build]) -> list[tuple[str, int]]:
     """Return on which machines latency was measured, and in how many runs."""
-    found = {(b.metrics["machine"], b.metrics["latency_runs"]) for b in builds if "latency_runs" in b.metrics}
+    found = {(b.metrics["cpu"], b.metrics["latency_runs"]) for b in builds if "latency_runs" in b.metrics}
     return sorted(found)
 
 

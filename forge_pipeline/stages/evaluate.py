@@ -1,7 +1,7 @@
 """float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
 
 The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
-Everything is a function of the inputs but the latency.
+Everything is a function of the inputs but the latency, which is recorded with the name of the CPU it was seen on.
 """
 
 from __future__ import annotations
@@ -112,12 +112,15 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
 
 
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:
+    from forge_pipeline.evaluation.machine import cpu_name
+
     return {
         "latency_median_ms": _rounded(timed.median_ms),
         "latency_min_ms": _rounded(timed.min_ms),
         "latency_runs": timed.runs,
         "latency_threads": 1,
         "machine": machine,
+        "cpu": cpu_name(),
     }
 
 

@@ -41,7 +41,7 @@ def build(target: str = "host", **changes: Any) -> Build:
     metrics = {
         "metric": "top1", "samples": 500, "float": 98.8, "quantized": 98.6, "compiled": 98.4, "drop": 0.4,
         "quantized_sqnr_db.logits": 35.25, "compiled_sqnr_db.logits": None, "latency_median_ms": 0.0413,
-        "latency_min_ms": 0.0402, "latency_runs": 50, "machine": "Some CPU", "size_float_bytes": 94336,
+        "latency_min_ms": 0.0402, "latency_runs": 50, "cpu": "Some CPU", "size_float_bytes": 94336,
         "size_library_bytes": 278121, "size_quantized_bytes": 36713,
     }  # fmt: skip
     tensor = {"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}
@@ -122,7 +122,7 @@ def test_a_row_a_target_shows_scores_noise_latency_size_and_digest() -> None:
 
 
 def test_a_target_that_could_not_be_run_says_why() -> None:
-    metrics = {k: v for k, v in build().metrics.items() if not k.startswith(("latency", "compiled", "machine"))}
+    metrics = {k: v for k, v in build().metrics.items() if not k.startswith(("latency", "compiled", "cpu"))}
     foreign = build("raspberry-pi/5", metrics={**metrics, "compiled": None, "not_run": "one made for aarch64"})
     text = words(render([build(), foreign, replace(foreign, target="android/cpu")]))
     assert "Not run here: raspberry-pi/5, android/cpu; the runtime refuses one made for aarch64." in text
@@ -190,7 +190,7 @@ def test_a_hostile_name_stays_text(place: str) -> None:
         "operator": lambda: replace(plain, layers=operators),
         "name": lambda: replace(plain, names={"Conv_2": HOSTILE}),
         "metric": lambda: replace(plain, metrics={**plain.metrics, "metric": HOSTILE}),
-        "machine": lambda: replace(plain, metrics={**plain.metrics, "machine": HOSTILE}),
+        "machine": lambda: replace(plain, metrics={**plain.metrics, "cpu": HOSTILE}),
         "reason": lambda: replace(plain, metrics={**plain.metrics, "compiled": None, "not_run": HOSTILE}),
         "stage": lambda: replace(plain, stages=[{**plain.stages[0], "stage": HOSTILE, "outputs": {HOSTILE: HOSTILE}}]),
     }[place]()
