@@ -77,6 +77,7 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": config["model"]["path"],
         "data": config["data"],
+        "evaluation": config["data"].get("eval_path") or config["data"].get("path"),
         "store": config["store"],
         "password": list(password_sources(config)),
     }
@@ -96,7 +97,7 @@ def _shared(stage: str, by_target: Mapping[str, dict[str, Any]]) -> dict[str, An
 
 
 def targets(root: Path = Path()) -> tuple[str, ...]:
-    """Return the targets for which ``root``/resolved was written, in the matrix's order."""
+    """Return the targets for which ``root``/resolved was written, sorted."""
     path = root / RESOLVED / "quantize.yaml"
     try:
         content = yaml.safe_load(path.read_text())

@@ -15,6 +15,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
+from forge_pipeline.evaluation import scores
 from forge_pipeline.stages import STAGES
 from forge_pipeline.target import HOST, Target
 
@@ -64,6 +65,8 @@ def localized(stage: str, portable: Slice) -> Slice:
         values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
     if stage == "evaluate" and values.get("machine") == HOST:
         values["machine"] = Target.from_tag(HOST).description
+    if stage == "evaluate" and isinstance(values.get("metric"), str):
+        values["metric_source"] = scores.source_digest(values["metric"])  # a user's own code, as it is now
     return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
 
 

@@ -34,7 +34,7 @@ STAGES = Registry(
             Stage(
                 name="evaluate", version=1,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
-                gives="metrics", tools=("onnxruntime", "numpy"), per_target=True,
+                gives="metrics", tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True,
             ),
             Stage(
                 name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
