@@ -11,7 +11,7 @@ from forge_pipeline.passes.graph import Graph
 from forge_pipeline.passes.nodes import attribute, is_op
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class InlineBranches(Transformation[NoOptions]):
     """Put the branch that an If with a constant condition takes in its place."""
 
@@ -72,7 +72,7 @@ def _rename_reads(node: NodeProto, names: dict[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class InlineFunctions(Transformation[NoOptions]):
     """Replace calls of local functions by their bodies, by ONNX's own inliner."""
 

@@ -14,7 +14,7 @@ from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeTransposes(Transformation[NoOptions]):
     """Two transposes in a row are one; one that only moves axes of size one is a Reshape."""
 
@@ -34,7 +34,7 @@ class MergeTransposes(Transformation[NoOptions]):
         return changes
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class TransposesToReshapes(Transformation[NoOptions]):
     """A transpose that keeps the order of all axes longer than one moves no element: it is a Reshape."""
 
@@ -73,7 +73,7 @@ def _permutation(graph: Graph, node: NodeProto) -> list[int] | None:
     return [int(axis) for axis in order]
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeReshapes(Transformation[NoOptions]):
     """Of Reshape, Flatten, Squeeze and Unsqueeze in a row the last one decides, where its result is known by itself."""
 

@@ -32,7 +32,7 @@ class FoldOptions:
     max_bytes: int = 1 << 20
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class FoldConstants(Transformation[FoldOptions]):
     """Compute nodes whose inputs are all constant, by ONNX Runtime, level by level.
 
@@ -119,7 +119,7 @@ def _first_input(graph: Graph, name: str) -> str:
     return str(maker.input[0]) if maker is not None else ""
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeConstants(Transformation[NoOptions]):
     """Keep one of constants that have the same type, shape and bytes."""
 

@@ -29,7 +29,12 @@ class PassError(ModelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equality:
-    """Every output keeps its bits; NaN equals NaN."""
+    """Every output keeps its bits; NaN equals NaN.
+
+    ``specials``: inputs with NaN and infinities among them are tried too.
+    """
+
+    specials: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

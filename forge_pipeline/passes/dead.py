@@ -6,7 +6,7 @@ from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, 
 from forge_pipeline.passes.graph import Graph
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class RemoveDead(Transformation[NoOptions]):
     """Remove nodes and constants that no output depends on. ONNX operators have no side effects."""
 

@@ -8,7 +8,7 @@ from forge_pipeline.passes.graph import Graph
 FIRST_IR_WITH_HIDDEN_CONSTANTS = 4
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class ConstantsNotInputs(Transformation[NoOptions]):
     """Stop listing initializers among the inputs.
 

@@ -40,6 +40,17 @@ def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> 
     raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
 
 
+def with_specials(inputs: Arrays) -> Arrays:
+    """Return inputs with a NaN and both infinities among the elements of every float one that has room for them."""
+    changed = {}
+    for name, array in inputs.items():
+        changed[name] = array
+        if array.dtype.kind == "f" and array.size >= 6:
+            changed[name] = array.copy()
+            changed[name].reshape(-1)[:: array.size // 3][:3] = [np.nan, np.inf, -np.inf]
+    return changed
+
+
 def noise_of(run: Interpreter, inputs: Sequence[Arrays], outputs: Sequence[Outputs]) -> list[list[float]]:
     """Return, for each sample and output, AMPLIFIED times what one unit of rounding in the inputs changes.
 

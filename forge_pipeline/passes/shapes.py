@@ -145,7 +145,7 @@ RULES: Registry[Rule] = Registry(
 )  # fmt: skip
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class FoldShapes(Transformation[NoOptions]):
     """Replace values computed from known dimensions by constants, whatever else of the shape is symbolic.
 
@@ -192,7 +192,7 @@ class FoldShapes(Transformation[NoOptions]):
         return True
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class StaticReshapes(Transformation[NoOptions]):
     """Write the whole target of a Reshape whose result is fully known, so that no later reader has to infer it."""
 
@@ -211,7 +211,7 @@ class StaticReshapes(Transformation[NoOptions]):
         return changes
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class InferShapes(Annotation[NoOptions]):
     """State the types of all inner values in the model, as ONNX's shape inference finds them."""
 

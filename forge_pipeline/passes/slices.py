@@ -23,7 +23,7 @@ class Part:
     end: int
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeSlices(Transformation[NoOptions]):
     """Slice of Slice -> Slice; Slice of Concat -> one of its operands, or a Slice of one."""
 
@@ -109,7 +109,7 @@ def _entries(arrays: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]] | 
     return [] if array is None else [int(entry) for entry in array.reshape(-1)]
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeConcats(Transformation[NoOptions]):
     """Concat of Concat on one axis -> Concat; neighbouring slices of one value, concatenated, -> their union."""
 

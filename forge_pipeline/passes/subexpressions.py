@@ -10,7 +10,7 @@ from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, 
 from forge_pipeline.passes.graph import Graph
 
 
-@verified(Equality())
+@verified(Equality(specials=True))
 class MergeSubexpressions(Transformation[NoOptions]):
     """Keep one of nodes that apply the same operator with the same attributes to the same values.
 

@@ -18,7 +18,7 @@ from forge_pipeline.passes.bisect import first_difference
 from forge_pipeline.passes.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.contract import Arrays, Equality, Metric, Pass, Tolerance, Unverified, Verification
 from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
-from forge_pipeline.passes.reference import Outputs, first_line, generated, noise_of, short_mantissa
+from forge_pipeline.passes.reference import Outputs, first_line, generated, noise_of, short_mantissa, with_specials
 from forge_pipeline.passes.samples import Unsupported
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.registry import Registry
@@ -153,6 +153,8 @@ class Verifier:
             finding = self._metric(name, how, comparable, before, after)
         else:
             finding = self._difference(name, how, comparable, before, after)
+        if isinstance(how, Equality) and how.specials and not step.changes_interface:
+            self._specials(name, before, after)
         self.inputs, self.current = fed, got
         if step.changes_interface or isinstance(how, Metric | Unverified):
             self.output_names = [value.name for value in after.graph.output]
@@ -195,6 +197,17 @@ class Verifier:
         found = f"output {worst}" + (f"; {cause}" if cause else "")
         raise self._failure(f"pass {name!r}", found, allowed).keep(before, after)
 
+    def _specials(self, name: str, before: ModelProto, after: ModelProto) -> None:
+        """Compare on an input with NaN and infinities too."""
+        fed = [with_specials(inputs) for inputs in self.inputs[:1]]
+        want, got = self._run(name, fed, before, before), self._run(name, fed, before, after)
+        allowed = Tolerance(rtol=self.rounding, atol=0.0) if self.rounding else None
+        worst = self._worst(want, got, allowed)
+        if worst is not None and worst.failed:
+            raise self._failure(f"pass {name!r}, with NaN and infinities", f"output {worst}", allowed).keep(
+                before, after
+            )
+
     def _failure(self, where: str, found: str, allowed: Tolerance | None) -> PassVerificationError:
         rule = "bit by bit" if allowed is None else f"within rtol {allowed.rtol:g} and atol {allowed.atol:g}"
         return PassVerificationError(
@@ -207,7 +220,7 @@ class Verifier:
     def _worst(self, want: list[Outputs], got: list[Outputs], allowed: Tolerance | None) -> Difference | None:
         differences = [
             bitwise(name, a, b) if allowed is None else close(name, a, b, allowed, noise if allowed.rtol else 0.0)
-            for wanted, found, noises in zip(want, got, self.noise, strict=True)
+            for wanted, found, noises in zip(want, got, self.noise[: len(want)], strict=True)
             for name, a, b, noise in zip(self.output_names, wanted, found, noises, strict=True)
         ]
         return max(differences, key=lambda difference: (difference.share, difference.max_abs), default=None)

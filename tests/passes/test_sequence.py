@@ -235,3 +235,27 @@ def test_the_table_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class ForgetsNaN(Transformation[NoOptions]):
+    """Wrong on purpose: right for all numbers, but it turns NaN into zero."""
+
+    verification = Equality(specials=True)
+
+    def call(self, graph: Any) -> int:
+        (sigmoid,) = (node for node in graph.nodes if node.op_type == "Sigmoid")
+        if len(graph) > 3:
+            return 0
+        source = sigmoid.input[0]
+        nan = graph.add("IsNaN", [source], "nan")
+        zero = graph.add_constant(np.float32(0), "zero")
+        graph.set_input(sigmoid, 0, graph.add("Where", [nan.output[0], zero, source], "known").output[0])
+        return 1
+
+
+def test_a_pass_that_promises_nan_is_held_to_it(model: Any) -> None:
+    made = _adds(model)
+    with pytest.raises(PassVerificationError, match="pass 'wrong', with NaN and infinities"):
+        apply(made, _one(ForgetsNaN), Verifier.of(made, SETTINGS))
+    ordinary = [Step(name="wrong", step=ForgetsNaN(NoOptions()), how=Equality())]
+    assert apply(made, ordinary, Verifier.of(made, SETTINGS)).unverified == {}
