@@ -54,7 +54,7 @@ def check_supported(model: onnx.ModelProto) -> None:
         where=f"model {model.graph.name!r}",
         expected="operators that can be compiled",
         found=f"{len(refused)} node(s) that cannot ({', '.join(operators)}): {shown}{more}",
-        fix="export the model without them, or replace them by operators that `forge-pipeline inspect` lists",
+        fix="export the model without them, or in a form that avoids them",
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.recurrent import ACTIVATIONS, MOST_STEPS
+from forge_pipeline.codegen.recurrent import ACTIVATIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,19 +146,14 @@ def _shrinks(node: onnx.NodeProto, facts: Facts) -> bool:
 
 
 def _recurrent(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    time = 1 if _attribute(node, "layout", 0) else 0
     shape = facts.shapes.get(node.input[0], ())
-    steps = shape[time] if len(shape) == 3 else None
-    if steps is None:
-        yield "the number of steps is not known; fix it in the model"
-    elif steps > MOST_STEPS:
-        yield f"{steps} steps, more than {MOST_STEPS}"
+    steps = shape[1 if _attribute(node, "layout", 0) else 0] if len(shape) == 3 else None
     lengths = facts.constant(_input(node, 4))
     if _input(node, 4) and (lengths is None or (lengths != steps).any()):
         yield "sequences of several lengths"
     if any(item.name == "clip" for item in node.attribute) or _attribute(node, "input_forget", 0):
         yield "clip or input_forget"
-    unknown = {name.decode() for name in _attribute(node, "activations", ())} - set(ACTIVATIONS)
+    unknown = {name.decode() for name in _attribute(node, "activations", ())} - ACTIVATIONS
     if unknown:
         yield f"activation {', '.join(sorted(unknown))}"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.backend.test.loader as loader
 import pytest
 from onnx import numpy_helper
+from onnx.backend.test import loader
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.importer import check_supported, prepare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -68,10 +69,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "LSTM",
         {"x": SEQUENCE, "w": array(1, 16, 3), "r": array(1, 16, 4), "": None, "l": integers(5, 3, dtype="int32")},
         {"hidden_size": 4}, "sequences of several lengths",
-    ),
-    "unknown steps": (
-        "GRU", {"x": (["t", 2, 3], FLOAT), "w": array(1, 12, 3), "r": array(1, 12, 4)}, {"hidden_size": 4},
-        "the number of steps is not known; fix it in the model",
     ),
     "unknown activation": (
         "RNN", {"x": SEQUENCE, "w": array(1, 4, 3), "r": array(1, 4, 4)},
@@ -174,3 +171,18 @@ def test_a_gru_resets_before_or_after_the_product(linear: int, model_of: Make, s
         "GRU", inputs, outputs=(FLOAT, FLOAT), hidden_size=4, linear_before_reset=linear, direction="reverse"
     )
     expect_equal(model, stock, {"x": array(5, 2, 3)})
+
+
+@pytest.mark.parametrize("operator", RECURRENT)
+@pytest.mark.parametrize("generator", ["stock", "auto"])
+def test_one_library_serves_any_number_of_steps(operator: str, generator: str, model_of: Make, stock: Options) -> None:
+    inputs = {"x": (["steps", "batch", 3], FLOAT), **RECURRENT[operator]}
+    outputs = (FLOAT,) * (3 if operator == "LSTM" else 2)
+    model = model_of(operator, inputs, outputs=outputs, hidden_size=4, direction="bidirectional")
+    options = dataclasses.replace(stock, generator=generator, opt_level=3)
+    engine = Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for steps, batch in ((1, 1), (7, 2), (40, 3)):
+        x = array(steps, batch, 3)
+        for want, have in zip(session.run(None, {"x": x}), engine(x), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,70 @@
+"""exp, tanh, erf and sigmoid as vectors: close to the exact value everywhere, and right at the edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+LANES = 16
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture(scope="module")
+def evaluate() -> Callable[[str, np.ndarray], np.ndarray]:
+    import tvm
+    from tvm import s_tir, te, tirx
+
+    from forge_pipeline.codegen.functions import install
+    from forge_pipeline.target import Target
+
+    install()
+
+    def evaluate(name: str, values: np.ndarray) -> np.ndarray:
+        rows = -(-values.size // LANES)
+        x = te.placeholder((rows, LANES), name="x")
+        y = te.compute(x.shape, lambda i, j: getattr(tirx, name)(x[i, j]), name="y")
+        sch = s_tir.Schedule(te.create_prim_func([x, y]))
+        sch.vectorize(sch.get_loops(sch.get_sblock("y"))[1])
+        kernel = tvm.compile(sch.mod, target=Target.from_tag("host").tvm())["main"]
+        given = np.resize(values.astype(np.float32), (rows, LANES))
+        found = tvm.runtime.tensor(np.zeros((rows, LANES), np.float32))
+        kernel(tvm.runtime.tensor(given), found)
+        result: np.ndarray = found.numpy().ravel()[: values.size]
+        return result
+
+    return evaluate
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "units"),
+    [
+        ("exp", np.exp, 2),
+        ("tanh", np.tanh, 4),
+        ("erf", np.vectorize(math.erf), 4),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 4),
+    ],
+)
+def test_a_function_is_within_a_few_units_in_the_last_place(
+    evaluate: Callable[[str, np.ndarray], np.ndarray], name: str, exact: Any, units: int
+) -> None:
+    x = np.concatenate([np.linspace(-87, 88, 100_003), np.linspace(-6, 6, 100_003), np.geomspace(1e-30, 1, 1000)])
+    x = x.astype(np.float32)
+    expected = exact(x.astype(np.float64))
+    found = evaluate(name, x).astype(np.float64)
+    normal = np.abs(expected) > np.finfo(np.float32).tiny
+    assert np.abs(found / np.where(normal, expected, 1) - 1)[normal].max() <= units * EPSILON
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("exp", [np.nan, np.inf, 0, np.inf, 0]), ("tanh", [np.nan, 1, -1, 1, -1]), ("erf", [np.nan, 1, -1, 1, -1])],
+)
+def test_a_function_keeps_nan_and_reaches_its_limits(
+    evaluate: Callable[[str, np.ndarray], np.ndarray], name: str, expected: list[float]
+) -> None:
+    found = evaluate(name, np.array([np.nan, np.inf, -np.inf, 200.0, -200.0]))
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-37)

@@ -1,0 +1,65 @@
+"""The machine model: tiles that fit, that cover, and that say what they expect."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_pipeline.codegen.machine import Machine, choose_tile, divisors, steps_per_part
+from forge_pipeline.target import Target, described
+
+MACHINES = {target.tag: Machine.of(target) for target in described() if target.kind == "llvm"}
+
+
+@given(
+    tag=st.sampled_from(sorted(MACHINES)),
+    pixels=st.integers(1, 300),
+    vectors=st.integers(1, 130),
+    steps=st.integers(1, 5000),
+    even=st.booleans(),
+)
+def test_a_tile_fits_the_registers_divides_the_vectors_and_leaves_the_tail_it_names(
+    tag: str, pixels: int, vectors: int, steps: int, even: bool
+) -> None:
+    machine = MACHINES[tag]
+    tile = choose_tile(machine, pixels=pixels, vectors=vectors, steps=steps, even=even)
+    assert machine.fits(tile.pixels, tile.vectors)
+    assert vectors % tile.vectors == 0
+    assert tile.tail == pixels % tile.pixels
+    assert not (even and tile.tail)
+    assert 0 < tile.efficiency <= 1
+
+
+@given(steps=st.integers(1, 5000), width=st.sampled_from([16, 32, 48, 64]))
+def test_parts_of_a_reduction_divide_it_and_leave_half_of_the_first_cache(steps: int, width: int) -> None:
+    machine = MACHINES["x86-64/v4"]
+    length = steps_per_part(machine, steps=steps, width=width)
+    assert steps % length == 0
+    assert length == steps or 4 * length * width <= machine.l1 // 2
+
+
+@pytest.mark.parametrize(
+    ("tag", "pixels", "found"),
+    [
+        ("x86-64/v4", 56, "14 x 2 vectors: 100% of peak expected"),
+        ("x86-64/v4", 7, "7 x 2 vectors: 100% of peak expected"),
+        ("raspberry-pi/5", 56, "14 x 2 vectors: 100% of peak expected"),
+    ],
+)
+def test_a_tile_explains_itself(tag: str, pixels: int, found: str) -> None:
+    assert str(choose_tile(MACHINES[tag], pixels=pixels, vectors=8, steps=576)) == found
+
+
+def test_sse_has_no_fused_multiply_add_and_so_half_the_speed_and_a_register_less() -> None:
+    sse, avx2 = (Machine.of(Target.from_tag(f"x86-64/{level}")) for level in ("v2", "v3"))
+    assert not sse.fused
+    assert avx2.fused
+    assert sse.fma_cycles(8) == 2 * avx2.fma_cycles(8)
+    assert not sse.fits(6, 2)
+    assert avx2.fits(6, 2)
+
+
+@given(number=st.integers(1, 2000), most=st.integers(1, 2000))
+def test_divisors_are_all_of_them_and_ascend(number: int, most: int) -> None:
+    assert divisors(number, most) == [d for d in range(1, number + 1) if number % d == 0 and d <= most]
