@@ -30,6 +30,11 @@ def human_size(count: float) -> str:
     return f"{count:.3g} {UNITS[-1]}"
 
 
+def printable(text: str) -> str:
+    """Leave out control characters: a model's names are a stranger's, and a terminal obeys some of them."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def warn(message: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {message}", file=sys.stderr, flush=True)

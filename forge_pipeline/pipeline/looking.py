@@ -10,7 +10,7 @@ from typing import Any
 from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import workbench
-from forge_pipeline.pipeline.console import human_size
+from forge_pipeline.pipeline.console import human_size, printable
 from forge_pipeline.pipeline.deliver import write_atomically
 
 INTERFACE = {"input": "inputs", "output": "outputs"}
@@ -38,7 +38,7 @@ def _table(found: Mapping[str, Any]) -> str:
         f"arithmetic   {found['macs']:,} multiply-adds",
         "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
     ]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _value(value: Mapping[str, Any]) -> str:

@@ -48,3 +48,13 @@ def test_a_misspelt_pass_or_group_is_refused(forge: Any, model: Path, tmp_path: 
 def test_targets_are_listed_by_family_and_as_json(forge: Any) -> None:
     assert "raspberry-pi/5" in forge("targets").stdout
     assert "raspberry-pi/5" in json.dumps(json.loads(forge("targets", "--json").stdout))
+
+
+def test_a_name_that_would_command_the_terminal_is_shown_without_its_control_characters(
+    forge: Any, model: Path
+) -> None:
+    hostile = onnx.load(model)
+    hostile.graph.input[0].name = hostile.graph.node[0].input[0] = "x\x1b[2J"
+    onnx.save(hostile, model)
+    done = forge("inspect", str(model))
+    assert (done.returncode, "\x1b" in done.stdout, "x\N{REPLACEMENT CHARACTER}[2J" in done.stdout) == (0, False, True)
