@@ -117,10 +117,16 @@ def planned(network: Network, config: Config) -> Plan:
         raise ModelError(
             where=f"quantize.method={config.method}",
             expected=f"a layer that can compute in integers ({', '.join(sorted(PRODUCTS))})",
-            found="none: " + (", ".join(f"{name} ({why})" for name, why in plan.skipped.items()) or "no such layer"),
+            found="none: " + _reasons(plan),
             fix="choose quantize=none, or give a float32 model",
         )
     return plan
+
+
+def _reasons(plan: Plan) -> str:
+    shown = [f"{name} ({why})" for name, why in plan.skipped.items()]
+    more = [f"and {len(shown) - 3} more"] if len(shown) > 3 else []
+    return ", ".join([*shown[:3], *more]) or "no such layer"
 
 
 def check_layers(network: Network, names: Collection[str], operators: Collection[str]) -> None:
