@@ -6,28 +6,19 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from forge_pipeline.report.figures import size
+
 if TYPE_CHECKING:
     from forge_pipeline.pipeline.runner import Output
-
-UNITS = ("B", "KB", "MB", "GB")
 
 
 def stage_line(output: Output, label: str) -> str:
     """Return `compile  built  2.31 s  1.2 MB  3f9a0c...  raspberry-pi/5` for one finished stage."""
     digests = output.digest()
     name, digest = next(iter(digests.items()))
-    size = human_size(output.action.sizes[name])
+    length = size(output.action.sizes[name])
     result = "hit" if output.hit else "built"
-    return f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {size:>9}  {digest[:16]}  {label}".rstrip()
-
-
-def human_size(count: float) -> str:
-    """Return a byte count with three significant digits: 3.21 MB."""
-    for unit in UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} {UNITS[-1]}"
+    return f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {length:>9}  {digest[:16]}  {label}".rstrip()
 
 
 def printable(text: str) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import workbench
-from forge_pipeline.pipeline.console import human_size, printable
+from forge_pipeline.pipeline.console import printable
 from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.report.figures import size
 
 INTERFACE = {"input": "inputs", "output": "outputs"}
 
@@ -34,7 +35,7 @@ def _table(found: Mapping[str, Any]) -> str:
         f"fingerprint  {found['fingerprint']}",
         f"structure    {found['structure']}",
         *(f"{label:<13}{_value(value)}" for label, key in INTERFACE.items() for value in found[key]),
-        f"weights      {found['parameters']:,} in {human_size(found['weight_bytes'])}",
+        f"weights      {found['parameters']:,} in {size(found['weight_bytes'])}",
         f"arithmetic   {found['macs']:,} multiply-adds",
         "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
     ]

@@ -9,10 +9,10 @@ from typing import Any
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.pipeline.console import human_size
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.workspace import OUT, folder_of
 from forge_pipeline.report.build import Build
+from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES
 
@@ -51,7 +51,7 @@ def summary(builds: Sequence[Build]) -> str:
         rows.append(
             (
                 build.target,
-                human_size(build.artifact_bytes),
+                size(build.artifact_bytes),
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
                 str(folder_of("encrypt", build.target) / "model_library.so"),

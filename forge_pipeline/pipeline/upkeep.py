@@ -6,7 +6,8 @@ from pathlib import Path
 
 from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import store_root
-from forge_pipeline.pipeline.console import human_size, warn
+from forge_pipeline.pipeline.console import warn
+from forge_pipeline.report.figures import size
 from forge_pipeline.store import Store
 
 DAY = 86_400
@@ -19,9 +20,9 @@ def listing(path: Path | None) -> str:
         for action in store.actions():
             parts = action.report
             target = parts["config"].get("target") or {}
-            size = human_size(sum(action.sizes.values()))
+            kept = size(sum(action.sizes.values()))
             label = target.get("tag", "")
-            rows.append(f"{parts['stage']:<10}{action.key[:16]}  {size:>9}{action.seconds:>9.2f} s  {label}".rstrip())
+            rows.append(f"{parts['stage']:<10}{action.key[:16]}  {kept:>9}{action.seconds:>9.2f} s  {label}".rstrip())
     return "\n".join(rows) if rows else "empty"
 
 
@@ -50,7 +51,7 @@ def collected(path: Path | None, *, keep_mb: int | None, keep_days: float | None
             keep_bytes=None if keep_mb is None else keep_mb * 1_000_000,
             keep_seconds=None if keep_days is None else keep_days * DAY,
         )
-    return f"freed {human_size(done.freed)}: {done.actions} actions, {done.objects} objects"
+    return f"freed {size(done.freed)}: {done.actions} actions, {done.objects} objects"
 
 
 def _existing(path: Path | None) -> Store:
