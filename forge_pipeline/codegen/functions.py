@@ -2,7 +2,8 @@
 
 Every one is within a few units in the last place of the exact value, as the C library's float32 functions are. exp is
 Cephes' (Moshier, expf.c: range reduction by ln 2 in two parts, then a polynomial); tanh and erf are the rational
-approximations of Eigen (GenericPacketMathFunctions.h). NaN stays NaN, and exp overflows to infinity where it must.
+approximations of Eigen (GenericPacketMathFunctions.h). NaN stays NaN, exp overflows to infinity where it must, and what
+is below the smallest normal number is zero.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ LATENCY = 5
 
 LOAD_COST = 0.02
 """Cycles of a load that hides behind arithmetic: of two tiles as fast, the one that loads less is the better."""
-STREAMED_BYTES = 7
+WEIGHT_COST = 0.15
+"""Cycles of a vector of weights besides: it most often comes from the second cache."""
+
+STREAMED_BYTES = 4
 """Bytes per cycle that a core reads from behind its second cache, in order, while it computes."""
 
 STORE_CYCLES = 0.5
@@ -80,7 +83,7 @@ class Machine:
     def step_cycles(self, pixels: int, vectors: int) -> float:
         """Cycles of one step along the reduction: bound by arithmetic, by loads, or by the chain of sums."""
         loads = pixels + vectors
-        return max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY) + LOAD_COST * loads
+        return max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY) + LOAD_COST * loads + WEIGHT_COST * vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,9 @@ def test_parts_of_a_reduction_divide_it_and_leave_half_of_the_first_cache(steps:
 @pytest.mark.parametrize(
     ("tag", "pixels", "found"),
     [
-        ("x86-64/v4", 56, "14 x 2 vectors: 100% of peak expected"),
-        ("x86-64/v4", 7, "7 x 2 vectors: 100% of peak expected"),
-        ("raspberry-pi/5", 56, "14 x 2 vectors: 100% of peak expected"),
+        ("x86-64/v4", 56, "14 x 2 vectors: 96% of peak expected"),
+        ("x86-64/v4", 7, "7 x 2 vectors: 93% of peak expected"),
+        ("raspberry-pi/5", 56, "14 x 2 vectors: 96% of peak expected"),
     ],
 )
 def test_a_tile_explains_itself(tag: str, pixels: int, found: str) -> None:
@@ -56,8 +56,8 @@ def test_sse_has_no_fused_multiply_add_and_so_half_the_speed_and_a_register_less
     assert not sse.fused
     assert avx2.fused
     assert sse.fma_cycles(8) == 2 * avx2.fma_cycles(8)
-    assert not sse.fits(6, 2)
-    assert avx2.fits(6, 2)
+    assert not sse.fits(14, 1)
+    assert avx2.fits(14, 1)
 
 
 @given(number=st.integers(1, 2000), most=st.integers(1, 2000))

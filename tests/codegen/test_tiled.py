@@ -110,7 +110,7 @@ def test_a_compiled_model_computes_what_onnx_runtime_computes_and_has_no_generic
         (expected,) = session.run(None, {"x": x})
         (found,) = engine(x)
         assert found.shape == expected.shape
-        assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+        assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3"])
@@ -123,7 +123,7 @@ def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
     x = normal(*shape)  # type: ignore[arg-type]
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     (found,) = Engine(build(model, Target.from_tag(tag), TILED).to_bytes(), threads=1)(x)
-    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
 def test_what_no_family_knows_is_reported_with_its_share() -> None:

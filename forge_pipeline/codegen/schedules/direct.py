@@ -132,7 +132,9 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, parts: int
 
     shape = (image.shape[0], rows, *geometry.output, lanes)
     if parts == 1:
-        return te.compute(shape, lambda *index: element(*index, 0), name="convolve", attrs={moves.FAMILY: NAME})
+        return te.compute(
+            shape, lambda n, row, h, w, out: element(n, row, h, w, out, 0), name="convolve", attrs={moves.FAMILY: NAME}
+        )
     partial = te.compute((*shape, parts), element, name=PART)
     part = te.reduce_axis((0, parts), "part")
     return te.compute(
