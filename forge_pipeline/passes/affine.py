@@ -14,7 +14,8 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
 from forge_pipeline.registry import Registry
 

@@ -13,7 +13,8 @@ from forge_pipeline.errors import ConfigError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.batch import with_batch_size
 from forge_pipeline.passes.contract import Arrays, Equality, PassError, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.registry import Registry
 
 

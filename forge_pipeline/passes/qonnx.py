@@ -13,7 +13,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op
 from forge_pipeline.passes.rewrite import Builder
 from forge_pipeline.registry import Registry

@@ -9,7 +9,8 @@ from onnx import NodeProto, TensorProto
 
 from forge_pipeline.passes.chains import copied_entries
 from forge_pipeline.passes.contract import Annotation, Equality, NoOptions, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op
 from forge_pipeline.passes.value_types import skeleton
 from forge_pipeline.registry import Registry

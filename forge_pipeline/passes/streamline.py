@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op
 
 HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu", "MaxPool", "GlobalMaxPool")  # f(s x) = s f(x) for s > 0

@@ -12,7 +12,8 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.passes.contract import Tolerance, Transformation, verified
-from forge_pipeline.passes.graph import Array, Graph
+from forge_pipeline.passes.graph import Graph
+from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op
 from forge_pipeline.passes.rewrite import Builder
 

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, TypeProto, helper
 from forge_pipeline.ir.tensors import byte_count
 
 if TYPE_CHECKING:
-    from forge_pipeline.passes.graph import Graph
+    from forge_pipeline.passes.graph_state import GraphState
 
 Shape = tuple[int | str | None, ...]
 SMALL = 4096  # bytes: constants up to this size may be shapes, axes or scales, which inference reads
@@ -36,12 +36,12 @@ class Types:
         self._known[name] = (elem_type, shape)
 
 
-def infer_types(graph: Graph) -> Types:
+def infer_types(graph: GraphState) -> Types:
     """Infer the types of all values of ``graph``; values that inference does not understand are left out."""
     return Types(inferred(skeleton(graph)))
 
 
-def skeleton(graph: Graph) -> ModelProto:
+def skeleton(graph: GraphState) -> ModelProto:
     """Return the model with its larger weights turned into inputs of the same type."""
     model = ModelProto()
     model.CopyFrom(graph.header)
