@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_pipeline.errors import ForgeError as ForgeError
-    from forge_pipeline.ir import ONNXModule as ONNXModule
+    from forge_pipeline.quantization.module import QuantizableModule as ONNXModule
     from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Engine": "runtime.engine",
     "ForgeError": "errors",
-    "ONNXModule": "ir",
+    "ONNXModule": "quantization.module:QuantizableModule",
     "Target": "target",
     "list_android_tags": "target",
     "list_arm_tags": "target",
@@ -39,7 +39,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    module, _, home_name = _HOME[name].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), home_name or name)
 
 
 def __dir__() -> list[str]:

@@ -63,7 +63,9 @@ def _read_ranges(files: Files) -> Ranges:
 
 
 def _write_ranges(ranges: Ranges) -> Contents:
-    return {"ranges.npz": ranges.to_bytes()}
+    from forge_pipeline.quantization.plot import histograms_svg
+
+    return {"ranges.npz": ranges.to_bytes(), "ranges.svg": histograms_svg(ranges)}
 
 
 def _read_library(files: Files) -> Library:
@@ -108,7 +110,7 @@ KINDS = Registry(
     "kind of artifact",
     {
         "model": Kind(identity=("model.onnx",), read=_read_model, write=_write_model),
-        "ranges": Kind(identity=("ranges.npz",), read=_read_ranges, write=_write_ranges),
+        "ranges": Kind(identity=("ranges.npz",), extra=("ranges.svg",), read=_read_ranges, write=_write_ranges),
         "library": Kind(
             identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library
         ),
