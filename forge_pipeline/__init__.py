@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_pipeline.errors import ForgeError as ForgeError
-    from forge_pipeline.quantization.module import QuantizableModule as ONNXModule
+    from forge_pipeline.quantization.module import QuantizableModule as ONNXModule  # noqa: F401
     from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags
