@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json, digest_bytes, digest_file, digest_json
-from forge_pipeline.errors import ConfigError, DataError
+from forge_pipeline.errors import ConfigError, DataError, ModelError
 from forge_pipeline.passes.sequence import Entry, Outcome, apply, plan
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import PASSES, metrics, table
@@ -80,7 +80,7 @@ def apply_to_file(
     from forge_pipeline.passes.verify import PassVerificationError
 
     steps = plan(recipe.passes, table(recipe.imports), where="passes")
-    model = ONNXModule.from_file(source).mod
+    model = _model(source)
     folder = _beside(target, ".checkpoints")
     key = digest_json({"source": digest_file(source), "passes": [_plain(entry) for entry in recipe.passes]})
     done, state = _last(folder, key) if resume else (0, model)
@@ -109,11 +109,10 @@ def bisect_file(recipe: Recipe, source: Path) -> str:
     Returns a sentence: the pass, its place in the order of application, and the first node that differs. Raises
     ConfigError where the recipe has no ``verify`` section, and ModelError where the model cannot be run.
     """
-    from forge_pipeline.ir import ONNXModule
     from forge_pipeline.passes.bisect import first_difference
 
     steps = plan(recipe.passes, table(recipe.imports), where="passes")
-    model = ONNXModule.from_file(source).mod
+    model = _model(source)
     verifier = _verifier(recipe, model, model)
     if verifier is None or verifier.unverified is not None:
         reason = "no `verify` section" if verifier is None else verifier.unverified
@@ -130,6 +129,17 @@ def bisect_file(recipe: Recipe, source: Path) -> str:
     return f"pass {states[bad][0]!r}, number {bad} of {len(states) - 1} that changed something" + (
         f"; {cause}" if cause else ""
     )
+
+
+def _model(source: Path) -> onnx.ModelProto:
+    from forge_pipeline.ir import ONNXModule
+
+    try:
+        return ONNXModule.from_file(source).mod
+    except OSError as error:
+        raise ModelError(
+            source.name, "a model file that can be read", str(error.strerror), "correct the path"
+        ) from error
 
 
 def _plain(entry: Entry) -> Any:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from forge_pipeline.errors import ConfigError
+from forge_pipeline.errors import ConfigError, ForgeError
 from forge_pipeline.passes.verify import PassVerificationError
 from forge_pipeline.passes.workbench import apply_to_file, bisect_file, listing, read_recipe
 
@@ -169,3 +169,16 @@ def test_the_documentations_wrong_pass_is_caught_as_it_says(files: Path, monkeyp
     said = str(caught.value).split("output 'y' differs by")[0]
     assert said in " ".join(page.split())
     assert "computed by Add" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a model"])
+def test_a_model_that_is_missing_or_damaged_is_refused(content: bytes | None, files: Path) -> None:
+    source = files / "other.onnx"
+    if content is not None:
+        source.write_bytes(content)
+    recipe = read_recipe(files / "recipe.yaml")
+    with pytest.raises(ForgeError):
+        apply_to_file(recipe, source, files / "out.onnx", write=_write)
+    with pytest.raises(ForgeError):
+        bisect_file(recipe, source)
+    assert not (files / "out.onnx").exists()
