@@ -184,7 +184,7 @@ def compile_model(source: Path, folder: Path, target: str) -> tuple[Path, Path]:
     from forge_pipeline.stages import fold
     from forge_pipeline.target import Target
 
-    settings = yaml.safe_load((conf_dir() / "fold" / "default.yaml").read_text())
+    settings = yaml.safe_load((conf_dir() / "fold" / "basic.yaml").read_text())
     config = bind(fold.Config, {**settings, "verify": None}, where="fold")
     module = fold.run(config, ONNXModule.from_file(source)).output
     model, library = folder / "model.onnx", folder / "model_library.so"
