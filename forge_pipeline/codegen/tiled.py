@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout import lay_out
 from forge_pipeline.codegen.lowering import Fallback, Lowered
 from forge_pipeline.codegen.machine import Machine
@@ -30,7 +31,7 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     import tvm
     from tvm import relax
 
-    machine = Machine.of(target)
+    machine, quantized = Machine.of(target), is_quantized(module)
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         module = tvm.transform.Sequential(_before_layout(options))(module)
         module = mark_anchors(lay_out(module, machine))
@@ -47,9 +48,8 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
         module = tvm.transform.Sequential(passes)(module)
         rows = share_by_kernel(module)
         scheduled = schedule_kernels(module, machine)
-    fallbacks = tuple(
-        Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in scheduled.generic
-    )
+        slow = scheduled.generic.keys() | (float_kernels(module) if quantized else set())
+    fallbacks = tuple(Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in slow)
     return Lowered(module=scheduled.module, fallbacks=fallbacks, pass_config=PASS_CONFIG)
 
 

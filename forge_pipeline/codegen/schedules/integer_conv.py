@@ -27,7 +27,15 @@ from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_depthwise, moves
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
-from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, WORD, dot, has_dot_product, products
+from forge_pipeline.codegen.schedules.integer_dot import (
+    BYTES,
+    GROUP,
+    WORD,
+    bias_of_signed,
+    dot,
+    has_dot_product,
+    products,
+)
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -67,7 +75,8 @@ class Convolution:
         return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        bias = self.bias - self.zero * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        shift = self.zero - bias_of_signed(graph.machine)
+        bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
         for algorithm in (integer_depthwise.emit, _emit_direct):
             blocked = algorithm(graph, self.source, self.zero, self.weight, self.geometry, finish)

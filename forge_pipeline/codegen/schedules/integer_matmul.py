@@ -20,7 +20,7 @@ from forge_pipeline.codegen.integer import (
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.integer_conv import integer_bias
-from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, dot, has_dot_product, products
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, bias_of_signed, dot, has_dot_product, products
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -63,7 +63,8 @@ class Product:
         from tvm import relax
 
         steps, columns = self.weight.shape
-        bias = self.bias - self.zero * self.weight.astype(np.int64).sum(axis=0)
+        shift = self.zero - bias_of_signed(graph.machine)
+        bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
         rows = moves.product(self.shape[:-1])
         flat = graph.plain(self.source)

@@ -1,0 +1,298 @@
+"""Integer code against ONNX Runtime, operator by operator and bit for bit.
+
+Scales that are powers of two make every float computation of the QDQ model exact, halves included, so ONNX Runtime
+without optimizations is the reference there. With other scales it is ONNX Runtime's own integer kernel, which has
+one float32 factor for each channel, as ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+from forge_pipeline.target.host import why_not_here
+
+VNNI, AVX_VNNI, PLAIN, SDOT = "intel/sapphire-rapids", "intel/alder-lake", "x86-64/v3", "arm/cortex-a76"
+OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+IN, OUT = (0.5, 113), (64.0, 7)
+
+
+class Net:
+    """A QDQ model under construction; every method returns the name of a value."""
+
+    def __init__(self, *shape: int, seed: int = 0) -> None:
+        self.shape, self.random = shape, np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
+        return name
+
+    def tensor(self, array: Any) -> str:
+        name = f"t{len(self.tensors)}"
+        self.tensors.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def pair(self, x: str, affine: tuple[float, int]) -> str:
+        """Append QuantizeLinear and DequantizeLinear."""
+        scale, zero = self.tensor(np.float32(affine[0])), self.tensor(np.uint8(affine[1]))
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, scale, zero), scale, zero)
+
+    def weight(self, shape: tuple[int, ...], scale: Any, axis: int = 0) -> str:
+        """Append int8 weights behind a DequantizeLinear."""
+        stored = self.tensor(self.random.integers(-127, 128, shape).astype(np.int8))
+        zero = self.tensor(np.zeros(np.shape(scale), np.int8))
+        return self.node("DequantizeLinear", stored, self.tensor(np.asarray(scale, np.float32)), zero, axis=axis)
+
+    def bias(self, scale: Any) -> str:
+        """Append an int32 bias behind a DequantizeLinear."""
+        stored = self.tensor(self.random.integers(-20000, 20000, np.shape(scale)).astype(np.int32))
+        zero = self.tensor(np.zeros(np.shape(scale), np.int32))
+        return self.node("DequantizeLinear", stored, self.tensor(np.asarray(scale, np.float32)), zero, axis=0)
+
+    def finish(self, *outputs: str) -> onnx.ModelProto:
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        image = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
+        graph = helper.make_graph(self.nodes, "net", [image], values, self.tensors)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+def reference(model: onnx.ModelProto, x: Any, *, optimized: bool) -> list[Any]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def compiled(model: onnx.ModelProto, tag: str = VNNI, in_float: str | None = None) -> Any:
+    """Return the engine of a model of which only kernels with ``in_float`` in their names are in float."""
+    target = Target.from_tag(tag)
+    reason = why_not_here(target)
+    if reason is not None:
+        pytest.skip(f"{tag} does not run here: {reason}")
+    library = build(model, target, OPTIONS)
+    reported = [row["operator"] for row in library.metadata["compile"]["fallbacks"]]
+    assert bool(reported) == (in_float is not None)
+    assert all(in_float in name for name in reported if in_float is not None)
+    return Engine(library.to_bytes(), threads=1)
+
+
+def check(net: Net, *outputs: str, tag: str = VNNI, optimized: bool = False, spread: float = 40.0) -> None:
+    """Compare on values that reach both ends of the input's range."""
+    model = net.finish(*outputs)
+    x = (net.random.standard_normal(net.shape) * spread).astype(np.float32)
+    for found, wanted in zip(compiled(model, tag)(x), reference(model, x, optimized=optimized), strict=True):
+        assert len(np.unique(wanted)) > 3
+        np.testing.assert_array_equal(found, wanted)
+
+
+def exact_scales(count: int) -> Any:
+    return 2.0 ** -(np.arange(count) % 3).astype(np.float32)
+
+
+def convolution(net: Net, channels: int, filters: int, kernel: int, groups: int = 1, **attributes: Any) -> str:
+    x = net.pair("x", IN)
+    scale = exact_scales(filters)
+    weight = net.weight((filters, channels // groups, kernel, kernel), scale)
+    return net.node("Conv", x, weight, net.bias(scale * IN[0]), group=groups, **attributes)
+
+
+CONVOLUTIONS = {
+    "1x1": (32, 48, 7, 1, {}),
+    "3x3 padded": (16, 32, 9, 3, {"pads": [1] * 4}),
+    "strided": (32, 16, 11, 3, {"pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    "dilated": (16, 16, 12, 3, {"dilations": [2, 2]}),
+    "channels that fill no vector": (20, 10, 6, 3, {"pads": [1] * 4}),
+    "three channels": (3, 16, 16, 3, {"pads": [1] * 4, "strides": [2, 2]}),
+    "one channel": (1, 8, 12, 5, {}),
+    "groups": (32, 32, 6, 3, {"group": 4}),
+    "width no tile divides": (16, 16, 37, 1, {}),
+    "depthwise": (32, 32, 9, 3, {"pads": [1] * 4, "group": 32}),
+    "depthwise, strided": (16, 16, 10, 3, {"pads": [0, 0, 1, 1], "strides": [2, 2], "group": 16}),
+    "depthwise 5x5": (24, 24, 11, 5, {"pads": [2] * 4, "group": 24}),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_a_convolution_stores_what_onnx_runtime_stores(case: str) -> None:
+    channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
+    net = Net(1, channels, size, size)
+    groups = attributes.pop("group", 1) if "group" in (attributes := dict(attributes)) else 1
+    result = convolution(net, channels, filters, kernel, groups, **attributes)
+    check(net, net.pair(result, OUT))
+
+
+@pytest.mark.parametrize("case", ["1x1", "3x3 padded", "depthwise"])
+def test_factors_that_are_no_powers_of_two_are_rounded_as_onnx_runtime_rounds_them(case: str) -> None:
+    channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
+    net = Net(1, channels, size, size)
+    attributes = dict(attributes)
+    groups = attributes.pop("group", 1)
+    x = net.pair("x", (0.37, 113))
+    scale = (net.random.random(filters) + 0.5).astype(np.float32)
+    weight = net.weight((filters, channels // groups, kernel, kernel), scale)
+    y = net.node("Conv", x, weight, net.bias(scale * np.float32(0.37)), group=groups, **attributes)
+    check(net, net.pair(y, (71.3, 101)), optimized=True)
+
+
+@pytest.mark.parametrize("case", ["3x3 padded", "three channels", "depthwise"])
+def test_half_as_wide_instructions_store_the_same(case: str) -> None:
+    channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
+    net = Net(1, channels, size, size)
+    attributes = dict(attributes)
+    result = convolution(net, channels, filters, kernel, attributes.pop("group", 1), **attributes)
+    check(net, net.pair(result, OUT), tag=AVX_VNNI)
+
+
+def test_without_such_instructions_a_convolution_is_computed_in_float_within_a_step() -> None:
+    net = Net(1, 16, 9, 9)
+    model = net.finish(net.pair(convolution(net, 16, 32, 3, pads=[1] * 4), OUT))
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    steps = np.abs(compiled(model, PLAIN, "conv2d")(x)[0] - reference(model, x, optimized=False)[0]) / OUT[0]
+    assert steps.max() <= 1
+    assert (steps > 0).mean() < 0.01
+
+
+def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:
+    net = Net(1, 16, 6, 6)
+    y = convolution(net, 16, 16, 3)
+    positive = net.pair(net.node("Relu", y), (64.0, 100))
+    bounds = [net.tensor(np.float32(bound)) for bound in (-640.0, 1280.0)]
+    check(net, positive, net.pair(net.node("Clip", convolution(net, 16, 16, 3), *bounds), (64.0, 100)))
+
+
+def test_a_float_bias_and_a_float_result_of_integer_sums() -> None:
+    net = Net(1, 16, 6, 6)
+    x = net.pair("x", IN)
+    weight = net.weight((16, 16, 3, 3), exact_scales(16))
+    floating = net.tensor(np.arange(16).astype(np.float32) * 64)
+    y = net.node("Conv", x, weight, floating)
+    check(net, y, net.pair(net.node("Conv", x, weight, floating), OUT))
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (5, 24), (3, 30)])
+def test_a_product_with_a_bias_stores_what_onnx_runtime_stores(shape: tuple[int, int]) -> None:
+    net = Net(*shape)
+    scale = exact_scales(10)
+    y = net.node("Gemm", net.pair("x", IN), net.weight((10, shape[1]), scale), net.bias(scale * 0.5), transB=1)
+    check(net, net.pair(y, OUT), y)
+
+
+def test_a_product_of_a_batch_of_rows_by_columns_with_their_own_scales() -> None:
+    net = Net(2, 7, 32)
+    y = net.node("MatMul", net.pair("x", IN), net.weight((32, 48), exact_scales(48), axis=1))
+    y = net.node("Add", y, net.tensor(np.arange(48).astype(np.float32) * 32))
+    check(net, net.pair(y, OUT))
+
+
+def test_a_sum_of_two_scales_after_a_convolution() -> None:
+    net = Net(1, 16, 6, 6)
+    left = net.pair(convolution(net, 16, 16, 3, pads=[1] * 4), OUT)
+    right = net.pair("x", (2.0, 90))
+    check(net, net.pair(net.node("Relu", net.node("Add", left, right)), (32.0, 3)))
+
+
+def test_a_sum_with_scales_that_are_no_powers_of_two_is_within_one_step() -> None:
+    net = Net(1, 16, 12, 12)
+    y = net.node("Add", net.pair("x", (0.37, 113)), net.pair("x", (0.59, 90)))
+    model = net.finish(net.pair(y, (0.83, 120)))
+    x = (net.random.standard_normal(net.shape) * 30).astype(np.float32)
+    steps = np.abs(compiled(model)(x)[0] - reference(model, x, optimized=False)[0]) / np.float32(0.83)
+    assert steps.max() < 1.01
+    assert (steps > 0.5).mean() < 0.01
+
+
+@pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+def test_pooling_keeps_to_integers(operator: str, pads: list[int]) -> None:
+    net = Net(1, 20, 8, 8)
+    y = net.node(operator, net.pair("x", IN), kernel_shape=[2, 2], strides=[2, 2], pads=pads)
+    check(net, net.pair(y, IN))
+
+
+def test_the_mean_of_an_image_and_what_only_moves_it() -> None:
+    net = Net(1, 32, 8, 8)
+    y = net.pair(net.node("GlobalAveragePool", net.pair("x", IN)), (0.25, 100))
+    weight = net.weight((10, 32), exact_scales(10))
+    check(
+        net,
+        net.pair(net.node("Gemm", net.node("Flatten", y), weight, net.bias(exact_scales(10) * 0.25), transB=1), OUT),
+    )
+
+
+@pytest.mark.parametrize("channels", [16, 12])
+def test_values_of_one_scale_are_concatenated_as_integers(channels: int) -> None:
+    net = Net(1, 16, 5, 5)
+    parts = [net.pair(convolution(net, 16, channels, 1), OUT) for _ in range(2)]
+    joined = net.node("Concat", *parts, axis=1)
+    check(net, net.pair(joined, OUT), net.pair(net.node("MaxPool", joined, kernel_shape=[2, 2]), OUT))
+
+
+def test_a_value_that_is_also_read_in_float_is_not_rounded_for_that_reader() -> None:
+    net = Net(1, 16, 6, 6)
+    y = convolution(net, 16, 16, 3)
+    check(net, y, net.pair(y, OUT))
+
+
+def test_what_is_not_recognised_stays_float_and_right() -> None:
+    net = Net(1, 16, 6, 6)
+    x = net.pair("x", IN)
+    y = net.pair(net.node("Sigmoid", net.node("Mul", x, net.tensor(np.float32(0.0625)))), (0.00390625, 0))
+    model = net.finish(y)
+    values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    error = np.abs(compiled(model, in_float="sigmoid")(values)[0] - reference(model, values, optimized=False)[0])
+    assert error.max() <= 0.00390625
+
+
+def test_the_batch_may_be_symbolic() -> None:
+    net = Net(1, 3, 12, 12)
+    y = net.pair(convolution(net, 3, 32, 3, strides=[2, 2]), OUT)
+    model = net.finish(net.pair(net.node("MaxPool", y, kernel_shape=[2, 2]), OUT))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    for value in (*model.graph.value_info, *model.graph.output):
+        if len(value.type.tensor_type.shape.dim) == 4 and value.type.tensor_type.shape.dim[0].dim_value == 1:
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
+    engine = compiled(model)
+    for batch in (1, 3):
+        x = (net.random.standard_normal((batch, 3, 12, 12)) * 40).astype(np.float32)
+        np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
+
+
+def test_an_image_stays_in_bytes_from_kernel_to_kernel() -> None:
+    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.tiled import lower
+
+    net = Net(1, 16, 8, 8)
+    first = net.pair(convolution(net, 16, 16, 3, pads=[1] * 4), OUT)
+    second = net.node("Conv", first, net.weight((16, 16, 1, 1), exact_scales(16)), net.bias(exact_scales(16) * 64.0))
+    module = lower(
+        import_model(prepare(net.finish(net.pair(second, (4096.0, 9))))), Target.from_tag(VNNI), OPTIONS
+    ).module
+    text = module["main"].script(show_meta=False)
+    assert text.count("conv2d_u8") == 2
+    assert "float32" not in text.split("conv2d_u8")[1].split("dtype")[1].split("\n")[0]
+
+
+def test_arm_multiplies_bytes_with_sdot() -> None:
+    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.tiled import lower
+
+    net = Net(1, 16, 8, 8)
+    model = net.finish(net.pair(convolution(net, 16, 16, 3, pads=[1] * 4), OUT))
+    module = lower(import_model(prepare(model)), Target.from_tag(SDOT), OPTIONS).module
+    assert "llvm.aarch64.neon.sdot" in module.script(show_meta=False)
