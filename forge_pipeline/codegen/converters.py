@@ -118,6 +118,19 @@ def _pow(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int
     return op.power(base, exponent)
 
 
+def _slice(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Slice, before opset 10 too, where its parameters were attributes; TVM's converter looks for inputs only."""
+    import numpy as np
+    from tvm import relax
+    from tvm.relax.frontend.onnx.onnx_frontend import Slice, onnx_input
+
+    if opset < 10:
+        parameters = [attributes.get(name) for name in ("starts", "ends", "axes")]
+        constants = [None if x is None else relax.const(np.array(x, np.int64)) for x in parameters]
+        inputs = onnx_input([inputs[0], *constants])
+    return Slice.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
 def _non_max_suppression(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
     """NonMaxSuppression that keeps a box whose overlap is exactly the threshold; TVM's drops it."""
     import numpy as np
@@ -142,6 +155,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
         "Pow": _pow,
+        "Slice": _slice,
         "LSTM": convert_lstm,
         "GRU": convert_gru,
         "RNN": convert_rnn,

@@ -27,7 +27,7 @@ def rnn_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reve
     (activation,) = functions
     width = vector_width(hidden)
 
-    @T.prim_func(s_tir=True, private=True)
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def rnn(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
@@ -70,7 +70,7 @@ def lstm_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_rev
     columns = 4 * hidden
     width = vector_width(columns)
 
-    @T.prim_func(s_tir=True, private=True)
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def lstm(  # type: ignore[no-untyped-def]
         a: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle
     ):
@@ -127,7 +127,7 @@ def gru_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reve
     def inner(reset: Any, total: Any, bias: Any) -> Any:
         return reset * (total + bias) if linear else total + bias
 
-    @T.prim_func(s_tir=True, private=True)
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def gru(a: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()

@@ -24,6 +24,7 @@ class Facts:
     constants: Mapping[str, Any]
     shapes: Mapping[str, tuple[int | None, ...]]
     dtypes: Mapping[str, int]
+    used: frozenset[str]
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Facts:
@@ -41,7 +42,8 @@ class Facts:
                 constants.update((node.output[0], item.t) for item in node.attribute if item.name == "value")
         shapes |= {name: tuple(tensor.dims) for name, tensor in constants.items()}
         dtypes |= {name: tensor.data_type for name, tensor in constants.items()}
-        return cls(constants=constants, shapes=shapes, dtypes=dtypes)
+        used = {value.name for value in graph.output} | {name for node in graph.node for name in node.input}
+        return cls(constants=constants, shapes=shapes, dtypes=dtypes, used=frozenset(used))
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return the value of a constant, or None where ``name`` is none."""
@@ -75,25 +77,29 @@ def _is_off(node: onnx.NodeProto, index: int, facts: Facts) -> bool:
     return not _input(node, index) or (value is not None and not value.any())
 
 
+def _uses_more_than_first(node: onnx.NodeProto, facts: Facts) -> bool:
+    return any(name in facts.used for name in node.output[1:] if name)
+
+
 def _batch_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    if _attribute(node, "training_mode", 0) or len([name for name in node.output if name]) > 1:
+    if _attribute(node, "training_mode", 0) or _uses_more_than_first(node, facts):
         yield "training mode"
 
 
 def _dropout(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
     if not _is_off(node, 2, facts):
         yield "training mode"
-    if len([name for name in node.output if name]) > 1:
+    if _uses_more_than_first(node, facts):
         yield "its mask is used"
 
 
 def _layer_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    if len([name for name in node.output if name]) > 1:
+    if _uses_more_than_first(node, facts):
         yield "mean and deviation are used"
 
 
 def _max_pool(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    if len([name for name in node.output if name]) > 1:
+    if _uses_more_than_first(node, facts):
         yield "indices are used"
 
 

@@ -74,6 +74,10 @@ CASES: dict[str, tuple[list[int | str], tuple[list[Node], dict[str, np.ndarray]]
     "Winograd with ragged edges": ([1, 32, 23, 30], followed(conv(80, 32, 3, pads=[1] * 4), "Sigmoid")),
     "Winograd without padding": ([1, 48, 42, 42], conv(48, 48, 3)),
     "a symbolic batch": (["N", 32, 16, 16], followed(conv(64, 32, 3, pads=[1] * 4), "Relu")),
+    "a convolution over one axis": (
+        [2, 20, 50],
+        ([("Conv", ["@", "w"], {"strides": [2], "pads": [2, 1], "dilations": [2]})], {"w": normal(33, 20, 3)}),
+    ),
     "pooling over odd windows": (
         [1, 32, 15, 15],
         (

@@ -92,6 +92,9 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "max of three": ("Max", {"x": ([2, 4], FLOAT), "y": array(4), "z": array(2, 1)}, {}, FLOAT),
     "mean of three": ("Mean", {"x": ([2, 4], FLOAT), "y": array(4), "z": array(2, 1)}, {}, FLOAT),
     "linear upsampling": ("Resize", {"x": IMAGE, "": None, "s": scales(1, 1, 2, 2)}, {"mode": "linear"}, FLOAT),
+    "slice of opset 9": (
+        "Slice", {"x": ([4, 5], FLOAT)}, {"starts": [1], "ends": [-1], "axes": [1], "opset": 9}, FLOAT,
+    ),
     "mod with fmod": ("Mod", {"x": ([4], FLOAT), "y": array(4)}, {"fmod": 1}, FLOAT),
 }  # fmt: skip
 
@@ -131,6 +134,12 @@ def test_a_second_output_that_does_not_exist_is_refused(operator: str, model_of:
     second = {"Dropout": BOOL, "MaxPool": INT64, "LayerNormalization": FLOAT}[operator]
     with pytest.raises(CompileError, match=f"{operator} 'the_node'"):
         check_supported(model_of(operator, inputs, outputs=(FLOAT, second), **attributes))
+
+
+def test_a_second_output_that_nobody_reads_is_no_reason_to_refuse(model_of: Make) -> None:
+    model = model_of("Dropout", {"x": IMAGE}, outputs=(FLOAT, BOOL))
+    del model.graph.output[1]
+    check_supported(model)
 
 
 @pytest.mark.parametrize("case", RIGHT)

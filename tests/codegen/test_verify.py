@@ -134,3 +134,11 @@ def test_the_parent_never_imports_the_compiler() -> None:
         "import sys, forge_pipeline.stages.compile; sys.exit(bool({'tvm', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_output_that_stays_near_zero_is_compared_absolutely(model_of: Make, stock: Options) -> None:
+    weights = np.full((16, 80), 1e-9, np.float32)
+    model = model_of("MatMul", {"x": (["batch", 16], FLOAT), "w": weights})
+    library = build(model, Target.from_tag("host"), stock)
+    altered = dataclasses.replace(library, weights=(weights * np.float32(1.01)).tobytes())
+    assert verify(model, altered, CHECKS, float16=False)["error"]["out0"] <= 1e-8

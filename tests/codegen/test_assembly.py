@@ -1,0 +1,75 @@
+"""The machine code of inner loops: sums stay in registers. A vector spilled there would cost a third of the speed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from forge_pipeline.target import Target
+
+FMA = re.compile(r"\t(vfn?madd|fmla)")
+SPILL = re.compile(
+    r"\tv?mov\w*\t.*\(%r[sb]p.*mm|\tv?mov\w*\t%[xyz]mm\d+, .*\(%r[sb]p|\t(ldr|str|ldp|stp|ldur|stur)\tq.*\[(sp|x29)"
+)
+LABEL = re.compile(r"^\.?[A-Za-z_][\w.$]*:")
+ALLOWED = 2
+"""Moves to or from the stack among dozens of multiply-adds: what LLVM does to a pointer or a constant."""
+
+SHAPES = {"pointwise": (14, 256, 64, 1, 1), "3x3 with stride": (28, 64, 128, 3, 2), "few pixels": (7, 128, 64, 1, 1)}
+
+
+def hottest_block(assembly: str) -> list[str]:
+    """Return the basic block with the most multiply-adds."""
+    blocks: list[list[str]] = [[]]
+    for line in assembly.splitlines():
+        if LABEL.match(line):
+            blocks.append([])
+        blocks[-1].append(line)
+    return max(blocks, key=lambda block: sum(bool(FMA.search(line)) for line in block))
+
+
+def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, stride: int) -> str:
+    import tvm
+    from tvm import s_tir, te
+
+    from forge_pipeline.codegen.machine import Machine
+    from forge_pipeline.codegen.schedules import direct
+    from forge_pipeline.codegen.schedules.geometry import Geometry
+    from forge_pipeline.codegen.tiled import PASS_CONFIG
+
+    target = Target.from_tag(tag)
+    machine = Machine.of(target)
+    geometry = Geometry(
+        channels=channels, filters=filters, groups=1, size=(size, size), kernel=(kernel, kernel),
+        strides=(stride, stride), padding=(kernel // 2,) * 4, dilation=(1, 1),
+    )  # fmt: skip
+    packed = direct.pack_weight(np.zeros((filters, channels, kernel, kernel)), machine.lanes, block_channels=True)
+    image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
+    weight = te.placeholder(packed.shape, name="weight")
+    result = direct.convolve(image, weight, geometry, direct.count_parts(machine, geometry))
+    relu = te.compute(result.shape, lambda *index: te.max(result(*index), 0.0), name="relu")
+    sch = s_tir.Schedule(te.create_prim_func([image, weight, relu]))
+    direct.schedule(sch, machine)
+    with tvm.transform.PassContext(config=PASS_CONFIG):
+        library = tvm.tirx.build(sch.mod, target=target.tvm())
+    return str(library.inspect_source("asm"))
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3", "raspberry-pi/5"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_hottest_loop_of_a_convolution_spills_no_vectors(tag: str, shape: str) -> None:
+    block = hottest_block(assembly_of(tag, *SHAPES[shape]))
+    multiplications = sum(bool(FMA.search(line)) for line in block)
+    spills = [line for line in block if SPILL.search(line)]
+    assert multiplications >= 6
+    assert len(spills) <= ALLOWED, spills
+
+
+def test_a_spill_is_recognized() -> None:
+    assert SPILL.search("\tvmovups\t%zmm3, 64(%rsp)")
+    assert SPILL.search("\tvmovaps\t128(%rsp), %ymm3")
+    assert SPILL.search("\tstr\tq3, [sp, #64]")
+    assert not SPILL.search("\tvmovups\t64(%rsi), %zmm3")
+    assert not SPILL.search("\tldr\tq3, [x2, #64]")
