@@ -17,7 +17,7 @@ from forge_pipeline.passes.settings import VerifySettings
 Outputs = list[Any]
 AMPLIFIED = 8  # how much more rounding passes may add within a model than one unit in its inputs
 ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
-TOPS = (64, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices
+TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices, or sizes that multiply
 
 
 def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:

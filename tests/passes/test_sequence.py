@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.passes import (
@@ -259,3 +259,12 @@ def test_a_pass_that_promises_nan_is_held_to_it(model: Any) -> None:
         apply(made, _one(ForgetsNaN), Verifier.of(made, SETTINGS))
     ordinary = [Step(name="wrong", step=ForgetsNaN(NoOptions()), how=Equality())]
     assert apply(made, ordinary, Verifier.of(made, SETTINGS)).unverified == {}
+
+
+def test_integers_that_are_sizes_stay_small_enough_to_run_with(model: Any, run_passes: Any) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("Tile", ["a", "n"], ["y"])]
+    made = model(nodes, {"x": [4, 4, 4, 4], "n": (TensorProto.INT64, [4])}, ["y"])
+    verifier = Verifier.of(made, SETTINGS)
+    assert verifier.unverified is None
+    assert all(array.size <= 3**4 * 4**4 for outputs in verifier.original for array in outputs)
+    assert run_passes(made, "remove-identities").unverified == {}
