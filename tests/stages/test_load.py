@@ -343,7 +343,16 @@ def test_a_bad_model_is_refused_with_a_reason(loaded, make, message):
     assert all(part.strip() for part in refusal.value.args)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"hello, world\n", os.urandom(64) + b"\xff" * 8, b"\x80\x04."])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\n", id="newline"),
+        pytest.param(b"hello, world\n", id="text"),
+        pytest.param(random.Random(0).randbytes(64) + b"\xff" * 8, id="noise"),
+        pytest.param(b"\x80\x04.", id="pickle"),
+    ],
+)
 def test_what_is_no_model_is_refused(loaded, content):
     with pytest.raises(ModelError, match="expected a model that can be loaded: an ONNX model"):
         loaded(content)
