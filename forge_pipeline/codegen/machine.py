@@ -39,7 +39,8 @@ TAIL_PENALTY = 0.05
 class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
-    ``fused``: multiply and add are one instruction. ``dot_product`` is the target's: what it has for bytes.
+    ``fused``: multiply and add are one instruction. ``indexed``: arithmetic takes one element of a vector (NEON), so
+    that activations are loaded by vectors and stay in registers. ``dot_product`` is what the target has for bytes.
     """
 
     lanes: int
@@ -51,6 +52,7 @@ class Machine:
     l3: int
     cores: int
     dot_product: str = "none"
+    indexed: bool = False
 
     @classmethod
     def of(cls, target: Target) -> Machine:
@@ -66,6 +68,7 @@ class Machine:
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
             dot_product=target.dot_product,
+            indexed=target.arch in ("aarch64", "arm64"),
         )
 
     def fma_cycles(self, vectors: float) -> float:
@@ -77,13 +80,18 @@ class Machine:
         return size / STREAMED_BYTES if size > self.l2 // 2 else 0.0
 
     def fits(self, pixels: int, vectors: int) -> bool:
-        """Whether sums, weights, a broadcast and (where multiply and add are two) a product find room in registers."""
-        return pixels * vectors + vectors + (1 if self.fused else 2) <= self.registers
+        """Whether sums, weights, activations and (where multiply and add are two) a product find room in registers."""
+        activations = pixels if self.indexed else 1
+        return pixels * vectors + vectors + activations + (0 if self.fused else 1) <= self.registers
 
     def step_cycles(self, pixels: int, vectors: int) -> float:
         """Cycles of one step along the reduction: bound by arithmetic, by loads, or by the chain of sums."""
         loads = pixels + vectors
-        return max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY) + LOAD_COST * loads + WEIGHT_COST * vectors
+        return (
+            max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY)
+            + LOAD_COST * loads
+            + WEIGHT_COST * vectors
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,32 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     )
 
 
+def conv1d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 convolution over one axis as one over two, the first of extent 1."""
+    from tvm import relax
+
+    weight = graph.look(call.args[1]).constant
+    attributes = call.attrs
+    if weight is None or attributes.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
+        return None
+    batch, channels, width = shape_of(call.args[0])
+    image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
+    left, right = ints(attributes.padding)
+    geometry = Geometry(
+        channels=channels,
+        filters=weight.shape[0],
+        groups=int(attributes.groups),
+        size=(1, width),
+        kernel=(1, weight.shape[2]),
+        strides=(1, *ints(attributes.strides)),
+        padding=(0, left, 0, right),
+        dilation=(1, *ints(attributes.dilation)),
+    )
+    convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
+    plain = graph.plain(Value(pending=convolution))
+    return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))
+
+
 def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
     """Fold it into the convolution before it, if nothing else reads that; else multiply and add."""
     from tvm import relax
@@ -115,4 +141,9 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     return None
 
 
-HANDLERS = {"relax.nn.conv2d": conv2d, "relax.nn.batch_norm": batch_norm, "relax.add": add_bias}
+HANDLERS = {
+    "relax.nn.conv1d": conv1d,
+    "relax.nn.conv2d": conv2d,
+    "relax.nn.batch_norm": batch_norm,
+    "relax.add": add_bias,
+}
