@@ -126,7 +126,7 @@ def _slice(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: i
 
     if opset < 10:
         parameters = [attributes.get(name) for name in ("starts", "ends", "axes")]
-        constants = [None if x is None else relax.const(np.array(x, np.int64)) for x in parameters]
+        constants = [None if x is None else relax.const(np.array(x, np.int64), "int64") for x in parameters]
         inputs = onnx_input([inputs[0], *constants])
     return Slice.get_converter(opset)(builder, inputs, attributes, [{}, {}])
 

@@ -115,9 +115,27 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice on renamed inputs and unknown dimensions, of no use to our users
         try:
-            return importer.from_onnx(model.graph, opset)
+            module = importer.from_onnx(model.graph, opset)
         except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:  # between nodes
             raise node_error(importer.place[0], importer.place[1], error) from error
+    _check_outputs(module, model)
+    return module
+
+
+def _check_outputs(module: tvm.IRModule, model: onnx.ModelProto) -> None:
+    """Refuse outputs that TVM computes as shapes, which are no arrays for the one who calls the library."""
+    from tvm import relax
+
+    kind = module["main"].ret_ty
+    kinds = list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
+    for value, found in zip(model.graph.output, kinds, strict=True):
+        if not isinstance(found, relax.TensorType):
+            raise CompileError(
+                where=f"output {value.name!r}",
+                expected="an array",
+                found="a shape: it is computed from extents alone",
+                fix="leave this output out of the model: who calls it knows the shapes",
+            )
 
 
 def _importer(progress: Progress) -> Any:

@@ -41,13 +41,13 @@ class _Layer:
             return None
         array = _constant(value)
         if array is not None:
-            return relax.const(np.ascontiguousarray(array[index]))
+            return relax.const(np.ascontiguousarray(array[index]), self.dtype)
         return self.emit(op.squeeze(op.strided_slice(value, [0], [index], [index + 1]), [0]))
 
     def zeros(self, *shape: int) -> Any:
         from tvm import relax
 
-        return relax.const(np.zeros(shape, self.dtype))
+        return relax.const(np.zeros(shape, self.dtype), self.dtype)
 
 
 def convert_lstm(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
@@ -178,7 +178,9 @@ def _transposed(layer: _Layer, value: Any) -> Any:
     from tvm.relax import op
 
     array = _constant(value)
-    return layer.emit(op.permute_dims(value)) if array is None else relax.const(np.ascontiguousarray(array.T))
+    return (
+        layer.emit(op.permute_dims(value)) if array is None else relax.const(np.ascontiguousarray(array.T), layer.dtype)
+    )
 
 
 def _slice(layer: _Layer, value: Any, begin: int, end: int) -> Any:
@@ -187,5 +189,5 @@ def _slice(layer: _Layer, value: Any, begin: int, end: int) -> Any:
 
     array = _constant(value)
     if array is not None:
-        return relax.const(np.ascontiguousarray(array[begin:end]))
+        return relax.const(np.ascontiguousarray(array[begin:end]), layer.dtype)
     return layer.emit(op.strided_slice(value, [0], [begin], [end]))

@@ -92,3 +92,9 @@ def test_an_unnamed_extent_gets_a_name_of_its_own() -> None:
     model = chain("Relu")
     model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     assert interface(model.graph.input) == [{"name": "v0", "shape": ["v0_0"], "dtype": "float32"}]
+
+
+def test_an_output_that_is_a_shape_is_refused(model_of: Callable[..., onnx.ModelProto]) -> None:
+    model = model_of("Shape", {"x": (["n", 4], FLOAT)}, outputs=(TensorProto.INT64,))
+    with pytest.raises(CompileError, match="output 'out0': expected an array, found a shape"):
+        import_model(prepare(model))

@@ -95,6 +95,9 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "slice of opset 9": (
         "Slice", {"x": ([4, 5], FLOAT)}, {"starts": [1], "ends": [-1], "axes": [1], "opset": 9}, FLOAT,
     ),
+    "slice of opset 9 to the end": (
+        "Slice", {"x": ([4, 5], FLOAT)}, {"starts": [1], "ends": [2**63 - 1], "axes": [1], "opset": 9}, FLOAT,
+    ),
     "mod with fmod": ("Mod", {"x": ([4], FLOAT), "y": array(4)}, {"fmod": 1}, FLOAT),
 }  # fmt: skip
 
