@@ -25,11 +25,11 @@ PART = "convolve_part"
 FEWEST_TILES = 4
 """Tiles of pixels below which weights are read too seldom to be worth keeping in the first cache."""
 
+RESIDENT = 1 << 20
+"""Bytes of weights above which integer kernels put the loop over filters outside, so that weights are read once."""
+
 WORTH_EVEN = 0.8
 """Expected part of the peak below which tiles without a tail are not worth what parts save."""
-
-RESIDENT = 1 << 20
-"""Bytes of weights above which the loop over filters goes outside, so that weights are read once."""
 
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr:
@@ -65,6 +65,15 @@ def cycles(machine: Machine, geometry: Geometry) -> float:
     tile = choose_tile(machine, pixels=wide, vectors=rows, steps=geometry.steps)
     reading = machine.streaming_cycles(4 * geometry.steps * rows * machine.lanes)
     return machine.fma_cycles(tall * wide * rows * geometry.steps) / tile.efficiency + reading
+
+
+def read_weights_once(machine: Machine, *, weight_bytes: int, image_bytes: int) -> bool:
+    """Return whether the loop over filters goes outside: the image is then read again for each tile of filters.
+
+    So it is where the image stays in the second cache; or where neither does, since weights are mostly the larger.
+    """
+    room = machine.l2 // 2
+    return image_bytes <= room or weight_bytes > room
 
 
 def merge_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
@@ -159,7 +168,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     image_bytes = 4 * moves.static(sch, reduction[0]) * height * width * lanes
     row_out, row_in = sch.split(row, [None, tile.vectors])
     w_out, w_in = sch.split(w, [None, tile.pixels])
-    filters_outside = weight_bytes > min(image_bytes, RESIDENT)
+    filters_outside = read_weights_once(machine, weight_bytes=weight_bytes, image_bytes=image_bytes)
     outer = [n, row_out, h, w_out] if filters_outside else [n, h, w_out, row_out]
     sch.reorder(*outer, *reduction, w_in, row_in, out)
     work = rows * lanes * height * width * steps
@@ -198,8 +207,11 @@ def _schedule_parts(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     row_out, row_in = sch.split(row, [None, tile.vectors])
     h_out, h_in = sch.split(h, [None, band])
     w_out, w_in = sch.split(w, [None, tile.pixels])
-    sch.reorder(n, row_out, h_out, part, h_in, w_out, w_in, row_in, out)
-    shared = moves.fuse(sch, [n, row_out, h_out])
+    image_bytes = 4 * moves.static(sch, sch.get_loops(partial)[6]) * parts * height * width * lanes
+    once = read_weights_once(machine, weight_bytes=4 * rows * lanes * steps * parts, image_bytes=image_bytes)
+    outer = [n, row_out, h_out] if once else [n, h_out, row_out]
+    sch.reorder(*outer, part, h_in, w_out, w_in, row_in, out)
+    shared = moves.fuse(sch, outer)
     sch.reverse_compute_at(last, shared)
     sch.compute_at(partial, w_out, preserve_unit_loops=True)
     sch.set_scope(partial, 0, "local")

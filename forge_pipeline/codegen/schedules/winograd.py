@@ -231,7 +231,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     size = moves.static(sch, sch.get_loops(half)[5])
     _, rows, _, _, _, lanes, blocks, _ = (moves.extent(sch, loop) or 1 for loop in sch.get_loops(products))
     height = moves.static(sch, sch.get_loops(last)[2])
-    band = band_rows(machine, down=down, along=along, channels=blocks * lanes, size=size, exact=height % step == 0)
+    band = band_rows(
+        machine, down=down, along=along, channels=blocks * lanes, filters=rows * lanes, size=size,
+        exact=height % step == 0,
+    )  # fmt: skip
     tile = choose_tile(machine, pixels=band * along, vectors=rows, steps=blocks * lanes)
 
     n, row, h, w, out = sch.get_loops(last)
@@ -268,7 +271,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.set_scope(producer, 0, "local")
     for producer in (tiles, vertical, transformed):
         moves.vectorize_and_unroll(sch, producer, below=4, lanes=lanes)
-    moves.parallel_if_worth(sch, shared, rows * lanes * blocks * lanes * down * along * size * size)
+    if down // band >= machine.cores:
+        moves.parallel_if_worth(sch, shared, rows * lanes * blocks * lanes * down * along * size * size)
+    else:  # too few bands: share the filters, and before them the channels
+        moves.parallel_if_worth(sch, row_out, rows * lanes * blocks * lanes * down * along * size * size)
+        moves.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=lanes)
 
 
@@ -281,10 +288,15 @@ def _inline_epilogue(sch: Schedule, anchor: SBlockRV) -> SBlockRV:
     return behind[-1]
 
 
-def band_rows(machine: Machine, *, down: int, along: int, channels: int, size: int, exact: bool) -> int:
-    """Return the rows of tiles in a band, whose transformed image is to stay in half of the second cache."""
+def band_rows(machine: Machine, *, down: int, along: int, channels: int, filters: int, size: int, exact: bool) -> int:
+    """Return the rows of tiles in a band, whose transformed image is to stay in half of the second cache.
+
+    Where the weights stay there too, and may be read again by each band, there are bands for all cores.
+    """
     if not exact:
         return down
     room = machine.l2 // 2
     fitting = [rows for rows in divisors(down, down) if 4 * size * size * channels * along * rows <= room]
+    if 4 * size * size * channels * filters <= room:
+        fitting = [rows for rows in fitting if down // rows >= machine.cores] or fitting
     return max(fitting or [1])
