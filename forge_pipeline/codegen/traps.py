@@ -164,6 +164,11 @@ def _recurrent(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
         yield f"activation {', '.join(sorted(unknown))}"
 
 
+def _top_k(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if facts.dtype(_input(node, 0)) in ("uint16", "uint32", "uint64", "int16"):
+        yield "a type that TVM's runtime does not sort"
+
+
 def _reduction(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
     if 0 in facts.shapes.get(node.input[0], ()):
         yield "over an empty set"
@@ -186,6 +191,7 @@ TRAPS: Mapping[str, Trap] = MappingProxyType(
         "Resize": _resize,
         "RoiAlign": _roi_align,
         "SpaceToDepth": _space_to_depth,
+        "TopK": _top_k,
         **dict.fromkeys(
             (
                 *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
