@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 .PHONY: repro test test-all lint clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
+	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
 	$(BIN)/dvc repro
 
 test: $(READY)  ## lint, types and the default test suite

@@ -1,6 +1,6 @@
 """Accuracy of the quantized models beside ONNX Runtime's `quantize_static`, on the same samples.
 
-    python -m benchmarks.accuracy --models ../shared/models --eval ../shared/eval --output accuracy.json
+    python -m benchmarks.accuracy --models MODELS --eval SAMPLES --output accuracy.json
 
 Labelled models are measured by top-1, all of them by the SQNR of their outputs (in front of a final softmax). ONNX
 Runtime: MinMax, per channel, QDQ, uint8 activations and int8 weights. Models without data are fed smooth noise.

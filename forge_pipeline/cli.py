@@ -60,7 +60,7 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   model.path=FILE             the model; or model=digits, the bundled example
   data.path=FILE              samples: an npz with the input's name, or x, and optionally y
   target=raspberry-pi/5       the hardware; `forge-pipeline targets` lists them
-  quantize=none|static|dynamic    and its options: quantize.per_channel=false
+  quantize=none|static|dynamic|weights|float16    and its options: quantize.per_channel=false
   encrypt=none|password
   out=FOLDER                  where the deliverables go
   fold=..., compile=..., store.remote=URL, experiment=digits ...
@@ -195,6 +195,9 @@ def _command(arguments: Sequence[str] | None) -> None:
         commands.main(arguments, "forge-pipeline", standalone_mode=False)
     except click.Abort as stop:
         raise KeyboardInterrupt from stop
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(UsageError.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "forge-pipeline"

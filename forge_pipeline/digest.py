@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -53,3 +54,17 @@ def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file, read in pieces, so that memory stays flat."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_module(name: str) -> str | None:
+    """Return the SHA-256 of the source file of a Python module, without importing it; None where there is no such file.
+
+    Modules that it imports are not looked at.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return digest_file(Path(spec.origin))

@@ -53,9 +53,7 @@ def split() -> dict[str, Part]:
     return {name: Part(x=x[index], y=y[index]) for name, index in bounds.items()}
 
 
-def conv_bn(
-    channels_in: int, channels_out: int, size: int, *, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
+def conv_bn(channels_in: int, channels_out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
     """Convolution that keeps the image size at stride 1, then batch norm."""
     conv = nn.Conv2d(channels_in, channels_out, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(channels_out))
@@ -68,9 +66,7 @@ class DigitsNet(nn.Module):
         super().__init__()
         self.stem = conv_bn(1, 24, 3)
         self.plain = nn.Sequential(conv_bn(24, 24, 3), nn.ReLU(), conv_bn(24, 24, 3))
-        self.down = nn.Sequential(
-            conv_bn(24, 24, 3, stride=2, groups=24), nn.ReLU(), conv_bn(24, 48, 1), nn.ReLU()
-        )
+        self.down = nn.Sequential(conv_bn(24, 24, 3, stride=2, groups=24), nn.ReLU(), conv_bn(24, 48, 1), nn.ReLU())
         self.inverted = nn.Sequential(
             conv_bn(48, 96, 1), nn.ReLU6(), conv_bn(96, 96, 3, groups=96), nn.ReLU6(), conv_bn(96, 48, 1)
         )
@@ -163,9 +159,7 @@ def accuracy(path: Path, part: Part) -> float:
 
 def main() -> None:
     """Train, export and measure; leave the folder's files as they were if the model is not good enough."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """A kernel without a schedule of its own: it runs, but as slow as plain loops are.
+    """A kernel without a schedule of its own, as slow as plain loops are; in a quantized model, one that is in float.
 
     ``share`` is its part of the model's floating-point operations, 0..1.
     """

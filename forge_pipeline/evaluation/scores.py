@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from forge_pipeline.digest import digest_file
+from forge_pipeline.digest import digest_module
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.registry import Registry
 
@@ -185,15 +184,12 @@ def source_digest(metric: str) -> str | None:
     module, colon, _ = metric.partition(":")
     if not colon:
         return None
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+    digest = digest_module(module)
+    if digest is None:
         raise ConfigError(
             OPTION, "an importable module:function", f"no module {module!r}", "put its folder in PYTHONPATH"
         )
-    return digest_file(Path(spec.origin))
+    return digest
 
 
 def _import(reference: str) -> UserMetric:

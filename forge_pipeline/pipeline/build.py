@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +17,14 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
-from forge_pipeline.pipeline.deliver import deliver
+from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.slices import Slice, password_sources, slices
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store
+from forge_pipeline.target import Target
+from forge_pipeline.target.host import why_not_here
 
 
 def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
@@ -37,7 +41,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             "data.path", "calibration data for static quantization", "null",
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
         )  # fmt: skip
-    with opened_store(config.get("store")) as store:
+    with prepared(out), opened_store(config.get("store")) as store:
         runner = make_runner(store, password_sources(config), label=str(config["target"]["tag"]))
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, out)
@@ -63,7 +67,7 @@ def uses_ranges(parts: Mapping[str, Slice]) -> bool:
 
 def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     """Return the two things that come from outside: the model file, and the data (None where there is none)."""
-    path = config["model"].get("path")
+    path = bind(Model, config.get("model"), where="model").path
     if path is None:
         raise ConfigError("model.path", "a model file", "null", "give model.path=FILE, or choose model=digits")
     return {"source": External(Source(Path(path))), **data_inputs(config["data"])}
@@ -89,9 +93,25 @@ def make_runner(store: Store, passwords: tuple[str, ...], *, label: str) -> Runn
     return Runner(
         store=store,
         ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate")},
-        accept={"encrypt": opens},
+        accept={"encrypt": opens, "compile": checked_where_possible},
         announce=lambda output: print(stage_line(output, label), flush=True),
     )
+
+
+def checked_where_possible(output: Output) -> bool:
+    """Refuse a library that was never compared with its model, on a machine that can run it: another one built it."""
+    config = output.action.report["config"]
+    report = json.loads(output.store.read(output.action.outputs[REPORT]))
+    if not config["verify"]["enabled"] or "skipped" not in report["verification"]:
+        return True
+    return why_not_here(bind(Target, config["target"], where="target")) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """conf/model/*.yaml."""
+
+    path: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
@@ -38,12 +42,23 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
-    quoted = ["--multirun", *rest] if sweeping else [quote_path(argument) for argument in rest]
+    quoted = [argument if _parsed(argument) else quote_path(argument) for argument in rest]
+    if sweeping:
+        quoted.insert(0, "--multirun")
+    failed: list[str] = []
     swept = _swept_keys(quoted) if sweeping else ()
 
     def job(config: DictConfig) -> None:
         plain = _plain(OmegaConf.to_container(config, resolve=True))
-        task(plain, _folder(plain, swept) if sweeping else None)
+        if not sweeping:
+            task(plain, None)
+            return
+        folder = _folder(plain, swept)
+        try:
+            task(plain, folder)
+        except ForgeError as error:  # said here, so that the other jobs go on and none is passed over
+            print(f"error in {folder}: {error}", file=sys.stderr, flush=True)
+            failed.append(folder)
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
     with _hydra_process(["forge-pipeline run", *quoted]):
@@ -53,6 +68,13 @@ def launch(arguments: Sequence[str], task: Task) -> None:
             if stop.code not in (0, None):
                 fix = "see `forge-pipeline run --help`"
                 raise UsageError("run", "overrides and Hydra's flags", " ".join(arguments), fix) from stop
+    if failed:
+        raise ForgeError(
+            where="sweep",
+            expected="every job to succeed",
+            found=f"{len(failed)} that failed: {', '.join(failed)}",
+            fix="see the errors above; the other jobs are delivered",
+        )
 
 
 @contextmanager
@@ -70,17 +92,20 @@ def _hydra_process(argv: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before[1]
 
 
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the plain configuration for ``overrides``; UsageError where one does not fit."""
-    return _explained(lambda: _compose(overrides), overrides)
+def compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """Return the plain configuration for ``overrides``; UsageError where one does not fit.
+
+    ``folder`` holds the root `config.yaml`; by default the one of this package.
+    """
+    return _explained(lambda: _compose(overrides, folder), overrides)
 
 
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="forge-pipeline"):
+    with initialize_config_dir(str((folder or conf_dir()).resolve()), version_base="1.3", job_name="forge-pipeline"):
         return _plain(OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True))
 
 
@@ -101,20 +126,21 @@ def quote_path(argument: str) -> str:
 
 
 def _swept_keys(arguments: Sequence[str]) -> tuple[str, ...]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    overrides = [_parsed(argument) for argument in arguments]
+    return tuple(item.key_or_group for item in overrides if item is not None and item.is_sweep_override())
 
-    keys = []
-    for argument in arguments:
-        if "=" not in argument or argument.startswith("-"):
-            continue
-        try:
-            override = OverridesParser.create().parse_override(argument)
-        except OverrideParseException:
-            continue  # Hydra will refuse it with the reason when it composes
-        if override.is_sweep_override():
-            keys.append(override.key_or_group)
-    return tuple(keys)
+
+def _parsed(argument: str) -> Override | None:
+    """Parse an override; None for a flag, and for what Hydra will refuse with its reason when it composes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if argument.startswith("-"):
+        return None
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return None
 
 
 def _folder(config: dict[str, Any], swept: Sequence[str]) -> str:
@@ -126,8 +152,14 @@ def _folder(config: dict[str, Any], swept: Sequence[str]) -> str:
         if key == "target":
             continue
         value = choices[key] if key in choices else _lookup(config, key)
-        parts.append(f"{key}={re.sub(r'[^A-Za-z0-9._-]', '_', str(value))}")
+        parts.append(f"{key}={_file_name(str(value))}")
     return str(Path(*parts))
+
+
+def _file_name(value: str) -> str:
+    """Return ``value`` as a part of a file name; another value gives another name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", value)
+    return plain if plain == value else f"{plain}-{digest_bytes(value.encode())[:8]}"
 
 
 def _lookup(config: Any, key: str) -> Any:
@@ -150,7 +182,8 @@ def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
 
 def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
     message = str(error)
-    where = next((item for item in overrides if not item.startswith("-")), "command line")
+    shown = [item.replace("='", "=").removesuffix("'") for item in overrides if not item.startswith("-")]
+    where = next((item for item in shown if item in message), "command line")
     if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", message):
         key = match[1] or match[2]
         where = next((item for item in overrides if item.lstrip("+~").startswith(key)), key)
@@ -167,12 +200,12 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
         options = _choices(group)
         return UsageError(
             where=where,
-            expected=f"a {group}: " + ", ".join(options),
+            expected=f"one of conf/{group}: " + ", ".join(options),
             found=repr(option),
             fix=f"{did_you_mean(option, options)}choose one of those listed",
         )
-    first = message.strip().splitlines()[0] if message.strip() else type(error).__name__
-    return UsageError(where, "overrides that compose with conf/config.yaml", first, "correct the override")
+    found = " ".join(message.split()) or type(error).__name__
+    return UsageError(where, "overrides that compose with conf/config.yaml", found, "correct the override")
 
 
 def _split_group(name: str) -> tuple[str, str]:
@@ -192,7 +225,7 @@ def _options(key: str) -> list[str]:
     for part in parents:
         below = node.get(part)
         if not isinstance(below, dict):
-            break
+            return sorted(node)
         node = below
     prefix = ".".join(parents)
     return sorted(f"{prefix}.{name}" if prefix else name for name in node)

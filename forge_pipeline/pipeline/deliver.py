@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
@@ -18,24 +20,53 @@ DELIVERABLES = {
 }
 
 
-def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
-    """Export the deliverables and the manifest into ``folder``; ForgeError where it cannot be written.
-
-    Each file appears complete or not at all, and the manifest last: a folder with a manifest is a whole build.
-    """
-    try:
+@contextmanager
+def prepared(folder: Path) -> Iterator[None]:
+    """Make ``folder`` and see that it can be written, before any work; leave none behind when the work fails."""
+    created = not folder.exists()
+    with _refusing(f"out={folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)
+        TemporaryFile(dir=folder).close()
+    try:
+        yield
+    except BaseException:
+        if created:
+            with suppress(OSError):  # not empty: another run delivers there
+                folder.rmdir()
+        raise
+
+
+def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
+    """Put the deliverables and the manifest into ``folder``; ForgeError where it cannot be written.
+
+    All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
+    with a manifest is a whole build.
+    """
+    with _refusing(f"out={folder}"), TemporaryDirectory(prefix=".delivery-", dir=folder) as staging:
+        staged = Path(staging)
         for stage, names in DELIVERABLES.items():
             for name in names:
-                export(outputs[stage], name, folder / name)
-        write_atomically(folder / MANIFEST, manifest(outputs))
+                export(outputs[stage], name, staged / name)
+        write_atomically(staged / MANIFEST, manifest(outputs))
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in (*(name for names in DELIVERABLES.values() for name in names), MANIFEST):
+            if (staged / name).exists():
+                (staged / name).replace(folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Turn what the file system refuses into a ForgeError about ``where``."""
+    try:
+        yield
     except OSError as error:
         raise ForgeError(
-            where=f"out={folder}",
-            expected="a folder that can be written",
+            where=where,
+            expected="a place that can be written",
             found=error.strerror or type(error).__name__,
-            fix="choose another folder with out=FOLDER, or make room in this one",
+            fix="choose another place, or make room in this one",
         ) from error
 
 
@@ -53,13 +84,15 @@ def manifest(outputs: Mapping[str, Output]) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path``, flush it to the disk and rename it into place."""
+    """Write ``content`` beside ``path``, flush it to the disk and rename it into place. Raises ForgeError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _refusing(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -76,5 +76,4 @@ def _recipe(config: Path | None, names: Sequence[str]) -> workbench.Recipe:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)

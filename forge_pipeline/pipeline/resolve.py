@@ -7,7 +7,6 @@ that a new compiler reruns `compile` and nothing before it. `resolved/` is commi
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +35,16 @@ class Matrix:
 
 
 def resolve(root: Path = Path()) -> Sequence[str]:
-    """Write ``root``/resolved for every target of the matrix and return the targets; ConfigError where one is wrong."""
-    first = compose([])
+    """Write ``root``/resolved for every target of the matrix and return the targets; ConfigError where one is wrong.
+
+    The configuration is ``root``/conf if that has a `config.yaml`, with the groups of this package behind it.
+    """
+    own = root / "conf"
+    conf = own if (own / "config.yaml").is_file() else None
+    first = compose([], conf)
     matrix = bind(Matrix, first["matrix"], where="matrix")
     chosen = [] if matrix.experiment is None else [f"experiment={matrix.experiment}"]
-    configs = {target: compose([*chosen, f"target={target}"]) for target in matrix.targets}
+    configs = {target: compose([*chosen, f"target={target}"], conf) for target in matrix.targets}
     if not configs:
         raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
     parts = {target: slices(config) for target, config in configs.items()}
@@ -53,11 +57,11 @@ def resolve(root: Path = Path()) -> Sequence[str]:
             files[slice_path(name)] = by_target
         else:
             files[slice_path(name)] = _shared(name, by_target)
-    folder = root / RESOLVED
-    shutil.rmtree(folder, ignore_errors=True)  # a target that left the matrix leaves nothing behind
     for path, content in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(root / path, yaml.safe_dump(content, sort_keys=True, allow_unicode=True).encode())
+    for path in (root / RESOLVED).rglob("*.yaml"):  # a target that left the matrix leaves nothing behind
+        if path.relative_to(root) not in files:
+            path.unlink()
     return tuple(configs)
 
 

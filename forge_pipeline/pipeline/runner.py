@@ -103,7 +103,6 @@ class Runner:
     ambient: Mapping[str, Any] = field(default_factory=dict)
     accept: Mapping[str, Callable[[Output], bool]] = field(default_factory=dict)
     announce: Callable[[Output], None] = lambda output: None
-    begin: Callable[[str], None] = lambda name: None
 
     def run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
         """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs."""
@@ -113,7 +112,6 @@ class Runner:
         key = digest_json(ingredients)
 
         def build() -> tuple[dict[str, bytes], dict[str, Any]]:
-            self.begin(name)
             values = {parameter: None if item is None else item.value() for parameter, item in inputs.items()}
             wanted = {want: key if want == "key" else self.ambient[want] for want in stage.wants}
             result = stage.module.run(bind(stage.module.Config, config, where=name), **values, **wanted)

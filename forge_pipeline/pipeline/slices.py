@@ -13,7 +13,7 @@ from typing import Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.crypto.keys import checked_sources
-from forge_pipeline.digest import canonical_json
+from forge_pipeline.digest import canonical_json, digest_module
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.evaluation import scores
 from forge_pipeline.stages import STAGES
@@ -63,6 +63,8 @@ def localized(stage: str, portable: Slice) -> Slice:
         values["reduce_range"] = Target.from_tag(HOST).saturates_int8
     if stage == "compile":
         values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
+    if stage == "fold" and isinstance(values.get("imports"), list):
+        values["import_sources"] = [digest_module(str(name)) for name in values["imports"]]
     if stage == "evaluate" and values.get("machine") == HOST:
         values["machine"] = Target.from_tag(HOST).description
     if stage == "evaluate" and isinstance(values.get("metric"), str):

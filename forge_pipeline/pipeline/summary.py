@@ -45,7 +45,7 @@ def finished(target: str) -> Build:
 
 def summary(builds: Sequence[Build]) -> str:
     """Return a table with a line per target, and where the page is."""
-    rows: list[tuple[str, ...]] = [("target", "size", "float", "int8", "compiled", "latency", "library")]
+    rows: list[tuple[str, ...]] = [("target", "size", "float", "quantized", "compiled", "latency", "library")]
     for build in builds:
         metrics = build.metrics
         rows.append(

@@ -71,12 +71,11 @@ def run_stage(name: str, target: str | None = None) -> Output:
         runner = make_runner(store, passwords, label=target or "")
         output = runner.run(name, portable, inputs)
         folder = folder_of(name, target)
-        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{name}.action.json", _action(output))
         for file in output.kind.files:
             export(output, file, folder / file)
         if name not in ("evaluate", "encrypt"):
             export(output, REPORT, folder / REPORT)
-        write_atomically(folder / f"{name}.action.json", _action(output))
     return output
 
 
@@ -98,8 +97,9 @@ def _action(output: Output) -> bytes:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(str(path), "the stage's resolved options", "no such file", "run `dvc repro`") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        found = " ".join(str(error).split())
+        raise ConfigError(str(path), "the stage's resolved options", found, "run `dvc repro`") from error
     if not isinstance(content, dict):
         raise ConfigError(str(path), "a mapping", type(content).__name__, "run `dvc repro resolve --force`")
     return content

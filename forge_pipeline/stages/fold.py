@@ -20,6 +20,7 @@ class Config:
 
     passes: list[str | dict[str, Any]]
     imports: list[str]
+    import_sources: list[str | None]
     verify: VerifySettings | None
 
 
@@ -32,7 +33,9 @@ def run(config: Config, model: ONNXModule) -> Result:
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.passes.verify import Verifier
 
-    verifier = Verifier.of(model.mod, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
+    verifier = (
+        Verifier.of(model.mod, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
+    )
     outcome = apply(model.mod, steps, verifier)
     report = {
         "nodes": [len(model.mod.graph.node), len(outcome.model.graph.node)],

@@ -141,7 +141,7 @@ def test_a_damaged_output_in_the_work_tree_is_built_again(checkout: Path) -> Non
     library.unlink()
     library.write_bytes(good[:-1])
     shell(checkout, "dvc", "repro")
-    assert len(library.read_bytes()) == len(good)
+    assert library.read_bytes() == good
 
 
 def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:

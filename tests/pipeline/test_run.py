@@ -252,3 +252,46 @@ def test_the_readmes_sweep_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     jobs: list[str | None] = []
     launch(command[1:], lambda config, folder: jobs.append(folder))
     assert len(jobs) == 6
+
+
+def test_a_sweep_delivers_the_good_jobs_and_names_every_bad_one(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    good, out = model.with_name("good model (1).onnx"), tmp_path / "out"
+    good.write_bytes(model.read_bytes())
+    paths = f"model.path='{good}',{tmp_path}/missing.onnx,{tmp_path}/absent.onnx"
+    done = forge("run", paths, f"out={out}", "fold=none", "-m", "target=x86-64/v2")
+    assert done.returncode == 1
+    assert "missing.onnx" in done.stderr
+    assert "absent.onnx" in done.stderr
+    assert "2 that failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    (delivered,) = [path.parent for path in out.rglob("manifest.json")]
+    assert {path.name for path in delivered.iterdir()} == PLAIN
+
+
+def test_a_users_own_pass_that_was_edited_runs_again(forge: Any, model: Path, tmp_path: Path) -> None:
+    module = tmp_path / "work" / "own_passes.py"
+    results = []
+    for comment in ("first", "first", "second"):
+        module.write_text(f"# {comment}\nPASSES = {{}}\n")
+        folder = str(module.parent)
+        done = forge(
+            "run", f"model.path={model}", "fold.imports=[own_passes]", "target=x86-64/v2", f"out={tmp_path / 'out'}",
+            env={"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results.append(_results(tmp_path / "out")["fold"])
+    assert results == ["built", "hit", "built"]
+
+
+def test_a_failed_delivery_leaves_the_earlier_build_whole(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _run(forge, model, data, out, "quantize=none")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "modelKey.bin").mkdir()  # what no file can replace
+    done = forge("run", f"model.path={model}", f"out={out}", "encrypt=password", env={"FORGE_PASSWORD": "x"})
+    assert done.returncode == 1
+    assert f"out={out}" in done.stderr
+    (out / "modelKey.bin").rmdir()
+    assert {path.name for path in out.iterdir()} <= set(before)
