@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 
-from forge_pipeline import errors
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.registry import Registry
 
@@ -50,7 +49,3 @@ def test_a_registry_refuses_an_unknown_name_with_its_choices() -> None:
         "quantize.calib_method: expected a range method: entropy, minmax, found 'entropie'\n"
         "fix: did you mean 'entropy'? choose one of those listed"
     )
-
-
-def test_the_public_errors_are_those_of_the_module() -> None:
-    assert {cls.__module__ for cls in _all_errors()} == {errors.__name__}
