@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -97,6 +97,13 @@ def table(imports: Sequence[str] = ()) -> Registry[PassRow]:
         for key, row in _of_module(name).items():
             _add(rows, key, row, origin=f"module {name}")
     return Registry("pass", rows)
+
+
+def user_modules(names: Iterable[str], imports: Sequence[str]) -> list[str]:
+    """Return the modules outside this package that passes called ``names`` may come from, for their content's sake."""
+    others = set(names) - set(PASSES)
+    points = entry_points(group=ENTRY_POINTS) if others else ()
+    return [*imports, *sorted(point.module for point in points if point.name in others)]
 
 
 def metrics(imports: Sequence[str]) -> dict[str, MetricFunction]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge_pipeline.config import bind
@@ -16,6 +16,7 @@ from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import canonical_json, digest_module
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.evaluation import scores
+from forge_pipeline.passes.table import user_modules
 from forge_pipeline.stages import STAGES
 from forge_pipeline.target import HOST, Target
 
@@ -64,12 +65,23 @@ def localized(stage: str, portable: Slice) -> Slice:
     if stage == "compile":
         values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
     if stage == "fold" and isinstance(values.get("imports"), list):
-        values["import_sources"] = [digest_module(str(name)) for name in values["imports"]]
+        modules = user_modules(_pass_names(values.get("passes")), values["imports"])
+        values["import_sources"] = [digest_module(str(name)) for name in modules]
     if stage == "evaluate" and values.get("machine") == HOST:
         values["machine"] = Target.from_tag(HOST).description
     if stage == "evaluate" and isinstance(values.get("metric"), str):
         values["metric_source"] = scores.source_digest(values["metric"])  # a user's own code, as it is now
     return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
+
+
+def _pass_names(entries: object) -> Iterator[str]:
+    """Walk conf/fold's list: names, `name: {option: value}`, `repeat: [...]`."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, Mapping):
+            for name, options in entry.items():
+                yield from _pass_names(options) if name == "repeat" else (str(name),)
 
 
 def _mentions_host(values: Slice) -> bool:

@@ -1,0 +1,36 @@
+"""A slice holds what a stage's output depends on: also the content of passes from elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_pipeline.digest import digest_file
+from forge_pipeline.pipeline.compose import compose
+from forge_pipeline.pipeline.slices import localized, slices
+
+
+def test_a_pass_of_an_installed_package_enters_the_slice_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, metadata = tmp_path / "their_passes.py", tmp_path / "theirs-1.0.dist-info"
+    module.write_text("first = 1\n")
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[forge_pipeline.passes]\ntheir-pass = their_passes:Pass\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    options = slices(compose(["fold=basic"]))["fold"]
+    assert options["import_sources"] == []
+    used = {**options, "passes": [{"repeat": ["their-pass", "remove-dead"]}]}
+    assert localized("fold", used)["import_sources"] == [digest_file(module)]
+    module.write_text("second = 2\n")
+    assert localized("fold", used)["import_sources"] == [digest_file(module)]
+
+
+def test_a_slice_is_the_same_when_it_is_localized_twice() -> None:
+    portable = slices(compose(["experiment=digits", "target=x86-64/v3"]))
+    for name, values in portable.items():
+        once = localized(name, values)
+        assert localized(name, once) == once
