@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.passes.sequence import apply, plan
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """conf/fold/*.yaml. ``verify: null`` switches verification off, and the report says what was not verified."""
+    """conf/fold/*.yaml. ``verify: null`` switches verification off, and the report says what was not verified.
+
+    ``import_sources`` holds the digests of the modules that passes come from. Nobody writes it: the pipeline fills it
+    in, so that an edited pass runs again.
+    """
 
     passes: list[str | dict[str, Any]]
     imports: list[str]
-    import_sources: list[str | None]
     verify: VerifySettings | None
+    import_sources: list[str | None] = field(default_factory=list)
 
 
 def run(config: Config, model: ONNXModule) -> Result:
