@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 
 import pytest
 
+from forge_pipeline import errors
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.registry import Registry
 
@@ -49,3 +51,10 @@ def test_a_registry_refuses_an_unknown_name_with_its_choices() -> None:
         "quantize.calib_method: expected a range method: entropy, minmax, found 'entropie'\n"
         "fix: did you mean 'entropy'? choose one of those listed"
     )
+
+
+def test_an_error_outside_its_module_refines_one_inside() -> None:
+    importlib.import_module("forge_pipeline.passes.verify")  # brings such errors, whatever ran before
+    outside = [cls for cls in _all_errors() if cls.__module__ != errors.__name__]
+    assert outside
+    assert [cls for cls in outside if cls.__base__ is ForgeError] == []
