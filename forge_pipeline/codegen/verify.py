@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import CompileError, ModelError, VerificationError
+from forge_pipeline.errors import CompileError, VerificationError
 from forge_pipeline.runtime.bundle import Library
 
 if TYPE_CHECKING:
@@ -107,22 +107,13 @@ def _error(name: str, want: np.ndarray, have: np.ndarray, limit: float, limit_na
 
 
 def _reference(model: onnx.ModelProto) -> Any:
-    import onnxruntime as ort
-    from onnxruntime.capi import onnxruntime_pybind11_state as errors
+    from forge_pipeline.ir.session import open_session
 
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what goes wrong is raised, not printed
-    try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
-        raise ModelError(
-            where=f"model {model.graph.name!r}",
-            expected="a model that ONNX Runtime can run, to compare with",
-            found=" ".join(str(error).split())[:500],
-            fix="correct the model, or compile unchecked with `compile.verify.enabled=false`",
-        ) from error
+    return open_session(
+        model.SerializeToString(),
+        where=f"model {model.graph.name!r}",
+        fix="correct the model, or compile unchecked with `compile.verify.enabled=false`",
+    )
 
 
 def _run_reference(

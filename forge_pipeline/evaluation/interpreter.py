@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import DataError, ModelError
+from forge_pipeline.errors import DataError
 from forge_pipeline.ir import ONNXModule
 
 if TYPE_CHECKING:
@@ -22,29 +22,16 @@ class Interpreter:
     """A model ready to run. ``taps`` names inner values to return beside the outputs."""
 
     def __init__(self, module: ONNXModule, *, where: str, taps: Sequence[str] = ()) -> None:
-        import onnxruntime as ort
         from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+        from forge_pipeline.ir.session import open_session
 
         self._where = where
         self.outputs: tuple[str, ...] = tuple(module.output_names)
         given = {*self.outputs, *module.input_names}
         self._fetched = [*self.outputs, *(name for name in taps if name not in given)]
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
         self._failures = (state.Fail, state.InvalidArgument, state.RuntimeException)
-        try:
-            self._session = ort.InferenceSession(
-                _tapped(module, self._fetched).to_bytes(), options, providers=["CPUExecutionProvider"]
-            )
-        except (*self._failures, state.InvalidGraph, state.NotImplemented) as error:
-            raise ModelError(
-                where=where,
-                expected="a model that ONNX Runtime can run",
-                found=str(error),
-                fix="check it with `onnx.checker.check_model(path, full_check=True)`",
-            ) from error
+        self._session = open_session(_tapped(module, self._fetched).to_bytes(), where=where)
 
     def __call__(self, feed: dict[str, NDArray[Any]]) -> Outputs:
         """Return outputs and taps by name. Raises DataError where the model cannot take the feed."""

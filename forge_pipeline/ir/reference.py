@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
-from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.ir.session import open_session
 from forge_pipeline.registry import Registry
 
 Array = np.ndarray[Any, Any]
@@ -29,18 +29,7 @@ def inference_function(model: bytes, inputs: Sequence[str], target: str) -> Call
     provider = PROVIDERS.pick(target, where="target")
     if provider not in ort.get_available_providers():
         raise ConfigError("target", f"one of {ort.get_available_providers()}", provider, "use target='llvm'")
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # what goes wrong is raised, not printed
-    try:
-        session = ort.InferenceSession(model, options, providers=[provider])
-    except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
-        raise ModelError(
-            where="ONNX Runtime",
-            expected="a model that it can run",
-            found=str(error),
-            fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
-        ) from error
+    session = open_session(model, where="ONNX Runtime", provider=provider)
 
     def infer(*arrays: Array) -> Array | list[Array]:
         if len(arrays) != len(inputs):

@@ -20,6 +20,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotSupported
 
+from forge_pipeline.ir.session import session_options
 from forge_pipeline.passes.qonnx import in_definition
 
 Array = np.ndarray[Any, Any]
@@ -31,11 +32,7 @@ class Interpreter:
     """A model ready to run. Raises one of RUN_ERRORS where ONNX Runtime cannot."""
 
     def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None) -> None:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
+        options = session_options()
         options.use_deterministic_compute = True
         options.add_session_config_entry("session.disable_prepacking", "1")
         data = in_definition(model).SerializeToString()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto, TensorProto
 
-from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.session import open_session
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,26 +24,8 @@ class Session:
 
         Raises ModelError where ONNX Runtime refuses the model.
         """
-        import onnxruntime as ort
-        from onnxruntime.capi import onnxruntime_pybind11_state as errors
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 4
-        level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = level.ORT_DISABLE_ALL if faithful else level.ORT_ENABLE_ALL
         opened = with_outputs(model, values)
-        try:
-            self._session = ort.InferenceSession(
-                opened.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except (errors.Fail, errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented) as error:
-            raise ModelError(
-                where="ONNX Runtime",
-                expected="a model that it can run",
-                found=str(error),
-                fix="check the model with `onnx.checker.check_model(path, full_check=True)`",
-            ) from error
+        self._session = open_session(opened.SerializeToString(), where="ONNX Runtime", optimized=not faithful)
         self.outputs = tuple(value.name for value in opened.graph.output)
 
     def run(self, feed: Mapping[str, NDArray[Any]], wanted: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,44 @@
+"""How ONNX Runtime is opened as the reference interpreter: one thread, and every node as it is written."""
+
+from __future__ import annotations
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+from forge_pipeline.errors import ModelError
+
+CHECK = "check the model with `onnx.checker.check_model(path, full_check=True)`"
+_LONGEST = 500
+
+
+def session_options(*, optimized: bool = False) -> ort.SessionOptions:
+    """Return options under which the sums are the same whatever number of cores the machine has."""
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what goes wrong is raised, not printed
+    return options
+
+
+def open_session(
+    model: bytes,
+    *,
+    where: str,
+    fix: str = CHECK,
+    optimized: bool = False,
+    provider: str = "CPUExecutionProvider",
+) -> ort.InferenceSession:
+    """Open a serialised model. Raises ModelError, about ``where`` and with the next step ``fix``, if it cannot run."""
+    try:
+        return ort.InferenceSession(model, session_options(optimized=optimized), providers=[provider])
+    except (
+        errors.Fail,
+        errors.InvalidArgument,
+        errors.InvalidGraph,
+        errors.InvalidProtobuf,
+        errors.NotImplemented,
+        errors.RuntimeException,
+    ) as error:
+        found = " ".join(str(error).split())[:_LONGEST]
+        raise ModelError(where=where, expected="a model that ONNX Runtime can run", found=found, fix=fix) from error
