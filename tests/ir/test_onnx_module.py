@@ -166,7 +166,7 @@ def test_inference_on_what_is_not_there_is_refused(make):
         ONNXModule(make("convnet")).get_inference_function("cude")
     broken = make("convnet")
     broken.graph.node[0].op_type = "Frobnicate"
-    with pytest.raises(ModelError, match="ONNX Runtime: expected a model that it can run"):
+    with pytest.raises(ModelError, match="ONNX Runtime: expected a model that ONNX Runtime can run"):
         ONNXModule(broken).get_inference_function()
 
 

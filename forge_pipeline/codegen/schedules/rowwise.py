@@ -59,7 +59,7 @@ def _vectorize(sch: Schedule, block: SBlockRV, lanes: int, *, is_partial: bool) 
     if not loops:
         return
     if is_partial:
-        lane = next(loop for loop in reversed(loops) if moves.extent(sch, loop) == lanes)
+        lane = next(loop for loop in loops if moves.extent(sch, loop) == lanes)  # rfactor puts the lane first
         name = sch.get(lane).loop_var.name
         outer = [loop for loop in loops if sch.get(loop).loop_var.name != name and moves.extent(sch, loop) != 1]
         if outer:
