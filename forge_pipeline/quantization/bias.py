@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.quantization import agreement
 from forge_pipeline.quantization.integers import Affine, dequantized, quantized
 from forge_pipeline.quantization.network import Network, attribute, layer
 from forge_pipeline.quantization.plan import Plan
@@ -61,7 +62,7 @@ def _means(network: Network, nodes: Sequence[NodeProto], probes: Sequence[Probe]
             channels = channels.reshape(channels.shape[0], -1)
             sums[name] = sums.get(name, 0.0) + channels.sum(axis=1)
             counts[name] += channels.shape[1]
-    return {name: total / counts[name] for name, total in sums.items()}
+    return {name: agreement.means(total / counts[name]) for name, total in sums.items()}
 
 
 def _shift(network: Network, node: NodeProto, mean: NDArray[np.float64], scheme: WeightScheme) -> NDArray[np.float64]:
@@ -73,7 +74,10 @@ def _shift(network: Network, node: NodeProto, mean: NDArray[np.float64], scheme:
     steps = np.clip(quantized(weights, affine, scheme.signed), -scheme.limit, scheme.limit)
     lost = weights.astype(np.float64) - dequantized(steps, affine)
     if node.op_type == "Gemm":
-        shift: NDArray[np.float64] = lost @ mean if attribute(node, "transB", 0) else mean @ lost
+        # not `@`: which kernel BLAS takes, and so the last bit, depends on the CPU
+        shift: NDArray[np.float64] = (
+            (lost * mean).sum(axis=1) if attribute(node, "transB", 0) else (mean[:, None] * lost).sum(axis=0)
+        )
         return shift
     kernel = lost.reshape(*lost.shape[:2], -1).sum(axis=2)  # [out, in of the group]
     groups = attribute(node, "group", 1)

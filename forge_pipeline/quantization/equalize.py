@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.quantization.agreement import rescaling
 from forge_pipeline.quantization.network import Network, attribute
 from forge_pipeline.quantization.probes import Probe
 from forge_pipeline.quantization.session import Session
@@ -55,14 +56,15 @@ def equalized(network: Network, probes: Sequence[Probe], *, per_channel: bool) -
     arrays: Arrays = {
         name: network.array(name).astype(np.float64) for link in found for name, _ in (*link.divided, *link.multiplied)
     }
+    scaled, factors = dict(arrays), {link.value: np.ones_like(largest[link.value]) for link in found}
     for _ in range(SWEEPS):
         for link in found:
-            factor = _factor(link, largest[link.value], arrays)
+            factor = _factor(link, largest[link.value], scaled)
             largest[link.value] = largest[link.value] / factor
-            for name, axis in link.divided:
-                arrays[name] = arrays[name] / _along(factor, axis, arrays[name].ndim)
-            for name, axis in link.multiplied:
-                arrays[name] = arrays[name] * _along(factor, axis, arrays[name].ndim)
+            factors[link.value] = factors[link.value] * factor
+            _rescale(scaled, link, factor)
+    for link in found:
+        _rescale(arrays, link, rescaling(factors[link.value]))
     return network.with_arrays({name: array.astype(np.float32) for name, array in arrays.items()})
 
 
@@ -206,6 +208,13 @@ def _factor(link: Link, activation: NDArray[Any], arrays: Mapping[str, NDArray[A
         factor[silent] = np.sqrt(rows[silent] / weights[silent]) / _mean(np.sqrt(rows[known] / weights[known]))
     clipped: NDArray[Any] = np.clip(factor, 1 / LIMIT, LIMIT)
     return clipped
+
+
+def _rescale(arrays: Arrays, link: Link, factor: NDArray[Any]) -> None:
+    for name, axis in link.divided:
+        arrays[name] = arrays[name] / _along(factor, axis, arrays[name].ndim)
+    for name, axis in link.multiplied:
+        arrays[name] = arrays[name] * _along(factor, axis, arrays[name].ndim)
 
 
 def _peaks(constants: Sequence[tuple[str, int]], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

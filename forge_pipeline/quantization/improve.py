@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forge_pipeline.quantization.agreement import outward
 from forge_pipeline.quantization.bias import bias_corrected
 from forge_pipeline.quantization.calibration import observe
 from forge_pipeline.quantization.equalize import equalized
@@ -51,14 +52,14 @@ class Candidate:
         return quantize_static(self.network, plan, self._spans(plan), self.scheme)
 
     def _spans(self, plan: Plan) -> dict[str, tuple[float, float]]:
-        """Return the range of each scale: the union over the values that share it."""
+        """Return the range of each scale: the union over the values that share it, rounded so that CPUs agree."""
         method = METHODS[self.config.calib_method if self.config.calib_method != "auto" else FALLBACK]
         levels = INTEGERS[self.config.activation_dtype].levels
         options = Options(levels=levels, percentile=self.config.percentile, symmetric=self.config.symmetric)
         spans = {}
         for leader, members in plan.groups().items():
             ends = [method(self.statistics[name], options) for name in members]
-            spans[leader] = (min(low for low, _ in ends), max(high for _, high in ends))
+            spans[leader] = outward(min(low for low, _ in ends), max(high for _, high in ends))
         return spans
 
 

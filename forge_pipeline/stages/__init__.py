@@ -23,11 +23,11 @@ STAGES = Registry(
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, wants=("progress",),
             ),
             Stage(
-                name="quantize", version=1, takes={"model": "fold", "ranges": "calibrate"}, gives="model",
+                name="quantize", version=2, takes={"model": "fold", "ranges": "calibrate"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="compile", version=1, takes={"model": "quantize"}, gives="library",
+                name="compile", version=2, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 wants=("key",),
             ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -61,15 +63,27 @@ Path("library.so").write_bytes(library.to_bytes())
 """
 
 
-def test_a_library_is_the_same_to_the_byte_in_another_folder_and_process(
-    digits: onnx.ModelProto, tmp_path: Path
+def convolutions() -> onnx.ModelProto:
+    """Return a layer whose weights the generator transforms."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        layer (float[1, 64, 56, 56] x) => (float[1, 64, 56, 56] y) { y = Conv<pads=[1, 1, 1, 1]>(x, w) }""")
+    weight = np.random.default_rng(5).standard_normal((64, 64, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
+
+
+@pytest.mark.parametrize("name", ["digits", "convolutions"])
+def test_a_library_is_the_same_to_the_byte_in_another_folder_and_process_and_with_another_cpus_blas(
+    name: str, digits: onnx.ModelProto, tmp_path: Path
 ) -> None:
+    model = digits if name == "digits" else convolutions()
     libraries = []
-    for place in ("one", "two/with a longer/path"):
+    for place, blas in (("one", {}), ("two/with a longer/path", {"OPENBLAS_CORETYPE": "Nehalem"})):
         folder = tmp_path / place
         folder.mkdir(parents=True)
-        onnx.save(digits, folder / "model.onnx")
-        subprocess.run([sys.executable, "-c", BUILD, "model.onnx"], cwd=folder, check=True, capture_output=True)
+        onnx.save(model, folder / "model.onnx")
+        command = [sys.executable, "-c", BUILD, "model.onnx"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, env=os.environ | blas)
         libraries.append((folder / "library.so").read_bytes())
     assert libraries[0] == libraries[1]
     assert str(tmp_path).encode() not in libraries[0]

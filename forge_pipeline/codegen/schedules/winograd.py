@@ -8,6 +8,7 @@ matrix product for each of the (m + 2)^2 components, and transformed back into t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,12 +128,22 @@ def error(transform: Transform, weight: Array) -> float:
     random = np.random.default_rng(0)
     image = np.abs(random.standard_normal((SAMPLED_TILES, weight.shape[1], transform.size, transform.size)))
     small = [matrix.astype(np.float32) for matrix in (transform.image, transform.result)]
-    kernel = (transform.kernel @ weight.astype(np.float64) @ transform.kernel.T).astype(np.float32)
-    spread = small[0] @ image.astype(np.float32) @ small[0].T
-    found = small[1] @ np.einsum("tcij,fcij->tfij", spread, kernel) @ small[1].T
+    kernel = transformed(transform.kernel, weight.astype(np.float64)).astype(np.float32)
+    spread = transformed(small[0], image.astype(np.float32))
+    found = transformed(small[1], np.einsum("tcij,fcij->tfij", spread, kernel))
     windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3), axis=(2, 3))
     exact = np.einsum("tcyxij,fcij->tfyx", windows, weight.astype(np.float64))
     return float(np.abs(found - exact).max() / max(np.abs(exact).max(), np.finfo(np.float32).tiny))
+
+
+def transformed(matrix: Array, tiles: Array) -> Array:
+    """Return ``matrix`` times each tile times the matrix transposed, added up in one order.
+
+    Not with ``@``: the order, and so the last bit of a library's weights, would be that of the CPU's BLAS kernel.
+    """
+    inner = range(matrix.shape[1])
+    rows: Array = reduce(np.add, [matrix[:, k, None] * tiles[..., k, None, :] for k in inner])
+    return reduce(np.add, [rows[..., k, None] * matrix[:, k] for k in inner])
 
 
 def pack_weight(weight: Array, lanes: int, transform: Transform) -> Array:
@@ -141,7 +152,7 @@ def pack_weight(weight: Array, lanes: int, transform: Transform) -> Array:
     rows, blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
     full = np.zeros((rows * lanes, blocks * lanes, size, size), np.float32)
-    full[:filters, :channels] = transform.kernel @ weight.astype(np.float64) @ transform.kernel.T
+    full[:filters, :channels] = transformed(transform.kernel, weight.astype(np.float64))
     return full.reshape(rows, lanes, blocks, lanes, size, size).transpose(0, 4, 5, 2, 3, 1)
 
 
