@@ -75,12 +75,13 @@ def test_tvm_takes_every_description_and_llvm_knows_every_cpu(tag: str) -> None:
 @pytest.mark.parametrize("tag", sorted(BY_TAG))
 def test_registers_and_dot_products_agree_with_the_flags(tag: str) -> None:
     target = BY_TAG[tag]
-    if target.libc != "apple" and target.dot_product != "none":
+    if target.libc != "apple" and target.dot_product in DOT_PRODUCTS:
         assert DOT_PRODUCTS[target.dot_product] in target.cpu_flags
     if target.arch == "x86_64":
         widest = 512 if "avx512f" in target.cpu_flags else 256 if "avx2" in target.cpu_flags else 128
         assert (target.vector_bits, target.vector_registers) == (widest, 32 if widest == 512 else 16)
-        assert target.saturates_int8 == (target.dot_product == "none")
+        assert target.saturates_int8 == (target.dot_product in ("none", "pmaddwd"))
+        assert target.kind == "cuda" or target.dot_product != "none"
 
 
 def test_a_misspelt_tag_is_refused_with_the_nearest() -> None:

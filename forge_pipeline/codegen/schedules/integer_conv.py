@@ -1,7 +1,7 @@
 """Convolution of bytes over blocked channels; what follows it up to the next QuantizeLinear is part of it.
 
-Like ``direct``, with four channels to a step. The zero point of the image is folded into the bias, so padding is
-filled with it. An image with fewer channels than a vector has lanes is read as words of four channels.
+Like ``direct``, with two or four channels to a step. The zero point of the image is folded into the bias, so padding
+is filled with it. An image with fewer channels than a vector has lanes is read as words of as many channels.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     BYTES,
-    GROUP,
     WORD,
-    bias_of_signed,
+    Dot,
     dot,
-    has_dot_product,
+    dot_of,
+    known_dot,
+    part_of_word,
     products,
+    widened,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Convolution:
         return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        shift = self.zero - bias_of_signed(graph.machine)
+        shift = self.zero - known_dot(graph.machine).taken
         bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
         for algorithm in (integer_depthwise.emit, _emit_direct):
@@ -88,11 +90,7 @@ class Convolution:
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     """Take convolutions of a dequantized image by dequantized weights that fit int8."""
     image, weight = (graph.look(argument) for argument in call.args)
-    if (
-        not has_dot_product(graph.machine)
-        or not isinstance(image, Dequantized)
-        or not isinstance(weight, IntegerWeight)
-    ):
+    if dot_of(graph.machine) is None or not isinstance(image, Dequantized) or not isinstance(weight, IntegerWeight):
         return None
     if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
         return None
@@ -157,18 +155,21 @@ def integer_bias(term: Value, scale: Array) -> Array | None:
 def _emit_direct(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
 ) -> relax.Expr:
-    lanes = graph.machine.lanes
+    lanes, way = graph.machine.lanes, known_dot(graph.machine)
     geometry, weight = merge_groups(geometry, weight, lanes)
     as_words = geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source)
-    image = graph.kernel(to_words, graph.plain(source), name="to_words") if as_words else graph.blocked(source)
-    packed = pack_weight(weight, lanes, GROUP if as_words else lanes)
+    if as_words:
+        image = graph.kernel(to_words, graph.plain(source), name="to_words", group=way.group)
+    else:
+        image = graph.blocked(source)
+    packed = pack_weight(weight, lanes, way.group if as_words else lanes, way.group)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
     pixels, vectors = choose_even_tile(graph.machine, geometry, rows // geometry.groups, steps, blocks)
     constants = finish.constants(graph, lambda array: arrange(array, rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, vectors=vectors,
+        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, vectors=vectors, way=way,
     )  # fmt: skip
 
 
@@ -179,26 +180,26 @@ def arrange(array: Array, rows: int, lanes: int) -> Array:
     return full.reshape(rows, lanes)
 
 
-def pack_weight(weight: Array, lanes: int, inner: int) -> Array:
-    """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / 4, lanes, 4)."""
+def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
+    """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
     filters, channels, height, width = weight.shape
     rows, blocks = -(-filters // lanes), -(-channels // inner)
     full = np.zeros((rows * lanes, blocks * inner, height, width), np.int8)
     full[:filters, :channels] = weight
-    split = full.reshape(rows, lanes, blocks, inner // GROUP, GROUP, height, width)
+    split = full.reshape(rows, lanes, blocks, inner // group, group, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
 def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int) -> tuple[int, int]:
     """Return pixels and vectors of the cheapest tile; the last one of a row computes pixels that nobody stores."""
-    width = geometry.output[1]
+    width, way = geometry.output[1], known_dot(machine)
     best: tuple[float, int, int] | None = None
     for vectors in divisors(rows, 4):
         for pixels in range(1, min(width, machine.registers) + 1):
-            if not machine.fits(pixels, vectors):
+            if not way.fits(machine, pixels, vectors):
                 break
             tiles = -(-width // pixels)
-            cycles = tiles * (machine.step_cycles(pixels, vectors) * steps + 5) * (rows // vectors)
+            cycles = tiles * (way.step_cycles(machine, pixels, vectors) * steps + 5) * (rows // vectors)
             if tiles * pixels != width and not any(geometry.padding):
                 cycles += geometry.size[1] * blocks * COPY_CYCLES
             if best is None or cycles <= best[0]:
@@ -207,8 +208,8 @@ def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int
     return best[1:]
 
 
-def to_words(image: te.Tensor) -> te.Tensor:
-    """Describe an image in plain form as int32 words of four channels: (N, C / 4, H, W)."""
+def to_words(image: te.Tensor, group: int) -> te.Tensor:
+    """Describe an image in plain form as int32 words of ``group`` channels: (N, C / group, H, W)."""
     from tvm import te, tirx
 
     batch, channels, height, width = image.shape
@@ -216,21 +217,21 @@ def to_words(image: te.Tensor) -> te.Tensor:
 
     def element(n: Any, word: Any, h: Any, w: Any) -> Any:
         total: Any = None
-        for place in range(min(GROUP, channels)):
-            at = word * GROUP + place
+        for place in range(min(group, channels)):
+            at = word * group + place
             byte = image(n, at, h, w).astype("int32")
-            if channels > GROUP and channels % GROUP:
+            if channels > group and channels % group:
                 byte = tirx.if_then_else(at < channels, byte, 0)
-            byte = byte << (8 * place) if place else byte
+            byte = byte << (32 // group * place) if place else byte
             total = byte if total is None else total | byte
         return total
 
-    return te.compute((batch, -(-channels // GROUP), height, width), element, name="to_words")
+    return te.compute((batch, -(-channels // group), height, width), element, name="to_words")
 
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int, way: Dot,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums."""
     from tvm import te, tirx
@@ -239,18 +240,21 @@ def convolve(
     rows_per_group = rows // geometry.groups
     wide = -(-geometry.output[1] // pixels) * pixels
     as_words = len(image.shape) == 4
-    padded = surround(image, _widened(geometry, wide), zero * 0x01010101 if as_words else zero)
+    filler = zero * sum(1 << 32 // way.group * place for place in range(way.group)) if as_words else zero
+    padded = surround(image, _widened(geometry, wide), filler)
+    if way.widens and not as_words:
+        padded = widened(padded)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
     axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
     block, kernel_h, kernel_w, quad = axes
     long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
-    byte = te.reduce_axis((long(0), long(GROUP)), "byte")
+    byte = te.reduce_axis((long(0), long(way.group)), "byte")
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         first = row // rows_per_group * blocks if geometry.groups > 1 else 0
         at = (n, first + block, h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
-        value = (padded(*at) >> (byte * 8).astype("int32")) & 255 if as_words else padded(*at, quad * GROUP + byte)
+        value = part_of_word(padded(*at), byte, way) if as_words else padded(*at, quad * way.group + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
     shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
@@ -278,12 +282,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     annotations = sch.get(anchor).annotations
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     before, last = moves.split_around(sch, anchor)
-    for block in before:
+    for block in before[:-1]:
+        sch.compute_inline(block)  # a copy with a margin, into the one that widens it
+    for block in before[-1:]:
         moves.spread(sch, block, machine)
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, height, width, lanes = (moves.static(sch, loop) for loop in (row, h, w, out))
     steps = moves.product(moves.static(sch, loop) for loop in reduction)
-    weight_bytes = GROUP * lanes * rows * steps
+    weight_bytes = known_dot(machine).group * lanes * rows * steps
     image_bytes = moves.static(sch, reduction[0]) * height * width * lanes
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])

@@ -1,6 +1,7 @@
-"""Depthwise convolution of bytes: every lane its own channel, four taps of a row to a step.
+"""Depthwise convolution of bytes: every lane its own channel, two or four taps of a row to a step.
 
-Four neighbouring pixels of a block are one vector; transposed, each lane holds four taps of its channel. Where the
+Four neighbouring pixels of a block are one vector; transposed, each lane holds four taps of its channel. Where bytes
+are widened, a copy of the image has pairs of neighbouring pixels side by side. Where the
 kernel is narrower than that, the next pixels to the right read the same vector with their weights moved along.
 """
 
@@ -16,7 +17,7 @@ from forge_pipeline.codegen.integer import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
-from forge_pipeline.codegen.schedules.integer_dot import GROUP, TRANSPOSED, dot, products
+from forge_pipeline.codegen.schedules.integer_dot import TRANSPOSED, Dot, dot, known_dot, part_of_word, products
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -36,11 +37,11 @@ def emit(
         return None
     if geometry.dilation[1] != 1:
         return None
-    lanes = graph.machine.lanes
+    lanes, way = graph.machine.lanes, known_dot(graph.machine)
     blocks = -(-geometry.channels // lanes)
-    packed = pack_weight(weight[:, 0], lanes, geometry.strides[1])
+    packed = pack_weight(weight[:, 0], lanes, geometry.strides[1], way.group)
     share = packed.shape[2]
-    candidates = [share * count for count in range(1, max(1, WIDEST // share) + 1)]
+    candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
     width = geometry.output[1]
     pixels = min(candidates, key=lambda count: (-(-width // count) * (count + 1), -count))
 
@@ -51,39 +52,46 @@ def emit(
 
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
-        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels,
+        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, way=way,
     )  # fmt: skip
 
 
-def pack_weight(weight: Array, lanes: int, stride: int) -> Array:
-    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / 4, lanes, 4 taps)."""
+def pack_weight(weight: Array, lanes: int, stride: int, group: int) -> Array:
+    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / group, lanes, taps of a group)."""
     channels, height, width = weight.shape
-    blocks, quads = -(-channels // lanes), -(-width // GROUP)
-    share = (quads * GROUP - width) // stride + 1
-    full = np.zeros((blocks * lanes, height, share, quads * GROUP), np.int8)
+    blocks, quads = -(-channels // lanes), -(-width // group)
+    share = (quads * group - width) // stride + 1
+    full = np.zeros((blocks * lanes, height, share, quads * group), np.int8)
     for pixel in range(share):
         full[:channels, :, pixel, pixel * stride : pixel * stride + width] = weight
-    split = full.reshape(blocks, lanes, height, share, quads, GROUP)
+    split = full.reshape(blocks, lanes, height, share, quads, group)
     return np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1, 5))
 
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, way: Dot,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image, and what is done to its sums."""
-    from tvm import te
+    from tvm import te, tirx
 
-    blocks, height, share, quads, lanes, _ = (int(extent) for extent in weight.shape)
+    blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
     wide = -(-geometry.output[1] // pixels) * pixels
-    padded = surround(image, _widened(geometry, wide - share, quads * GROUP), zero)
+    padded = surround(image, _widened(geometry, wide - share, quads * taps), zero)
     (down, right), dilate_down = geometry.strides, geometry.dilation[0]
     kernel_h, quad = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, quads), "quad")
-    byte = te.reduce_axis((0, GROUP), "byte")
+    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(taps, "int64")), "byte")
+    apart = taps if share * right % taps == 0 else 1  # pixels between the groups of taps that are read
+    if way.widens:
+        padded = side_by_side(padded, taps, apart)
 
     def sums(n: Any, block: Any, h: Any, group: Any, pixel: Any, lane: Any) -> Any:
-        column = group * (share * right) + quad * GROUP + byte
-        value = padded(n, block, h * down + kernel_h * dilate_down, column, lane)
+        y, first = h * down + kernel_h * dilate_down, group * (share * right) + quad * taps
+        if way.widens:
+            column = group * (share * right // apart) + quad * (taps // apart)
+            value = part_of_word(padded(n, block, y, column, lane), byte, way)
+        else:
+            value = padded(n, block, y, first + byte, lane)
         return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
 
     shape = (image.shape[0], blocks, geometry.output[0], wide // share, share, lanes)
@@ -95,6 +103,21 @@ def convolve(
 
     output = (image.shape[0], blocks, *geometry.output, lanes)
     return te.compute(output, finished, name=f"finish_{to_float_if_needed(finish.affine)}")
+
+
+def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
+    """Describe a copy of a blocked image in int32: each lane's ``taps`` from every ``apart``-th pixel on."""
+    from tvm import te
+
+    batch, blocks, height, width, lanes = image.shape
+
+    def word(n: Any, c: Any, h: Any, w: Any, lane: Any) -> Any:
+        total = image(n, c, h, w * apart, lane).astype("int32")
+        for tap in range(1, taps):
+            total = total | (image(n, c, h, w * apart + tap, lane).astype("int32") << (32 // taps * tap))
+        return total
+
+    return te.compute((batch, blocks, height, (int(width) - taps) // apart + 1, lanes), word, name="side_by_side")
 
 
 def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
@@ -116,11 +139,13 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     group_out, group_in = sch.split(group, [None, groups])
     sch.reorder(n, block, h_out, h_in, group_out, kernel_h, quad, group_in, pixel, lane, byte)
     work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, group_out, group_in, pixel, lane))
-    taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * GROUP
+    taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
     sch.reverse_compute_at(last, group_out)
     moves.parallel_if_worth(sch, shared, work * taps)
-    for producer in before:
+    for producer in before[:-1]:
+        sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
+    for producer in before[-1:]:
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])
     for loop in (kernel_h, quad, group_in, pixel):

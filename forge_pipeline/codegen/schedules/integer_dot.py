@@ -1,93 +1,181 @@
-"""Dot products of bytes: the instruction that a CPU has for them, as something a schedule can tensorize with.
+"""Dot products of bytes: the instructions that a CPU has for them, as something a schedule can tensorize with.
 
 Activations are uint8 with any zero point, weights int8 (or shifted to it) without one, sums int32. Each lane adds
-up four neighbouring channels in one step. Where there is no such instruction, products are made of 16-bit halves
-that cannot saturate: slower, and as exact.
+up some neighbouring channels in one step. Nothing saturates: where a CPU has no instruction for the purpose, products
+are made of 16-bit halves that hold them, or bytes are widened to int16 first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine
 
 if TYPE_CHECKING:
     from tvm import te
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
 
-GROUP = 4
-"""Neighbouring bytes that one lane multiplies and adds in a step."""
+ISSUED = 5
+"""Instructions that a core starts in a cycle, when sums are long."""
 
 BYTES, WORD, TRANSPOSED = "bytes", "word", "transposed"
-"""How a step reads its activations: four bytes for all lanes, these four in one int32, or four bytes for each lane."""
+"""How a step reads its activations: a group for all lanes, a group in one int32, or a group for each lane."""
 
-_PATTERNS = {
-    BYTES: ("A = T.match_buffer(a, (4,), 'uint8', offset_factor=1)", "A[0:4]", "T.Cast('int32', A[vk])"),
-    WORD: (
-        "A = T.match_buffer(a, (1,), 'int32', offset_factor=1)",
-        "A[0:1]",
-        "((A[0] >> T.Cast('int32', vk * T.int64(8))) & 255)",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A way to multiply and add bytes.
+
+    A step adds up ``group`` neighbouring channels, read as ``activation`` (uint8 or int16). ``taken`` is what it
+    takes from every activation first (an instruction may want them signed). It has ``multiplies`` instructions for
+    the multiplier and ``others`` beside them, a sum can be added to after ``latency`` cycles, and ``scratch``
+    registers are needed besides sums, weights and an activation. ``body`` is its TVM script.
+    """
+
+    group: int
+    activation: str
+    taken: int
+    multiplies: int
+    others: int
+    latency: int
+    scratch: int
+    body: str
+
+    @property
+    def widens(self) -> bool:
+        """Whether activations are copied to int16 before they are read."""
+        return self.activation == "int16"
+
+    def fits(self, machine: Machine, pixels: int, vectors: int) -> bool:
+        """Whether sums, weights and activations find room in registers."""
+        activations = pixels if machine.indexed else 1
+        return pixels * vectors + vectors + activations + self.scratch <= machine.registers
+
+    def step_cycles(self, machine: Machine, pixels: int, vectors: int) -> float:
+        """Cycles of one step along the reduction, for a tile of sums."""
+        loads, tile = pixels + vectors, pixels * vectors
+        issued = (tile * (self.multiplies + self.others) + loads) / ISSUED
+        bound = max(tile * self.multiplies / machine.fma_ports, issued, loads / LOAD_PORTS, self.latency)
+        return bound + LOAD_COST * loads + WEIGHT_COST * vectors
+
+
+_SUM = "C[T.ramp(0, 1, {lanes})]"
+_CALL = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('{instruction}'), "
+
+_VPDPBUSD = (
+    f"{_SUM} = {_CALL}{_SUM}, T.reinterpret({{activations}}, dtype='uint8x{{bytes}}'), "
+    "B.vload([0, 0], 'int8x{bytes}'), dtype='int32x{lanes}')"
+)
+_SDOT = (
+    f"{_SUM} = {_CALL}{_SUM}, B.vload([0, 0], 'int8x16'), T.reinterpret({{activations}} ^ "
+    "T.broadcast(T.int32(-2139062144), 4), dtype='int8x16'), dtype='int32x4')"
+)
+_USDOT = (
+    f"{_SUM} = {_CALL}{_SUM}, T.reinterpret({{activations}}, dtype='uint8x16'), "
+    "B.vload([0, 0], 'int8x16'), dtype='int32x4')"
+)
+_FENCE = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('llvm.arithmetic.fence'), "
+_PMADDWD = (
+    f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret({_SUM} + {_CALL}"
+    "T.reinterpret({activations}, dtype='int16x{elements}'), "
+    "T.Cast('int16x{elements}', B.vload([0, 0], 'int8x{elements}')), dtype='int32x{lanes}'), "
+    "dtype='float32x{lanes}'), dtype='float32x{lanes}'), dtype='int32x{lanes}')"
+)
+_SIGNED = "T.reinterpret({activations} ^ T.broadcast(T.int32(-2139062144), 4), dtype='int8x16')"
+_HALVES = ("0, 1, 4, 5, 8, 9, 12, 13", "2, 3, 6, 7, 10, 11, 14, 15")
+_SMULL = (
+    f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret({_SUM} + T.call_llvm_pure_intrin("
+    "T.llvm_lookup_intrinsic_id('llvm.aarch64.neon.saddlp'), "
+    + " + ".join(
+        f"{_CALL}T.Shuffle([{_SIGNED}], [{half}]), T.Shuffle([B.vload([0, 0], 'int8x16')], [{half}]), dtype='int16x8')"
+        for half in _HALVES
+    )
+    + ", dtype='int32x4'), dtype='float32x4'), dtype='float32x4'), dtype='int32x4')"
+)
+"""The fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
+
+Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
+"""
+
+DOTS: Mapping[str, Dot] = {
+    "vnni": Dot(
+        group=4, activation="uint8", taken=0, multiplies=1, others=0, latency=5, scratch=0,
+        body=_VPDPBUSD,
     ),
-    TRANSPOSED: (
-        "A = T.match_buffer(a, (4, {lanes}), 'uint8', offset_factor=1, strides=[{lanes}, 1])",
-        "A[0:4, 0:{lanes}]",
-        "T.Cast('int32', A[vk, vi])",
+    "avx_vnni": Dot(
+        group=4, activation="uint8", taken=0, multiplies=1, others=0, latency=5, scratch=0,
+        body=_VPDPBUSD,
     ),
+    "pmaddwd": Dot(
+        group=2, activation="int16", taken=0, multiplies=1, others=1, latency=1, scratch=1,
+        body=_PMADDWD,
+    ),
+    "sdot": Dot(group=4, activation="uint8", taken=128, multiplies=1, others=0, latency=4, scratch=0, body=_SDOT),
+    "smull": Dot(group=4, activation="uint8", taken=128, multiplies=3, others=0, latency=4, scratch=5, body=_SMULL),
+    "i8mm": Dot(group=4, activation="uint8", taken=0, multiplies=1, others=0, latency=4, scratch=0, body=_USDOT),
+}  # fmt: skip
+"""What the ``dot_product`` of a target stands for."""
+
+_INSTRUCTIONS = {
+    "vnni": "llvm.x86.avx512.vpdpbusd.{bits}",
+    "avx_vnni": "llvm.x86.avx512.vpdpbusd.{bits}",
+    "sdot": "llvm.aarch64.neon.sdot",
+    "smull": "llvm.aarch64.neon.smull",
+    "i8mm": "llvm.aarch64.neon.usdot",
+}
+_PMADDWD_BY_BITS = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}
+
+_READS = {
+    BYTES: ("({group},)", "A[0:{group}]", "T.Cast('int32', A[vk])"),
+    WORD: ("(1,)", "A[0:1]", "((A[0] >> T.Cast('int32', vk * T.int64({shift}))) & {mask})"),
+    (TRANSPOSED, "uint8"): ("({group}, {lanes})", "A[0:{group}, 0:{lanes}]", "T.Cast('int32', A[vk, vi])"),
+    (TRANSPOSED, "int16"): (
+        "({lanes},)",
+        "A[0:{lanes}]",
+        "((A[vi] >> T.Cast('int32', vk * T.int64({shift}))) & {mask})",
+    ),
+}
+"""Shape of the activations, the region that a step reads, and one value of it."""
+
+_ACTIVATIONS = {
+    BYTES: "T.broadcast(T.reinterpret(A.vload([0], '{activation}x{group}'), dtype='int32'), {lanes})",
+    WORD: "T.broadcast(A[0], {lanes})",
+    (TRANSPOSED, "uint8"): (
+        "T.reinterpret(T.Shuffle([A.vload([0, 0], 'uint8x{elements}')], [{order}]), dtype='int32x{lanes}')"
+    ),
+    (TRANSPOSED, "int16"): "A.vload([0], 'int32x{lanes}')",
 }
 
 _FRAME = """
 @T.prim_func(s_tir=True)
 def dot(a: T.handle, b: T.handle, c: T.handle) -> None:
-    {activations}
-    B = T.match_buffer(b, ({lanes}, 4), 'int8', offset_factor=1)
+    A = T.match_buffer(a, {shape}, '{stored}', offset_factor=1{strides})
+    B = T.match_buffer(b, ({lanes}, {group}), 'int8', offset_factor=1)
     C = T.match_buffer(c, ({lanes},), 'int32', offset_factor=1, scope='local')
     with T.sblock('root'):
-        T.reads(C[0:{lanes}], {read}, B[0:{lanes}, 0:4])
+        T.reads(C[0:{lanes}], {read}, B[0:{lanes}, 0:{group}])
         T.writes(C[0:{lanes}])
+        {body}
 """
 
-_MEANING = """
-        for i in range({lanes}):
-            for k in range(T.int64(4)):
+_MEANING = """for i in range({lanes}):
+            for k in range(T.int64({group})):
                 with T.sblock('update'):
                     vi, vk = T.axis.remap('SR', [i, k])
-                    C[vi] = C[vi] + {value} * T.Cast('int32', B[vi, vk])
-"""
-
-_ACTIVATIONS = {
-    BYTES: "T.broadcast(T.reinterpret(A.vload([0], 'uint8x4'), dtype='int32'), {lanes})",
-    WORD: "T.broadcast(A[0], {lanes})",
-    TRANSPOSED: "T.reinterpret(T.Shuffle([A.vload([0, 0], 'uint8x{bytes}')], [{order}]), dtype='int32x{lanes}')",
-}
-
-_VPDPBUSD = """
-        C[T.ramp(0, 1, {lanes})] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id('llvm.x86.avx512.vpdpbusd.{bits}'),
-            C[T.ramp(0, 1, {lanes})],
-            T.reinterpret({activations}, dtype='uint8x{bytes}'),
-            B.vload([0, 0], 'int8x{bytes}'),
-            dtype='int32x{lanes}')
-"""
-
-_SDOT = """
-        C[T.ramp(0, 1, 4)] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id('llvm.aarch64.neon.sdot'),
-            C[T.ramp(0, 1, 4)],
-            B.vload([0, 0], 'int8x16'),
-            T.reinterpret({activations} ^ T.broadcast(T.int32(-2139062144), 4), dtype='int8x16'),
-            dtype='int32x4')
-"""
+                    C[vi] = C[vi] + {value} * T.Cast('int32', B[vi, vk])"""
 
 
-def has_dot_product(machine: Machine) -> bool:
-    """Return whether the machine multiplies and adds bytes in one instruction."""
-    return machine.dot_product != "none"
+def dot_of(machine: Machine) -> Dot | None:
+    """Return how the machine multiplies bytes; None where floats serve it as well."""
+    return DOTS.get(machine.dot_product)
 
 
-def bias_of_signed(machine: Machine) -> int:
-    """Return what the machine's instruction takes from every activation first: sdot wants them signed."""
-    return 128 if machine.dot_product in ("sdot", "i8mm") else 0
+def known_dot(machine: Machine) -> Dot:
+    """Return how the machine multiplies bytes, for code that is only reached where it does."""
+    return DOTS[machine.dot_product]
 
 
 def products(value: te.PrimExpr, weight: te.PrimExpr) -> Any:
@@ -95,28 +183,52 @@ def products(value: te.PrimExpr, weight: te.PrimExpr) -> Any:
     return value.astype("int32") * weight.astype("int32")
 
 
+def part_of_word(word: te.PrimExpr, place: te.PrimExpr, way: Dot) -> Any:
+    """Describe one of the values that an int32 word holds side by side; ``place`` is int64, as TVM's graphs count."""
+    shift = 32 // way.group
+    return (word >> (place * shift).astype("int32")) & ((1 << shift) - 1)
+
+
+def widened(image: te.Tensor) -> te.Tensor:
+    """Describe a copy in int16."""
+    from tvm import te
+
+    return te.compute(image.shape, lambda *at: image(*at).astype("int16"), name="widen")
+
+
 def dot(sch: Schedule, loop: LoopRV, machine: Machine, reads: str) -> None:
-    """Compute what is inside ``loop`` (lanes by four channels) with the machine's instruction."""
+    """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions."""
     sch.tensorize(loop, _intrinsic(machine, reads))
+
+
+def _order(lanes: int, group: int) -> str:
+    return ", ".join(str(row * lanes + lane) for lane in range(lanes) for row in range(group))
 
 
 def _intrinsic(machine: Machine, reads: str) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for."""
+    way, lanes = known_dot(machine), machine.lanes
+    pattern = reads if reads in _READS else (reads, way.activation)
+    instructions = {**_INSTRUCTIONS, "pmaddwd": _PMADDWD_BY_BITS.get(32 * lanes, "")}
+    stored = "int32" if reads == WORD or pattern == (TRANSPOSED, "int16") else way.activation
+    words: dict[str, Any] = {
+        "lanes": lanes, "group": way.group, "elements": way.group * lanes, "bytes": 4 * lanes,
+        "instruction": instructions[machine.dot_product].format(bits=32 * lanes),
+        "activation": way.activation, "stored": stored,
+        "shift": 32 // way.group, "mask": (1 << 32 // way.group) - 1, "order": _order(lanes, way.group),
+        "strides": f", strides=[{lanes}, 1]" if pattern == (TRANSPOSED, "uint8") else "",
+    }  # fmt: skip
+    words["shape"], words["read"], words["value"] = (part.format(**words) for part in _READS[pattern])
+    words["activations"] = _ACTIVATIONS[pattern].format(**words)
+    name = f"forge.{machine.dot_product}.{lanes}.{reads}"
+    _register(name, _FRAME, _MEANING, way.body, words)
+    return name
+
+
+def _register(name: str, frame: str, meaning: str, body: str, words: Mapping[str, Any]) -> None:
     from tvm import script
     from tvm.s_tir import TensorIntrin
 
-    name = f"forge.{machine.dot_product}.{machine.lanes}.{reads}"
-    if TensorIntrin.get(name, allow_missing=True) is not None:
-        return name
-    lanes = machine.lanes
-    order = ", ".join(str(row * lanes + lane) for lane in range(lanes) for row in range(GROUP))
-    words: dict[str, Any] = {"lanes": lanes, "bytes": 4 * lanes, "bits": 32 * lanes, "order": order}
-    declaration, read, value = (part.format(**words) for part in _PATTERNS[reads])
-    words |= {"activations": declaration, "read": read, "value": value}
-    meaning = (_FRAME + _MEANING).format(**words)
-    words |= {"activations": declaration}
-    frame = _FRAME.format(**words)
-    words |= {"activations": _ACTIVATIONS[reads].format(**words)}
-    body = (_SDOT if machine.dot_product in ("sdot", "i8mm") else _VPDPBUSD).format(**words)
-    TensorIntrin.register(name, script.from_source(meaning), script.from_source(frame + body))
-    return name
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        texts = (frame.format(**words, body=part.format(**words)) for part in (meaning, body))
+        TensorIntrin.register(name, *(script.from_source(text) for text in texts))

@@ -20,7 +20,7 @@ from forge_pipeline.codegen.integer import (
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.integer_conv import integer_bias
-from forge_pipeline.codegen.schedules.integer_dot import BYTES, GROUP, bias_of_signed, dot, has_dot_product, products
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -63,20 +63,21 @@ class Product:
         from tvm import relax
 
         steps, columns = self.weight.shape
-        shift = self.zero - bias_of_signed(graph.machine)
+        way = known_dot(graph.machine)
+        shift = self.zero - way.taken
         bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
         rows = moves.product(self.shape[:-1])
         flat = graph.plain(self.source)
         if len(self.shape) != 2:
             flat = graph.emit(relax.op.reshape(flat, (rows, steps)))
-        high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // GROUP))
+        high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // way.group))
         width = wide * graph.machine.lanes
-        packed = pack_weight(self.weight, width)
+        packed = pack_weight(self.weight, width, way.group)
         constants = finish.constants(graph, lambda array: _filled(array, packed.shape[0] * width))
         result = graph.kernel(
             by_panels, flat, graph.constant(packed), *constants,
-            name="dense_u8", columns=columns, finish=finish, high=high,
+            name="dense_u8", columns=columns, finish=finish, high=high, way=way,
         )  # fmt: skip
         if len(self.shape) != 2:
             result = graph.emit(relax.op.reshape(result, self.shape))
@@ -86,7 +87,7 @@ class Product:
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
-    if not has_dot_product(graph.machine) or not isinstance(left, Dequantized) or not isinstance(weight, IntegerWeight):
+    if dot_of(graph.machine) is None or not isinstance(left, Dequantized) or not isinstance(weight, IntegerWeight):
         return None
     integers = weight.integers
     if integers.ndim != 2 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 1):
@@ -135,25 +136,26 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
     if not isinstance(rows, int):
         return 1, min(VECTORS, vectors)
     best: tuple[float, int, int] | None = None
+    way = known_dot(machine)
     for wide in range(1, min(VECTORS, vectors) + 1):
         panels = -(-vectors // wide)
         for high in range(1, min(rows, machine.registers) + 1):
-            if not machine.fits(high, wide):
+            if not way.fits(machine, high, wide):
                 break
-            cycles = -(-rows // high) * (machine.step_cycles(high, wide) * steps + 5) * panels
+            cycles = -(-rows // high) * (way.step_cycles(machine, high, wide) * steps + 5) * panels
             if best is None or cycles <= best[0]:
                 best = (cycles, high, wide)
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1:]
 
 
-def pack_weight(weight: Array, width: int) -> Array:
-    """Return (steps, columns) as (panels, steps / 4, width, 4); missing ones are zero."""
+def pack_weight(weight: Array, width: int, group: int) -> Array:
+    """Return (steps, columns) as (panels, steps / group, width, group); missing ones are zero."""
     steps, columns = weight.shape
-    groups, panels = -(-steps // GROUP), -(-columns // width)
-    full = np.zeros((groups * GROUP, panels * width), np.int8)
+    groups, panels = -(-steps // group), -(-columns // width)
+    full = np.zeros((groups * group, panels * width), np.int8)
     full[:steps, :columns] = weight
-    return np.ascontiguousarray(full.reshape(groups, GROUP, panels, width).transpose(2, 0, 3, 1))
+    return np.ascontiguousarray(full.reshape(groups, group, panels, width).transpose(2, 0, 3, 1))
 
 
 def _filled(array: Array, size: int) -> Array:
@@ -164,7 +166,7 @@ def _filled(array: Array, size: int) -> Array:
 
 def by_panels(
     left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    columns: int, finish: Finish, high: int,
+    columns: int, finish: Finish, high: int, way: Dot,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps) times packed weights, and what is done to the sums."""
     from tvm import te, tirx
@@ -172,13 +174,17 @@ def by_panels(
     count, groups, width, _ = (int(extent) for extent in panels.shape)
     rows, steps = left.shape
     tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, GROUP), "byte")
+    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, way.group), "byte")
     source = left
-    if str(tall) != str(rows) or int(steps) != groups * GROUP:
-        source = te.compute((tall, groups * GROUP), lambda m, k: _inside(left, m, k), name="pad")
+    if str(tall) != str(rows) or int(steps) != groups * way.group:
+        source = te.compute((tall, groups * way.group), lambda m, k: _inside(left, m, k), name="pad")
+    if way.widens:
+        source = widened(source)
 
     def sums(m: Any, panel: Any, column: Any) -> Any:
-        return te.sum(products(source(m, group * GROUP + byte), panels(panel, group, column, byte)), axis=[group, byte])
+        return te.sum(
+            products(source(m, group * way.group + byte), panels(panel, group, column, byte)), axis=[group, byte]
+        )
 
     total = te.compute((tall, count, width), sums, name="sums", attrs={moves.FAMILY: NAME, ROWS: high})
     return te.compute(
@@ -199,7 +205,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = moves.find(sch, NAME)
     high = int(sch.get(anchor).annotations[ROWS])
     before, last = moves.split_around(sch, anchor)
-    for block in before:
+    for block in before[:-1]:
+        sch.compute_inline(block)
+    for block in before[-1:]:
         moves.spread(sch, block, machine)
     m, panel, column, group, byte = sch.get_loops(anchor)
     extents = [moves.extent(sch, loop) for loop in (m, panel, column, group)]
