@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
+from forge_pipeline.runtime.arguments import ALIGNMENT
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ALIGNMENT = 64
-"""Bytes: compiled code may use aligned loads of a whole cache line."""
 DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
 )
@@ -64,6 +64,9 @@ class Interface:
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """Put a call's arguments into the model's order; DataError where one is missing, twice there or unknown."""
+        if not args and len(named) == len(self.inputs):
+            with suppress(KeyError):  # what follows says which name is wrong
+                return [named[tensor.name] for tensor in self.inputs]
         if len(args) == 1 and not named:
             (only,) = args
             if isinstance(only, Mapping):
@@ -91,7 +94,7 @@ class Interface:
         return DataError("inputs", expected, found, fix)
 
     def checked(self, values: Sequence[object]) -> list[Array]:
-        """Return the inputs as arrays that compiled code can read in place, copied only where they cannot be.
+        """Return the inputs once they are known to be what the model takes.
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
@@ -130,9 +133,7 @@ def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, str]])
         raise _unfit(tensor, f"dtype {value.dtype}", fix)
     if value.shape != tensor.shape:  # always so where an extent has a name
         _check_shape(tensor, value.shape, extents)
-    if value.flags.c_contiguous and _address(value) % ALIGNMENT == 0:
-        return value
-    return _aligned_copy(value)
+    return value
 
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tuple[int, str]]) -> None:
@@ -153,16 +154,3 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tupl
 
 def _unfit(tensor: Tensor, found: str, fix: str) -> DataError:
     return DataError(f"input {tensor.name!r}", str(tensor), found, fix)
-
-
-def _aligned_copy(value: Array) -> Array:
-    room = np.empty(value.nbytes + ALIGNMENT, np.uint8)
-    start = -_address(room) % ALIGNMENT
-    copy: Array = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-    np.copyto(copy, value)
-    return copy
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]  # ten times as quick as array.ctypes.data
-    return address

@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.errors import ArtifactError
+from forge_pipeline.runtime.arguments import Slot
 from forge_pipeline.runtime.ffi import import_ffi
 
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ LIBRARY = "libtvm_runtime.so"
 _CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR = 1, 0, 2
 _BIG_CORES = 1
 _DLPACK = (1, 0)  # the first version that can say "read-only"
+_pool = threading.local()
+"""How many threads TVM's pool has, of which it keeps one for each calling thread. Setting it costs system calls."""
 _TVM_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError)
 
 
 class Machine:
     """One loaded model, with its weights. Calls from several threads take turns: there is one set of frames.
 
-    All arrays must start at a cache line. They are read in place, and kept as long as they are needed.
+    Weights must start at a cache line. They are read in place, and kept as long as they are needed.
     """
 
-    def __init__(self, path: str, weights: Sequence[Array], *, threads: int, where: str) -> None:
+    def __init__(self, path: str, weights: Sequence[Array], *, inputs: int, threads: int, where: str) -> None:
         runtime = _runtime()
         try:
             executable = runtime.get_global_func("ffi.Module.load_from_file.so")(path, "so")
@@ -46,24 +49,30 @@ class Machine:
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}",
                 "build it anew, with the apache-tvm version of this installation",
             ) from error
-        self._from_dlpack = runtime.from_dlpack
-        self._weights = [self._tensor(array) for array in weights]
+        wrap = functools.partial(_wrap, runtime.from_dlpack)  # no method: an engine that is gone frees its library
+        self._single = runtime.Tensor
+        self._weights = [wrap(array) for array in weights]
+        self._slots = [Slot(wrap) for _ in range(inputs)]
         self._threads = threads
         self._lock = threading.Lock()
         self._configure = runtime.get_global_func("runtime.config_threadpool")
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run ``main`` on the model's inputs; return its results as arrays of their own."""
-        tensors = [self._tensor(array) for array in arrays]
         with self._lock:
-            self._configure(_BIG_CORES, self._threads)  # TVM keeps a pool for each calling thread
+            if getattr(_pool, "threads", None) != self._threads:
+                self._configure(_BIG_CORES, self._threads)
+                _pool.threads = self._threads
+            tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
             results = self._main(*tensors, *self._weights)
-            tensors = [results] if hasattr(results, "dtype") else [results[index] for index in range(len(results))]
-        # Copied, because a result may be an input or a weight itself.
-        return [np.from_dlpack(tensor).copy() for tensor in tensors]
+            # Copied, because a result may be an input or a weight itself.
+            if isinstance(results, self._single):
+                return [np.from_dlpack(results).copy()]
+            return [np.from_dlpack(tensor).copy() for tensor in results]
 
-    def _tensor(self, array: Array) -> Any:
-        return self._from_dlpack(array.__dlpack__(max_version=_DLPACK))
+
+def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:
+    return from_dlpack(array.__dlpack__(max_version=_DLPACK))
 
 
 def available_cores() -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError
+from forge_pipeline.runtime.arguments import STAGED_BYTES, aligned
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 
@@ -89,13 +90,20 @@ def test_an_input_may_be_a_transposed_or_strided_or_read_only_view(engine: Engin
 
 
 @pytest.mark.parametrize("offset", range(0, 64, 4))
-def test_compiled_code_reads_from_the_start_of_a_cache_line(engine: Engine, x: np.ndarray, offset: int) -> None:
+def test_compiled_code_reads_from_the_start_of_a_cache_line(x: np.ndarray, offset: int) -> None:
     room = np.zeros(x.nbytes + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     moved = room[start : start + x.nbytes].view(np.float32).reshape(x.shape)
-    (checked,) = engine._interface.checked([moved])
-    assert checked.ctypes.data % 64 == 0
-    assert (checked is moved) is (offset == 0), "what is in place already is not copied"
+    readable = aligned(moved)
+    assert readable.ctypes.data % 64 == 0
+    assert (readable is moved) is (offset == 0), "what is in place already is not copied"
+
+
+def test_large_inputs_are_read_in_place_and_small_ones_copied_with_the_same_result(engine: Engine) -> None:
+    rows = STAGED_BYTES // (8 * 4)
+    for count in (rows, rows + 1, 1, rows + 1, rows):  # in turn, so that no call reads what another one left
+        image = np.random.default_rng(count).normal(size=(count, 8)).astype(np.float32)
+        np.testing.assert_allclose(engine(image)[0], image @ WEIGHT, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_are_left_as_they_were(engine: Engine, x: np.ndarray) -> None:
