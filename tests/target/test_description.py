@@ -24,22 +24,8 @@ from forge_pipeline.target import (
     list_x86_tags,
     tags,
 )
+from forge_pipeline.target.features import CPUINFO_WORDS
 
-# LLVM's name of a feature -> what /proc/cpuinfo calls it; for all that code generation may use by itself.
-X86 = {
-    **{
-        name: name
-        for name in ("cx16", "popcnt", "ssse3", "avx", "avx2", "bmi2", "f16c", "fma", "movbe", "sse4a", "gfni", "vaes")
-    },
-    **{name: name for name in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi")},
-    **{"sahf": "lahf_lm", "sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm"},
-    **{"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni"},
-    **{"avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq"},
-}
-ARM = {
-    **{"neon": "asimd", "lse": "atomics", "rdm": "asimdrdm", "fullfp16": "asimdhp", "dotprod": "asimddp"},
-    **{"i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "complxnum": "fcma", "jsconv": "jscvt", "fp16fml": "asimdfhm"},
-}
 DOT_PRODUCTS = {"vnni": "avx512_vnni", "avx_vnni": "avx_vnni", "sdot": "asimddp", "i8mm": "i8mm"}
 BY_TAG = {target.tag: target for target in described()}
 
@@ -55,7 +41,7 @@ def test_the_flags_that_a_target_asks_for_are_those_that_llvm_uses_for_its_cpu(t
     from tvm.target import codegen
 
     target = BY_TAG[tag]
-    words = {"x86_64": X86, "aarch64": ARM, "riscv64": {}}[target.arch]
+    words = CPUINFO_WORDS[target.arch]
     uses = set(map(str, codegen.llvm_get_cpu_features(dataclasses.replace(target, kind="llvm", cuda_arch=None).tvm())))
     assert sorted(words[name] for name in uses if name in words) == sorted(target.cpu_flags)
 
