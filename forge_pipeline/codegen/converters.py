@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
+from forge_pipeline.codegen.reductions import REDUCTIONS
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
@@ -159,5 +160,6 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "LSTM": convert_lstm,
         "GRU": convert_gru,
         "RNN": convert_rnn,
+        **REDUCTIONS,
     }
 )

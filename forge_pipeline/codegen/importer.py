@@ -60,6 +60,14 @@ def check_supported(model: onnx.ModelProto) -> None:
 
 def unsupported(model: onnx.ModelProto) -> Iterator[Refused]:
     """Yield every node that cannot be compiled, in graph order, those of subgraphs included."""
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type not in ELEMENTS:
+            yield Refused(node=value.name, operator="input or output", reason="no tensor of numbers or flags")
+    yield from (item for _, item in _refused_nodes(model))
+
+
+def _refused_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Refused]]:
+    """Yield every node that cannot be compiled, once for each reason."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
     from forge_pipeline.codegen.converters import CONVERTERS
@@ -68,20 +76,17 @@ def unsupported(model: onnx.ModelProto) -> Iterator[Refused]:
     known = (set(_get_convert_map()) - OTHER_MEANING) | set(CONVERTERS) | STRUCTURAL
     functions = {(function.domain, function.name) for function in model.functions}
     facts = Facts.of(model)
-    for value in (*model.graph.input, *model.graph.output):
-        if value.type.tensor_type.elem_type not in ELEMENTS:
-            yield Refused(node=value.name, operator="input or output", reason="no tensor of numbers or flags")
     for index, node in enumerate(_nodes(model.graph)):
         name = node.name or f"{node.op_type}_{index}"
         if (node.domain, node.op_type) in functions:
             continue
         if node.domain not in ("", "ai.onnx"):
-            yield Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason="not an ONNX operator")
+            yield node, Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason="not an ONNX operator")
         elif node.op_type not in known:
-            yield Refused(node=name, operator=node.op_type, reason="no converter")
+            yield node, Refused(node=name, operator=node.op_type, reason="no converter")
         else:
             for reason in TRAPS.get(node.op_type, lambda node, facts: ())(node, facts):
-                yield Refused(node=name, operator=node.op_type, reason=reason)
+                yield node, Refused(node=name, operator=node.op_type, reason=reason)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -95,13 +100,16 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with local functions inlined and the shapes that can be inferred written down."""
+    """Return ``model`` with local functions inlined, the shapes that can be inferred written down, and operators that
+    cannot be compiled replaced by their definition in simpler ones, where the standard has one."""
     import onnx
     import onnx.inliner
 
+    from forge_pipeline.codegen.expand import expanded
+
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return expanded(model, lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()))
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:

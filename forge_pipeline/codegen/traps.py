@@ -98,6 +98,11 @@ def _layer_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
         yield "mean and deviation are used"
 
 
+def _rms_normalization(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
+    if _attribute(node, "axis", -1) != -1 and len(facts.shapes.get(_input(node, 1), (0, 0))) != 1:
+        yield "over more than the last dimension"
+
+
 def _max_pool(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
     if _uses_more_than_first(node, facts):
         yield "indices are used"
@@ -187,6 +192,7 @@ TRAPS: Mapping[str, Trap] = MappingProxyType(
         "MaxPool": _max_pool,
         "Mod": _mod,
         "NonMaxSuppression": _needs_constants(2, 3, 4),
+        "RMSNormalization": _rms_normalization,
         "RNN": _recurrent,
         "Resize": _resize,
         "RoiAlign": _roi_align,
