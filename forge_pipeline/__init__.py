@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_pipeline.errors import ForgeError as ForgeError
-    from forge_pipeline.quantization.module import QuantizableModule as ONNXModule  # noqa: F401
+    from forge_pipeline.modules.onnx_module import ONNXModule as ONNXModule
+    from forge_pipeline.modules.relax_module import RelaxModule as RelaxModule
     from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Engine": "runtime.engine",
     "ForgeError": "errors",
-    "ONNXModule": "quantization.module:QuantizableModule",
+    "ONNXModule": "modules.onnx_module",
+    "RelaxModule": "modules.relax_module",
     "Target": "target",
     "list_android_tags": "target",
     "list_arm_tags": "target",

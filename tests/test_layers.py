@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "evaluation": FOUNDATION | {"ir", "data", "passes", "runtime", "quantization", "target"},
     "report": FOUNDATION,
 }
+MAY_IMPORT["modules"] = FOUNDATION | {"ir", "quantization", "target", "runtime", "crypto", "codegen", "stages"}
 MAY_IMPORT["stages"] = FOUNDATION | set(MAY_IMPORT)
 MAY_IMPORT["pipeline"] = FOUNDATION | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = FOUNDATION | set(MAY_IMPORT)

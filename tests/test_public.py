@@ -13,6 +13,7 @@ NAMES = {
     "Engine",
     "ForgeError",
     "ONNXModule",
+    "RelaxModule",
     "Target",
     "list_android_tags",
     "list_arm_tags",
@@ -42,7 +43,7 @@ def test_importing_the_package_imports_nothing_of_others() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_module_of_the_public_surface_calibrates_and_quantizes() -> None:
-    assert {"calibrate", "quantize", "split_tensors", "is_calibrated", "is_quantized"} <= set(
-        dir(forge_pipeline.ONNXModule)
-    )
+@pytest.mark.parametrize("name", ["ONNXModule", "RelaxModule"])
+def test_a_module_of_the_public_surface_calibrates_quantizes_and_compiles(name: str) -> None:
+    wanted = {"calibrate", "quantize", "split_tensors", "is_calibrated", "is_quantized", "compile"}
+    assert wanted <= set(dir(getattr(forge_pipeline, name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from forge_pipeline.errors import ModelError
 
@@ -35,7 +35,7 @@ class ONNXModule:
         self._file: OpenModel | None = None
 
     @classmethod
-    def from_file(cls, path: Path | str) -> ONNXModule:
+    def from_file(cls, path: Path | str) -> Self:
         """Open a model. Its weights stay in the file, or beside it, until ``mod`` is asked for.
 
         Shapes, operators and the fingerprint need no more than that. Raises ModelError where it is damaged.
@@ -119,13 +119,13 @@ class ONNXModule:
             f"{len(self._model.graph.node)} nodes, {len(self._model.graph.initializer)} weights)"
         )
 
-    def copy(self) -> ONNXModule:
+    def copy(self) -> Self:
         """Return a module with a model of its own."""
         import onnx
 
         duplicate = onnx.ModelProto()
         duplicate.CopyFrom(self.mod)
-        return ONNXModule(duplicate)
+        return type(self)(duplicate)
 
     @property
     def operators(self) -> dict[str, int]:

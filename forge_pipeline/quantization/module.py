@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import DataError, ModelError
@@ -56,17 +56,18 @@ class QuantizableModule(ONNXModule):
         """True after `split_tensors`."""
         return self._split
 
-    def copy(self) -> QuantizableModule:
+    def copy(self) -> Self:
         """Return a module with a model of its own, and the same calibration."""
-        duplicate = QuantizableModule(super().copy().mod)
+        duplicate = super().copy()
         duplicate._ranges, duplicate._split = self._ranges, self._split
         return duplicate
 
-    def calibrate(self, calib_data: Iterable[Any], reset: bool = True) -> None:
+    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = True) -> None:
         """Track the activations on ``calib_data``.
 
         A sample is an array (for a model with one input), a sequence of arrays in the order of the inputs, or a
         mapping from input name to array; with or without a batch axis. ``reset=False`` adds to earlier statistics.
+        ``use_cuda`` allows a GPU, which this package never needs: statistics are computed on the CPU, alike everywhere.
         Raises DataError naming the sample and the input, ModelError for a quantized model.
         """
         from forge_pipeline.quantization.calibration import calibrate

@@ -1,0 +1,155 @@
+"""What ``compile`` does for every module: the stages `compile` and `encrypt`, and a folder with their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_pipeline.digest import digest_json
+from forge_pipeline.errors import ConfigError, ForgeError
+
+if TYPE_CHECKING:
+    from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.target import Target
+    from forge_pipeline.target.spec import Description
+
+LIBRARY, KEY, METADATA, RELAX = "model_library.so", "modelKey.bin", "metadata.json", "model_relax.txt"
+FILES = (LIBRARY, KEY, METADATA, RELAX)
+MOST_FOLDERS = 10_000
+
+
+def compile_to_folder(
+    model: ONNXModule,
+    *,
+    target: Description,
+    host: Description | None,
+    output_path: Path | str,
+    opt_level: int,
+    set_float16: bool,
+    set_channel_layout: Literal["first", "last"] | None,
+    export_relax: bool,
+    export_metadata: bool,
+    force_overwrite: bool,
+    uuid: str | None,
+    encrypt_password: str | bytes | None,
+    options: Mapping[str, Any],
+) -> Path:
+    """Compile ``model`` and return the folder with the files; see ``ONNXModule.compile``. A failure leaves nothing."""
+    from forge_pipeline.target.spec import resolved
+
+    machine = resolved(target, host)
+    values = {
+        "opt_level": opt_level,
+        "set_float16": set_float16,
+        "set_channel_layout": set_channel_layout,
+        "export_relax": export_relax,
+        "uuid": uuid,
+        **options,
+    }
+    contents = _built(model, machine, values, encrypt_password)
+    if not export_metadata:
+        del contents[METADATA]
+    return _delivered(contents, Path(output_path), force_overwrite)
+
+
+def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, bytes]:
+    from forge_pipeline.crypto.secret import Secret
+    from forge_pipeline.stages import compile as compile_stage
+    from forge_pipeline.stages import encrypt as encrypt_stage
+    from forge_pipeline.stages.artifacts import KINDS
+
+    secret = None if password is None else Secret.of_password(password)  # refused before the work, not after
+    config = _bound(compile_stage.Config, "compile/default.yaml", {**values, "target": machine}, "compile")
+    key = digest_json({"stage": "compile", "config": _plain(config), "model": model.fingerprint})
+    compiled = compile_stage.run(config, model, key=key)
+    if secret is None:
+        settings = encrypt_stage.Config(method="none", key_ref=None, chunk_kib=None, kdf=None)
+    else:
+        settings = _bound(encrypt_stage.Config, "encrypt/password.yaml", {}, "encrypt")
+    sealed = encrypt_stage.run(settings, compiled.output, secret, os.urandom)
+    contents = dict(KINDS["sealed"].write(sealed.output))
+    if config.export_relax:
+        contents[RELAX] = str(compiled.report["relax"]).encode()
+    return contents
+
+
+def _bound(config: type[Any], file: str, values: Mapping[str, Any], where: str) -> Any:
+    """Return the stage's configuration: the file under conf, with ``values`` in the place of its own."""
+    import dataclasses
+
+    import yaml
+
+    from forge_pipeline.config import bind
+    from forge_pipeline.locate import conf_dir
+
+    defaults = yaml.safe_load((conf_dir() / file).read_text())
+    names = {field.name for field in dataclasses.fields(config)}
+    unknown = sorted(set(values) - names)
+    if unknown:
+        raise ConfigError(where, f"options {', '.join(sorted(names))}", ", ".join(unknown), "correct the name")
+    kept = {name: value for name, value in defaults.items() if name in names} | dict(values)
+    if "target" not in names:
+        return bind(config, kept, where=where)
+    machine = kept.pop("target")
+    made = bind(config, {**kept, "target": dataclasses.asdict(machine)}, where=where)
+    return dataclasses.replace(made, target=machine)
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return {name: value for name, value in dataclasses.asdict(config).items() if name != "uuid"}
+
+
+def _delivered(contents: Mapping[str, bytes], wanted: Path, force: bool) -> Path:
+    """Write the files into ``wanted``, or beside it under the first free number; return the folder.
+
+    With ``force`` the folder is used as it is: files of an earlier compilation go, others stay. Everything is complete
+    in a folder of its own before any of it is put there. Raises ForgeError where it cannot be written.
+    """
+    from tempfile import TemporaryDirectory
+
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".compile-", dir=wanted.parent) as staging:
+            staged = Path(staging) / "files"
+            staged.mkdir()
+            for name, content in contents.items():
+                with (staged / name).open("wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if force and wanted.is_dir():
+                for name in FILES:
+                    if name in contents:
+                        (staged / name).replace(wanted / name)
+                    else:
+                        (wanted / name).unlink(missing_ok=True)
+                return wanted
+            return _moved(staged, wanted)
+    except OSError as error:
+        raise ForgeError(
+            where=f"output_path={str(wanted)!r}",
+            expected="a place that can be written",
+            found=error.strerror or type(error).__name__,
+            fix="choose another place, or make room in this one",
+        ) from error
+
+
+def _moved(staged: Path, wanted: Path) -> Path:
+    for number in range(MOST_FOLDERS):
+        folder = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        staged.rename(folder)  # onto the empty folder that is now ours
+        return folder
+    raise ForgeError(
+        where=f"output_path={str(wanted)!r}",
+        expected=f"fewer than {MOST_FOLDERS} folders of that name",
+        found="all numbers taken",
+        fix="remove old ones, or use force_overwrite=True",
+    )
