@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.functions import install
+from forge_pipeline.codegen.halves import has_halves, widened
 from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
@@ -34,11 +35,12 @@ def build(
     ``progress`` is told what is being worked on. Raises CompileError, ModelError and TargetError.
     """
     model = prepare(model)
-    imported = import_model(model, progress)
+    wide = model if target.kind == "cuda" else widened(model)
+    imported = import_model(wide, progress)
     progress(f"lower with {options.generator}")
     with _explained(f"lowering for {target.tag}"):
         lowered = pick_generator(options, target)(imported, target, options)
-        separated = _separate(lowered, target)
+        separated = _separate(lowered, target, as_halves=options.float16 or has_halves(model))
     progress("generate code")
     with _explained(f"code generation for {target.tag}"):
         executable = _compile(separated.module, lowered, target, options)
@@ -52,11 +54,11 @@ def relax_text(model: onnx.ModelProto) -> str:
     return str(import_model(prepare(model)).script(show_meta=False))
 
 
-def _separate(lowered: Lowered, target: Target) -> Separated:
+def _separate(lowered: Lowered, target: Target, *, as_halves: bool) -> Separated:
     """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
     if target.kind == "cuda":
         return Separated(module=lowered.module, section=b"", table=[])
-    return separate(lowered.module)
+    return separate(lowered.module, as_halves=as_halves)
 
 
 def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Options) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge_pipeline.codegen.preparation import PREPARES
+
 if TYPE_CHECKING:
     import tvm
 
@@ -31,7 +33,7 @@ def share_by_kernel(module: tvm.IRModule) -> list[Row]:
     relax.analysis.post_order_visit(module["main"].body, visit)
     rows = []
     for variable, function in module.functions.items():
-        if isinstance(function, tvm.tirx.PrimFunc):
+        if isinstance(function, tvm.tirx.PrimFunc) and PREPARES not in (function.attrs or {}):
             name = variable.name_hint
             rows.append((name, shapes.get(name, ()), _flops(function) * calls.get(name, 0)))
     total = sum(flops for _, _, flops in rows) or 1.0

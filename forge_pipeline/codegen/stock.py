@@ -27,7 +27,9 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
 
     machine = target.tvm()
     with machine, tvm.transform.PassContext(opt_level=options.opt_level):
-        module = tvm.transform.Sequential([*graph_passes(options), *_kernel_passes(target, machine, options)])(module)
+        module = tvm.transform.Sequential(
+            [*graph_passes(options, target.kind), *_kernel_passes(target, machine, options)]
+        )(module)
     fallbacks: tuple[Fallback, ...] = ()
     if target.kind == "llvm":
         fallbacks = tuple(
@@ -36,14 +38,14 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     return Lowered(module=module, fallbacks=fallbacks, pass_config={})
 
 
-def graph_passes(options: Options) -> list[Any]:
+def graph_passes(options: Options, kind: str) -> list[Any]:
     """Return the passes that ``options`` ask for on the graph of operators."""
     from tvm import relax
 
     passes: list[Any] = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     if options.channel_layout is not None:
         passes.append(relax.transform.ConvertLayout(LAYOUTS[options.channel_layout]))
-    if options.float16:
+    if options.float16 and kind == "cuda":  # on a CPU, weights are halves and sums are not: see ``halves``
         passes.append(relax.transform.ToMixedPrecision(out_dtype="float16"))
     if options.opt_level >= 4:
         passes.append(relax.transform.FastMathTransform())

@@ -10,7 +10,8 @@ from forge_pipeline.codegen.layout import lay_out
 from forge_pipeline.codegen.lowering import Fallback, Lowered
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.preparation import PREPARES
+from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.target import Target
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
+OPAQUE = 8
+"""TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
     "direct", "depthwise", "winograd", "matmul", "pool", "integer_conv", "integer_depthwise", "integer_matmul",
@@ -57,10 +60,7 @@ def _before_layout(options: Options) -> list[Any]:
     """Return the passes that ``options`` ask for on the operators as imported."""
     from tvm import relax
 
-    passes = [relax.transform.CanonicalizeBindings()]
-    if options.float16:
-        passes.append(relax.transform.ToMixedPrecision(out_dtype="float16"))
-    return passes
+    return [relax.transform.CanonicalizeBindings()]
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
@@ -71,6 +71,9 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
             sch = s_tir.Schedule(function)
-            if any(moves.family_of(sch, block) in ANCHORS for block in moves.blocks(sch)):
+            families = {moves.family_of(sch, block) for block in moves.blocks(sch)}
+            if winograd_weight.NAME in families:
+                module[variable] = function.with_attr("op_pattern", OPAQUE).with_attr(PREPARES, True)
+            elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr("op_pattern", FUSABLE_OUTPUT)
     return module

@@ -1,16 +1,22 @@
 """Weights beside the code: large constants become arguments of `main`, stored once, page-aligned, never parsed.
 
 A constant inside TVM's executable is copied when the library is loaded. As an argument it is a window onto the file:
-the runtime maps the weights section and passes each array at its offset, in the order in which they are listed.
+the runtime maps the weights section and passes each array at its offset, in the order in which they are listed. What
+has to be computed from them first is computed by a function `prepare` (``preparation``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.preparation import NAME, PREPARES, widening_kernel
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import relax
 
 ALIGNMENT = 64
 """TVM's kernels are compiled for arrays that start at a cache line."""
@@ -18,12 +24,15 @@ ALIGNMENT = 64
 SMALLEST = 4096
 """Bytes below which a constant stays in the code: a page of file for less would not pay."""
 
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separated:
-    """A module whose `main` takes ``table``'s arrays after its inputs, and the section that holds them.
+    """A module whose functions take ``table``'s arrays: `main` after its inputs, `prepare` those with ``prepare`` true.
 
-    A row of ``table`` has ``dtype``, ``shape`` and ``offset``, in bytes from the start of ``section``.
+    A row of ``table`` has ``dtype``, ``shape`` and ``offset``, in bytes from the start of ``section``, and ``prepare``.
+    `main` takes the results of `prepare` last.
     """
 
     module: tvm.IRModule
@@ -31,35 +40,160 @@ class Separated:
     table: list[dict[str, Any]]
 
 
-def separate(module: tvm.IRModule) -> Separated:
-    """Move every constant of `main` of at least SMALLEST bytes into a section of its own; equal ones share a place."""
+@dataclass(slots=True, kw_only=True)
+class _Stored:
+    """Arrays in the order in which a function takes them; equal ones once."""
+
+    prefix: str
+    found: dict[tuple[str, tuple[int, ...], bytes], relax.Var] = field(default_factory=dict)
+
+    def variable(self, array: Array, dtype: str) -> relax.Var:
+        from tvm import relax
+
+        shape = tuple(int(extent) for extent in array.shape)
+        key = (dtype, shape, array.tobytes())
+        if key not in self.found:
+            self.found[key] = relax.Var(f"{self.prefix}{len(self.found)}", relax.TensorType(shape, dtype))
+        return self.found[key]
+
+
+def separate(module: tvm.IRModule, *, as_halves: bool = False) -> Separated:
+    """Move every constant of `main` of at least SMALLEST bytes into a section of its own; equal ones share a place.
+
+    ``as_halves``: round float32 ones to half precision, and store those.
+    """
     import tvm
     from tvm import relax
 
-    found: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
+    direct, raw = _Stored(prefix="weight"), _Stored(prefix="raw")
+    preparing = _Preparing(module=module, raw=raw, as_halves=as_halves)
 
     @relax.expr_functor.mutator
     class Lift(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_call_(self, op: Any) -> Any:
+            return preparing.call(op) if preparing.takes(op) else super().visit_call_(op)
+
         def visit_generic_const_(self, op: Any) -> Any:
             if not isinstance(op.value, tvm.runtime.Tensor):
                 return op
             array = op.value.numpy()
             if array.nbytes < SMALLEST:
                 return op
-            key = (str(op.value.dtype), tuple(int(extent) for extent in array.shape), array.tobytes())
-            if key not in found:
-                found[key] = relax.Var(f"weight{len(found)}", op.ty)
-            return found[key]
+            if preparing.is_stored_as_half(array):
+                return preparing.constant(array)
+            return direct.variable(array, str(op.value.dtype))
 
     main = module["main"]
     body = Lift(module).visit_expr(main.body)
     attributes = {**dict(main.attrs or {}), "num_input": len(main.params)}
-    lifted = relax.Function([*main.params, *found.values()], body, main.ret_ty, main.is_pure).with_attrs(attributes)
-    module = tvm.IRModule({**dict(module.functions), module.get_global_var("main"): lifted}, attrs=module.attrs)
-    section = bytearray()
-    table = []
-    for dtype, shape, data in found:
-        section += bytes(-len(section) % ALIGNMENT)
-        table.append({"dtype": dtype, "shape": list(shape), "offset": len(section)})
-        section += data
+    parameters = [*main.params, *direct.found.values(), *preparing.results]
+    lifted = relax.Function(parameters, body, main.ret_ty, main.is_pure).with_attrs(attributes)
+    functions = {**dict(module.functions), module.get_global_var("main"): lifted}
+    module = tvm.IRModule({**functions, **preparing.functions()}, attrs=module.attrs)
+    section, places, table = bytearray(), {}, []
+    for stored, is_raw in ((direct, False), (raw, True)):
+        for dtype, shape, data in stored.found:
+            if data not in places:
+                section += bytes(-len(section) % ALIGNMENT)
+                places[data] = len(section)
+                section += data
+            table.append({"dtype": dtype, "shape": list(shape), "offset": places[data], "prepare": is_raw})
     return Separated(module=relax.transform.Normalize()(module), section=bytes(section), table=table)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Preparing:
+    """The function `prepare` in the making: ``results`` are the variables by which `main` knows what it returns."""
+
+    module: tvm.IRModule
+    raw: _Stored
+    as_halves: bool
+    results: list[relax.Var] = field(default_factory=list)
+    bindings: list[Any] = field(default_factory=list)
+    made: list[relax.Var] = field(default_factory=list)
+    widen: Any = None
+    known: dict[Any, relax.Var] = field(default_factory=dict)
+
+    def takes(self, call: relax.Call) -> bool:
+        """Return whether a call is one of a preparing kernel on constants alone."""
+        import tvm
+        from tvm.ir import GenericConst
+
+        if not call.args or not isinstance(call.args[0], tvm.ir.GlobalVar):
+            return False
+        function = self.module[call.args[0]]
+        if not isinstance(function, tvm.tirx.PrimFunc) or not (function.attrs and PREPARES in function.attrs):
+            return False
+        return all(isinstance(item, GenericConst) for item in call.args[1].fields)
+
+    def call(self, call: relax.Call) -> relax.Var:
+        """Move a call into `prepare`; return the variable by which `main` takes its result."""
+        from tvm import relax
+
+        operands = [self._loaded(item.value.numpy()) for item in call.args[1].fields]
+        key = (call.args[0], tuple(operands))
+        if key not in self.known:
+            made = relax.Call(call.op, [call.args[0], relax.Tuple(operands)], call.attrs, call.ty_args)
+            self.known[key] = self._result(self._bound(made, call.ty))
+        return self.known[key]
+
+    def is_stored_as_half(self, array: Array) -> bool:
+        """Return whether an array is to be stored in half precision: floats that a half can hold."""
+        if not self.as_halves or array.dtype != np.float32:
+            return False
+        finite = array[np.isfinite(array)]
+        return bool(finite.size == 0 or np.abs(finite).max() <= np.finfo(np.float16).max)
+
+    def constant(self, array: Array) -> relax.Var:
+        """Store an array as halves; return the variable by which `main` takes it."""
+        made = self._loaded(array)
+        if made not in self.known:
+            self.known[made] = self._result(made)
+        return self.known[made]
+
+    def functions(self) -> dict[Any, Any]:
+        """Return `prepare` and the kernel that it may need, by name; nothing where there is nothing to prepare."""
+        import tvm
+        from tvm import relax
+
+        if not self.results:
+            return {}
+        result = relax.Var("results", relax.TupleType([variable.ty for variable in self.made]))
+        self.bindings.append(relax.VarBinding(result, relax.Tuple(self.made)))
+        body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], result)
+        prepare = relax.Function(list(self.raw.found.values()), body, result.ty)
+        functions = {tvm.ir.GlobalVar(NAME): prepare.with_attr("global_symbol", NAME)}
+        if self.widen is not None:
+            functions[self.widen] = widening_kernel()
+        return functions
+
+    def _loaded(self, array: Array) -> relax.Var:
+        """Return a stored array inside `prepare`, widened if it is stored as halves."""
+        from tvm import relax
+
+        if not self.is_stored_as_half(array):
+            return self.raw.variable(array, str(array.dtype))
+        halves = self.raw.variable(array.astype(np.float16).view(np.uint16).reshape(-1), "uint16")
+        shape = tuple(int(extent) for extent in array.shape)
+        key = (halves, shape)
+        if key not in self.known:
+            if self.widen is None:
+                self.widen = relax.BlockBuilder().add_func(widening_kernel(), "widen_halves")
+            flat = relax.TensorType((array.size,), "float32")
+            wide = self._bound(relax.call_tir(self.widen, [halves], flat), flat)
+            self.known[key] = self._bound(relax.op.reshape(wide, shape), relax.TensorType(shape, "float32"))
+        return self.known[key]
+
+    def _bound(self, expression: relax.Expr, kind: Any) -> relax.Var:
+        from tvm import relax
+
+        variable = relax.DataflowVar(f"prepared{len(self.bindings)}", kind)
+        self.bindings.append(relax.VarBinding(variable, expression))
+        return variable
+
+    def _result(self, made: relax.Var) -> relax.Var:
+        from tvm import relax
+
+        self.made.append(made)
+        self.results.append(relax.Var(f"prepared{len(self.results)}", made.ty))
+        return self.results[-1]

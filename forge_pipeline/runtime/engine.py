@@ -48,6 +48,7 @@ class Engine:
             self._machine = Machine(
                 path,
                 interface.weights,
+                interface.raw_weights,
                 inputs=len(interface.inputs),
                 threads=_checked_threads(threads),
                 where=self._where,

@@ -39,6 +39,8 @@ class Interface:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Array, ...]
+    raw_weights: tuple[Array, ...] = ()
+    """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
@@ -53,13 +55,14 @@ class Interface:
                 f"format {metadata.get('format')!r}",
                 "use the release of forge-pipeline that built the library, or build it anew",
             )
+        table = list(metadata.get("weights", ()))
+        arrays = [_weight(row, weights, f"weight {index} of {where}") for index, row in enumerate(table)]
+        is_raw = [row.get("prepare", False) is True for row in table]
         return cls(
             inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
             outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
-            weights=tuple(
-                _weight(row, weights, f"weight {index} of {where}")
-                for index, row in enumerate(metadata.get("weights", ()))
-            ),
+            weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
+            raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
         )
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

@@ -35,13 +35,23 @@ class Machine:
     Weights must start at a cache line. They are read in place, and kept as long as they are needed.
     """
 
-    def __init__(self, path: str, weights: Sequence[Array], *, inputs: int, threads: int, where: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        weights: Sequence[Array],
+        raw_weights: Sequence[Array] = (),
+        *,
+        inputs: int,
+        threads: int,
+        where: str,
+    ) -> None:
         runtime = _runtime()
         try:
             executable = runtime.get_global_func("ffi.Module.load_from_file.so")(path, "so")
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             self._main = machine["main"]
+            prepare = machine["prepare"] if raw_weights else None
         except _TVM_ERRORS as error:
             raise ArtifactError(
                 where,
@@ -56,6 +66,10 @@ class Machine:
         self._threads = threads
         self._lock = threading.Lock()
         self._configure = runtime.get_global_func("runtime.config_threadpool")
+        if prepare is not None:
+            self._configure(_BIG_CORES, threads)
+            prepared = prepare(*(self._tensor(array) for array in raw_weights))
+            self._weights += [prepared[index] for index in range(len(prepared))]
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run ``main`` on the model's inputs; return its results as arrays of their own."""

@@ -144,7 +144,7 @@ def test_weights_lie_beside_the_code_aligned_and_once(stock: Options) -> None:
     model.graph.initializer.append(numpy_helper.from_array(weight, "w2"))
     library = build(model, Target.from_tag("host"), stock)
     (row,) = library.metadata["weights"]
-    assert row == {"dtype": "float32", "shape": [64, 64], "offset": 0}
+    assert row == {"dtype": "float32", "shape": [64, 64], "offset": 0, "prepare": False}
     assert bytes(library.weights) == weight.tobytes()
     assert weight.tobytes() not in bytes(library.elf)
     assert weight.nbytes >= SMALLEST

@@ -25,6 +25,7 @@ from forge_pipeline.codegen.schedules import (
     matmul,
     pool,
     winograd,
+    winograd_weight,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "convolution": Family(handlers=convolution.HANDLERS),
     direct.NAME: Family(schedule=direct.schedule),
     winograd.NAME: Family(schedule=winograd.schedule),
+    winograd_weight.NAME: Family(schedule=winograd_weight.schedule),
     depthwise.NAME: Family(schedule=depthwise.schedule),
     pool.NAME: Family(handlers=pool.HANDLERS, schedule=pool.schedule),
     matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),

@@ -15,7 +15,7 @@ import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.machine import Machine, choose_tile, divisors
-from forge_pipeline.codegen.schedules import direct, moves
+from forge_pipeline.codegen.schedules import direct, moves, winograd_weight
 from forge_pipeline.codegen.schedules.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     transform = choose(graph.machine, geometry, weight)
     if transform is None:
         return None
-    packed = graph.constant(pack_weight(weight, graph.machine.lanes, transform))
+    stored = graph.constant(direct.pack_weight(weight, graph.machine.lanes, block_channels=True))
+    packed = graph.kernel(
+        winograd_weight.transform, stored, name="winograd_weight", matrix=transform.kernel
+    )  # when the library is loaded
     return graph.kernel(
         convolve, graph.blocked(source), packed, name="conv2d_winograd", geometry=geometry, transform=transform
     )
