@@ -24,6 +24,8 @@ from forge_pipeline.codegen.schedules import (
     integer_sum,
     matmul,
     pool,
+    transposed,
+    volume,
     winograd,
     winograd_weight,
 )
@@ -50,6 +52,8 @@ FAMILIES: Mapping[str, Family] = {
     "integer_pool": Family(handlers=integer_pool.HANDLERS),
     "integer_sum": Family(handlers=integer_sum.HANDLERS),
     "convolution": Family(handlers=convolution.HANDLERS),
+    "volume": Family(handlers=volume.HANDLERS),
+    transposed.NAME: Family(handlers=transposed.HANDLERS, schedule=transposed.schedule),
     direct.NAME: Family(schedule=direct.schedule),
     winograd.NAME: Family(schedule=winograd.schedule),
     winograd_weight.NAME: Family(schedule=winograd_weight.schedule),

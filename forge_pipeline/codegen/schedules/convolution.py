@@ -7,7 +7,7 @@ folded into weights and bias, so none of the algorithms knows about them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,25 @@ ALGORITHMS = (depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
 
 
+@runtime_checkable
+class Linear(Protocol):
+    """A pending value that is linear in ``weight`` (filters first): factors and terms of its filters fold into it."""
+
+    @property
+    def weight(self) -> Array:
+        """Weights, filters first."""
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+
+    def scaled(self, scale: Array, shift: Array) -> Linear:
+        """Return it followed by ``* scale + shift`` for each filter."""
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
     """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, height, width) and ``bias``."""
@@ -30,6 +49,11 @@ class Convolution:
     weight: Array
     bias: Array | None
     geometry: Geometry
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+        return self.geometry.filters
 
     def scaled(self, scale: Array, shift: Array) -> Convolution:
         """Return the convolution followed by ``* scale + shift`` for each filter."""
@@ -112,7 +136,7 @@ def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
     gamma, beta, mean, variance = (np.asarray(constant, np.float64) for constant in constants)
     scale = gamma / np.sqrt(variance + float(call.attrs.epsilon))
     shift = beta - mean * scale
-    if isinstance(value.pending, Convolution) and graph.is_used_once(call.args[0]):
+    if isinstance(value.pending, Linear) and graph.is_used_once(call.args[0]):
         return Value(
             parts=(Value(pending=value.pending.scaled(scale, shift), channels=value.channels), Value(), Value())
         )
@@ -132,10 +156,10 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Fold a constant for each filter into the convolution that it is added to."""
     for image, other in (call.args, reversed(call.args)):
         value, constant = graph.look(image), graph.look(other).constant
-        if constant is None or not isinstance(value.pending, Convolution) or not graph.is_used_once(image):
+        if constant is None or not isinstance(value.pending, Linear) or not graph.is_used_once(image):
             continue
-        filters = value.pending.geometry.filters
-        if constant.shape in ((1, filters, 1, 1), (filters, 1, 1)):
+        filters, ones = value.pending.filters, (1,) * (value.pending.weight.ndim - 2)
+        if constant.shape in ((1, filters, *ones), (filters, *ones)):
             folded = value.pending.scaled(np.ones(filters), constant.ravel().astype(np.float64))
             return Value(pending=folded, channels=filters)
     return None

@@ -1,0 +1,91 @@
+"""Transposed convolution, and convolution over one and three axes: any stride, padding, dilation and group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+
+TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+Case = tuple[str, tuple[int | str, ...], tuple[int, ...], dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "phases that read the same pixels": ("ConvTranspose", (1, 24, 9, 7), (24, 20, 2, 2), {"strides": [2, 2]}),
+    "phases of several kernels": (
+        "ConvTranspose", (2, 16, 7, 9), (16, 24, 3, 3),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
+    ),
+    "an even kernel": ("ConvTranspose", (1, 32, 8, 8), (32, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "stride, dilation and lopsided padding": (
+        "ConvTranspose", (1, 8, 7, 9), (8, 12, 3, 4), {"strides": [3, 2], "dilations": [2, 3], "pads": [0, 2, 1, 0]},
+    ),
+    "phases without taps": ("ConvTranspose", (1, 8, 6, 5), (8, 9, 1, 1), {"strides": [2, 3]}),
+    "stride 1": ("ConvTranspose", (1, 16, 9, 9), (16, 16, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "groups": ("ConvTranspose", (1, 12, 6, 6), (12, 4, 3, 3), {"strides": [2, 2], "group": 3}),
+    "a filter for each channel": (
+        "ConvTranspose", (1, 20, 6, 6), (20, 1, 4, 4), {"strides": [2, 2], "group": 20, "pads": [1, 1, 1, 1]},
+    ),
+    "few channels": ("ConvTranspose", (1, 3, 6, 6), (3, 2, 3, 3), {"strides": [2, 2]}),
+    "a symbolic batch, transposed": ("ConvTranspose", ("N", 16, 5, 5), (16, 8, 2, 2), {"strides": [2, 2]}),
+    "one axis, transposed": (
+        "ConvTranspose", (2, 16, 20), (16, 9, 5), {"strides": [3], "pads": [2, 1], "output_padding": [1]},
+    ),
+    "three axes, transposed": (
+        "ConvTranspose", (1, 16, 3, 4, 5), (16, 8, 3, 3, 2), {"strides": [2, 2, 2], "pads": [1, 0, 0, 1, 0, 0]},
+    ),
+    "three axes": ("Conv", (2, 16, 5, 8, 9), (24, 16, 3, 3, 3), {"pads": [1] * 6}),
+    "three axes with stride and dilation": (
+        "Conv", (1, 20, 7, 9, 8), (10, 20, 2, 3, 3), {"strides": [2, 1, 2], "dilations": [2, 1, 1],
+        "pads": [1, 0, 1, 2, 1, 0]},
+    ),
+    "a first convolution over three axes": ("Conv", (1, 3, 6, 12, 12), (16, 3, 3, 5, 5), {"strides": [1, 2, 2]}),
+    "groups over three axes": ("Conv", (1, 8, 4, 6, 6), (16, 4, 3, 3, 3), {"group": 2}),
+    "three axes of a symbolic batch": ("Conv", ("N", 16, 4, 6, 6), (16, 16, 3, 3, 3), {"pads": [1] * 6}),
+    "one axis": ("Conv", ("N", 20, 50), (33, 20, 3), {"strides": [2], "pads": [2, 1], "dilations": [2]}),
+    "one axis, a filter for each channel": ("Conv", (1, 24, 40), (24, 1, 5), {"group": 24, "pads": [2, 2]}),
+}  # fmt: skip
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def model_of(case: Case) -> onnx.ModelProto:
+    """Return the convolution with a bias, a batch normalization and a Relu behind it."""
+    operator, shape, kernel, attributes = case
+    filters = kernel[0] if operator == "Conv" else kernel[1] * attributes.get("group", 1)
+    weights = {"w": normal(*kernel), "b": normal(filters), **{k: np.abs(normal(filters)) + 0.5 for k in ("g", "v")}}
+    weights |= {"s": normal(filters), "m": normal(filters)}
+    nodes = [
+        helper.make_node(operator, ["x", "w", "b"], ["c"], **attributes),
+        helper.make_node("BatchNormalization", ["c", "g", "s", "m", "v"], ["n"]),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None))]
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_convolution_of_any_kind_is_right_and_has_no_generic_kernel(name: str) -> None:
+    model = model_of(CASES[name])
+    library = build(model, Target.from_tag("host"), TILED)
+    assert library.metadata["compile"]["fallbacks"] == []
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    engine = Engine(library.to_bytes(), threads=2)
+    shape = CASES[name][1]
+    for batch in (1, 3) if "N" in shape else (1,):
+        x = normal(*(batch if extent == "N" else int(extent) for extent in shape))
+        (expected,), (found,) = session.run(None, {"x": x}), engine(x)
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
