@@ -144,6 +144,71 @@ def _non_max_suppression(builder: Any, inputs: list[Any], attributes: dict[str, 
     return NonMaxSuppression.get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
+def _resize(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Resize by whole factors of extents that are not known, as products: TVM's converter multiplies in floating point.
+
+    What follows can then compare the extents with others.
+    """
+    import numpy as np
+    from tvm import relax, tirx
+    from tvm.ir import GenericConst
+    from tvm.relax.frontend.onnx.onnx_frontend import Resize
+
+    scales = inputs[2] if len(inputs) > 2 else None
+    if isinstance(scales, GenericConst) and scales.value.numpy().size and len(inputs[0].ty.shape.values) == 4:
+        factors, extents = scales.value.numpy(), list(inputs[0].ty.shape.values)
+        symbolic = any(not isinstance(extent, tirx.IntImm) for extent in extents[2:])
+        if symbolic and np.array_equal(factors, factors.astype(np.int64)) and (factors[:2] == 1).all():
+            mode = attributes.get("mode", b"nearest").decode()
+            sizes = [extent * int(factor) for extent, factor in zip(extents, factors, strict=True)][2:]
+            return relax.op.image.resize2d(
+                inputs[0],
+                size=relax.ShapeExpr(sizes),
+                roi=[0.0] * 4,
+                layout="NCHW",
+                method="nearest_neighbor" if mode == "nearest" else mode,
+                coordinate_transformation_mode=attributes.get("coordinate_transformation_mode", b"half_pixel").decode(),
+                rounding_method=attributes.get("nearest_mode", b"round_prefer_floor").decode(),
+                cubic_alpha=attributes.get("cubic_coeff_a", -0.75),
+                cubic_exclude=attributes.get("exclude_outside", 0),
+                extrapolation_value=attributes.get("extrapolation_value", 0.0),
+            )
+    return Resize.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+def _elementwise(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Add and its like, also of extents that are only equal when the model runs, which is checked then."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    left, right = inputs
+    return getattr(onnx_frontend, name).get_converter(opset)(
+        builder, [left, _as_large(builder, left, right)], attributes, [{}, {}]
+    )
+
+
+def _as_large(builder: Any, left: Any, right: Any) -> Any:
+    """Return ``right``, claimed to have the extents of ``left`` where these are other expressions for what must agree.
+
+    An extent of 1 would be broadcast; one that turns out to be 1 when the model runs is refused by it then.
+    """
+    from tvm import relax, tirx
+    from tvm.sym.analyzer import Analyzer
+
+    shapes = [getattr(getattr(side, "ty", None), "shape", None) for side in (left, right)]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return right
+    own, other = (list(shape.values) for shape in shapes if shape is not None)
+    analyzer, wanted = Analyzer(), list(other)
+    for axis in range(1, min(len(own), len(other)) + 1):
+        a, b = own[-axis], other[-axis]
+        if isinstance(a, tirx.IntImm) or isinstance(b, tirx.IntImm) or analyzer.can_prove_equal(a, b):
+            continue
+        wanted[-axis] = a
+    if all(a is b for a, b in zip(wanted, other, strict=True)):
+        return right
+    return builder.match_cast(right, relax.TensorType(wanted, right.ty.dtype))
+
+
 CONVERTERS: Mapping[str, Converter] = MappingProxyType(
     {
         "Sum": partial(_chain, "add"),
@@ -156,6 +221,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
         "Pow": _pow,
+        "Resize": _resize,
+        **{name: partial(_elementwise, name) for name in ("Add", "Div", "Mul", "Sub")},
         "Slice": _slice,
         "LSTM": convert_lstm,
         "GRU": convert_gru,

@@ -55,6 +55,8 @@ class Graph:
     machine: Machine
     values: dict[Any, Value] = field(default_factory=dict)
     uses: Mapping[Any, int] = field(default_factory=dict)
+    rearranges: bool = True
+    """Whether a sum may be computed by other products than the model's, as Winograd's algorithm does."""
 
     def look(self, expression: relax.Expr) -> Value:
         """Return the value of an operand."""

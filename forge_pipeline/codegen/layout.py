@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from tvm import relax
 
 
-def lay_out(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
+def lay_out(module: tvm.IRModule, machine: Machine, *, rearranges: bool = True) -> tvm.IRModule:
     """Return ``module`` with the operators that the families know as kernels in their own layouts.
 
-    Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are.
+    Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are, to the
+    rounding of sums whose products ``rearranges`` permits to change.
     """
     import tvm
     from tvm import relax
@@ -25,7 +26,7 @@ def lay_out(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(kernels))
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    graph = Graph(builder=builder, machine=machine, uses=_count_uses(bindings, main.body.body))
+    graph = Graph(builder=builder, machine=machine, uses=_count_uses(bindings, main.body.body), rearranges=rearranges)
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     for old, new in zip(main.params, parameters, strict=True):
         graph.values[old] = Value(plain=new)
@@ -55,11 +56,18 @@ def _count_uses(bindings: list[Any], result: relax.Expr) -> Counter[Any]:
 
 def _emit(graph: Graph, binding: relax.Binding) -> Value:
     from tvm import relax
+
+    if isinstance(binding, relax.MatchCast):
+        return Value(plain=graph.builder.match_cast(graph.plain(_value(graph, binding.value)), binding.ty))
+    return _value(graph, binding.value)
+
+
+def _value(graph: Graph, expression: relax.Expr) -> Value:
+    from tvm import relax
     from tvm.ir import GenericConst
 
     from forge_pipeline.codegen.schedules import handlers_of
 
-    expression = binding.value
     if isinstance(expression, relax.Var | GenericConst | relax.Tuple):
         return graph.look(expression)
     if isinstance(expression, relax.TupleGetItem):
@@ -68,8 +76,6 @@ def _emit(graph: Graph, binding: relax.Binding) -> Value:
             part: Value = source.parts[expression.index]
             return part
         return Value(plain=graph.emit(relax.TupleGetItem(graph.plain(source), expression.index)))
-    if isinstance(expression, relax.MatchCast):
-        return Value(plain=graph.builder.match_cast(graph.plain(graph.look(expression.value)), expression.ty))
     if not isinstance(expression, relax.Call):
         return Value(plain=graph.emit(expression))
     for handler in handlers_of(getattr(expression.op, "name", "")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
@@ -17,6 +17,10 @@ from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
     import tvm
+
+FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
+"""The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
+other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
 
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
@@ -35,18 +39,18 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     import tvm
     from tvm import relax
 
-    machine, quantized = Machine.of(target), is_quantized(module)
+    machine, quantized, level = Machine.of(target), is_quantized(module), options.opt_level
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
-        module = tvm.transform.Sequential(_before_layout(options))(module)
-        module = mark_anchors(lay_out(module, machine))
+        module = relax.transform.CanonicalizeBindings()(module)
+        if level >= LAID_OUT:
+            module = mark_anchors(lay_out(module, machine, rearranges=level >= REARRANGED))
         passes = [
             relax.transform.DecomposeOpsForInference(),
             relax.transform.CanonicalizeBindings(),
-            *([relax.transform.FastMathTransform()] if options.opt_level >= 4 else []),
+            *([relax.transform.FastMathTransform()] if level >= APPROXIMATE else []),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
+            *([relax.transform.FuseOps(), relax.transform.FuseTIR()] if level >= FUSED else []),
             relax.transform.DeadCodeElimination(),
         ]
         module = tvm.transform.Sequential(passes)(module)
@@ -55,13 +59,6 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
         slow = scheduled.generic.keys() | (float_kernels(module) if quantized else set())
     fallbacks = tuple(Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in slow)
     return Lowered(module=scheduled.module, fallbacks=fallbacks, pass_config=PASS_CONFIG)
-
-
-def _before_layout(options: Options) -> list[Any]:
-    """Return the passes that ``options`` ask for on the operators as imported."""
-    from tvm import relax
-
-    return [relax.transform.CanonicalizeBindings()]
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:

@@ -76,10 +76,12 @@ class Convolution:
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 convolution with constant weights and a known image size."""
+    """Take every float32 convolution with constant weights; batch, height and width may be symbolic."""
     weight = graph.look(call.args[1]).constant
     attributes = call.attrs
-    if weight is None or attributes.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
+    if weight is None or attributes.data_layout != "NCHW":
+        return None
+    if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
     filters, _, *kernel = weight.shape
     _, channels, height, width = shape_of(call.args[0])

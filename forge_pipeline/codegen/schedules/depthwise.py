@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules import moves, unsized
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
     anchor = moves.find(sch, NAME)
+    if None in moves.extents(sch, anchor)[2:]:
+        unsized.schedule_depthwise(sch, machine, anchor)
+        return
     before, last = moves.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
     height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))

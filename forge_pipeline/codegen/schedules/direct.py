@@ -12,7 +12,7 @@ import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.machine import Machine, choose_tile, divisors, steps_per_part
-from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules import moves, unsized
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     planar = geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source)
     image = graph.plain(source) if planar else graph.blocked(source)
     packed = pack_weight(weight, lanes, block_channels=not planar)
-    parts = 1 if planar else count_parts(graph.machine, geometry)
+    parts = 1 if planar or not geometry.is_sized else count_parts(graph.machine, geometry)
     name = "conv2d_planar" if planar else "conv2d"
     return graph.kernel(convolve, image, graph.constant(packed), name=name, geometry=geometry, parts=parts)
 
@@ -156,6 +156,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = moves.find(sch, NAME)
     if PART in {sch.get(block).name_hint for block in moves.blocks(sch)}:
         _schedule_parts(sch, machine, anchor)
+        return
+    if None in moves.extents(sch, anchor)[2:]:
+        unsized.schedule_direct(sch, machine, anchor)
         return
     before, last = moves.split_around(sch, anchor)
     for block in before:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Geometry:
     """What a convolution's weights and image do not say by themselves.
 
-    Pairs are (height, width); ``padding`` is (top, left, bottom, right), in pixels.
+    Pairs are (height, width); ``padding`` is (top, left, bottom, right), in pixels. ``size`` may be symbolic.
     """
 
     channels: int
@@ -26,6 +26,11 @@ class Geometry:
     strides: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether height and width are numbers."""
+        return all(isinstance(extent, int) for extent in self.size)
 
     @property
     def output(self) -> tuple[int, int]:

@@ -51,6 +51,11 @@ def extent(sch: Schedule, loop: LoopRV) -> int | None:
     return int(value) if isinstance(value, tirx.IntImm | int) else None
 
 
+def extents(sch: Schedule, block: SBlockRV) -> list[int | None]:
+    """Return the extents of a block's loops, None where symbolic."""
+    return [extent(sch, loop) for loop in sch.get_loops(block)]
+
+
 def static(sch: Schedule, loop: LoopRV) -> int:
     """Return a loop's extent that is known to be a number."""
     value = extent(sch, loop)

@@ -22,6 +22,8 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     value = graph.look(call.args[0])
     if not graph.is_blocked(value) or any(step != 1 for step in ints(call.attrs.dilation)):
         return None
+    if call.attrs.ceil_mode and not all(isinstance(extent, int) for extent in shape_of(value.blocked)[2:4]):
+        return None
     describe = _maximum if call.op.name == "relax.nn.max_pool2d" else _average
     return Value(
         blocked=graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs),
@@ -43,8 +45,9 @@ def mean(graph: Graph, call: relax.Call) -> Value | None:
     return Value(plain=graph.emit(relax.op.reshape(graph.plain(pooled), shape_of(call))))
 
 
-def _extent(size: int, kernel: int, stride: int, before: int, after: int, ceil: bool) -> int:
+def _extent(size: Any, kernel: int, stride: int, before: int, after: int, ceil: bool) -> Any:
     """Return an output extent as ONNX defines it: a window starts inside the image or its leading padding."""
+    size = int(size) if ceil else size
     extent = (size + before + after - kernel + (stride - 1 if ceil else 0)) // stride + 1
     return extent - 1 if ceil and (extent - 1) * stride >= size + before else extent
 
@@ -54,15 +57,12 @@ def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> t
     from tvm import te, tirx
 
     batch, blocks, height, width, lanes = image.shape
-    height, width = int(height), int(width)
     kernel, strides, padding = (ints(value) for value in (attributes.pool_size, attributes.strides, attributes.padding))
     top, left, bottom, right = padding
     ceil = bool(attributes.ceil_mode)
     rows = _extent(height, kernel[0], strides[0], top, bottom, ceil)
     columns = _extent(width, kernel[1], strides[1], left, right, ceil)
-    reaches_out = (
-        any(padding) or (rows - 1) * strides[0] + kernel[0] > height or (columns - 1) * strides[1] + kernel[1] > width
-    )
+    reaches_out = any(padding) or ceil
     down, along = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:

@@ -81,7 +81,7 @@ LARGE = Transform(
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than `direct`, and exact enough; the result is blocked."""
-    transform = choose(graph.machine, geometry, weight)
+    transform = choose(graph.machine, geometry, weight) if graph.rearranges else None
     if transform is None:
         return None
     stored = graph.constant(direct.pack_weight(weight, graph.machine.lanes, block_channels=True))
@@ -95,7 +95,12 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer."""
-    if geometry.kernel != (3, 3) or set(geometry.strides) != {1} or set(geometry.dilation) != {1}:
+    if (
+        not geometry.is_sized
+        or geometry.kernel != (3, 3)
+        or set(geometry.strides) != {1}
+        or set(geometry.dilation) != {1}
+    ):
         return None
     if geometry.groups != 1 or geometry.channels < machine.lanes:
         return None
