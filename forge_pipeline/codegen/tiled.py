@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge_pipeline.codegen.extents import name_extents
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout import lay_out
@@ -42,11 +43,14 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     machine, quantized, level = Machine.of(target), is_quantized(module), options.opt_level
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         module = relax.transform.CanonicalizeBindings()(module)
+        named = name_extents(module)
+        tidy = [relax.transform.CanonicalizeBindings()] if named is module else []  # it would take the names away
+        module = named
         if level >= LAID_OUT:
             module = mark_anchors(lay_out(module, machine, rearranges=level >= REARRANGED))
         passes = [
             relax.transform.DecomposeOpsForInference(),
-            relax.transform.CanonicalizeBindings(),
+            *tidy,
             *([relax.transform.FastMathTransform()] if level >= APPROXIMATE else []),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),

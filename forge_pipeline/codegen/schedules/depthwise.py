@@ -37,6 +37,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
     from tvm import te
 
     blocks, height, width, lanes = (int(extent) for extent in weight.shape)
+    geometry = geometry.of(image)
     padded = surround(image, geometry)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")

@@ -120,6 +120,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, parts: int
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     lanes = int(weight.shape[-1])
     rows_per_group = rows // geometry.groups
+    geometry = geometry.of(image)
     padded = surround(image, geometry)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     length = blocks // parts

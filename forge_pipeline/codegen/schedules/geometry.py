@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.schedules import moves
@@ -32,23 +32,34 @@ class Geometry:
         """Whether height and width are numbers."""
         return all(isinstance(extent, int) for extent in self.size)
 
+    def of(self, image: te.Tensor) -> Geometry:
+        """Return the geometry in the words of a kernel, whose symbolic extents are those of its ``image``."""
+        return self if self.is_sized else replace(self, size=tuple(image.shape[2:4]))
+
     @property
     def output(self) -> tuple[int, int]:
         """Height and width of the result."""
         top, left, bottom, right = self.padding
         edges = (top + bottom, left + right)
         height, width = (
-            (size + edge - dilation * (kernel - 1) - 1) // stride + 1
+            (size + (edge - dilation * (kernel - 1) - 1)) // stride + 1
             for size, edge, dilation, kernel, stride in zip(
                 self.size, edges, self.dilation, self.kernel, self.strides, strict=True
             )
         )
-        return height, width
+        return (height, width) if self.is_sized else (_simplified(height), _simplified(width))
 
     @property
     def steps(self) -> int:
         """Multiply-adds for one result."""
         return self.channels // self.groups * self.kernel[0] * self.kernel[1]
+
+
+def _simplified(extent: Any) -> Any:
+    """Return an extent in TVM's own normal form, in which it compares as equal to what shape inference found."""
+    from tvm.sym.analyzer import Analyzer
+
+    return extent if isinstance(extent, int) else Analyzer().simplify(extent)
 
 
 def surround(image: te.Tensor, geometry: Geometry, filler: int = 0) -> te.Tensor:

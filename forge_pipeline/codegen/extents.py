@@ -1,0 +1,96 @@
+"""Symbolic extents, each with a name: ``(height - 7) // 8 + 1`` becomes a variable that is bound when the model runs.
+
+Kernels then index with variables instead of such expressions, whose simplification took minutes, and kernels for the
+same layer at several resolutions become one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import relax
+
+
+@dataclass(slots=True, kw_only=True)
+class _Names:
+    """Variables by the expression, in text form, that they stand for."""
+
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, kind: Any) -> Any:
+        """Return a tensor's type with variables for the extents that are expressions."""
+        from tvm import relax
+
+        shape = getattr(kind, "shape", None)
+        if not isinstance(kind, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
+            return kind
+        extents = [self._extent(extent) for extent in shape.values]
+        if all(new is old for new, old in zip(extents, shape.values, strict=True)):
+            return kind
+        return relax.TensorType(extents, kind.dtype)
+
+    def renewed(self, extent: Any) -> Any:
+        """Return an extent with the variables for the parts of it that have a name by now."""
+        text = str(extent)
+        if text in self.known:
+            return self.known[text]
+        if hasattr(extent, "a") and hasattr(extent, "b"):
+            return type(extent)(self.renewed(extent.a), self.renewed(extent.b))
+        return extent
+
+    def _extent(self, extent: Any) -> Any:
+        from tvm import tirx
+
+        if isinstance(extent, tirx.IntImm | tirx.Var):
+            return extent
+        text = str(extent)
+        if text not in self.known:
+            self.known[text] = tirx.Var(f"extent{len(self.known)}", "int64")
+        return self.known[text]
+
+
+def name_extents(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` with a variable for every extent of `main` that is computed from others."""
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+
+    main, names = module["main"], _Names()
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    if all(names.of(binding.var.ty) is binding.var.ty for binding in bindings):
+        return module
+    builder = relax.BlockBuilder(tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
+    parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
+    new = dict(zip(main.params, parameters, strict=True))
+    with builder.function("main", parameters, attrs=dict(main.attrs or {})):
+        with builder.dataflow():
+            for binding in bindings:
+                value = builder.emit(_renewed(binding.value, new, names))
+                wanted = names.of(binding.ty if isinstance(binding, relax.MatchCast) else binding.var.ty)
+                if isinstance(wanted, relax.TensorType) and not tvm_ffi.structural_equal(wanted, value.ty):
+                    value = builder.match_cast(value, wanted)
+                new[binding.var] = value
+            output = builder.emit_output(_renewed(main.body.body, new, names))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def _renewed(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.Expr:
+    """Return a binding's value with the variables of the new function."""
+    from tvm import relax
+
+    if isinstance(expression, relax.Var):
+        return new[expression]
+    if isinstance(expression, relax.Tuple):
+        return relax.Tuple([_renewed(item, new, names) for item in expression.fields])
+    if isinstance(expression, relax.TupleGetItem):
+        return relax.TupleGetItem(_renewed(expression.tuple_value, new, names), expression.index)
+    if isinstance(expression, relax.ShapeExpr):
+        return relax.ShapeExpr([names.renewed(extent) for extent in expression.values])
+    if isinstance(expression, relax.Call):
+        arguments = [_renewed(argument, new, names) for argument in expression.args]
+        return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
+    return expression

@@ -1,0 +1,63 @@
+"""Images of any height and width: one library, right for all, with no kernel left to plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+
+TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+
+
+def pyramid() -> onnx.ModelProto:
+    """Return convolutions at three resolutions, the smallest enlarged and added to the middle one, and flat scores."""
+    rng = np.random.default_rng(1)
+    weights = {
+        name: (rng.standard_normal(shape) / 6).astype(np.float32)
+        for name, shape in {
+            "w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 1, 3, 3), "w3": (20, 16, 1, 1), "w4": (20, 20, 3, 3),
+            "w5": (4, 20, 1, 1),
+        }.items()
+    }  # fmt: skip
+    weights |= {"scales": np.array([1, 1, 2, 2], np.float32), "flat": np.array([0, 4, -1])}
+    pads = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["a"], strides=[2, 2], **pads),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w2"], ["c"], group=16, **pads),
+        helper.make_node("MaxPool", ["c"], ["d"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["d", "w3"], ["e"]),
+        helper.make_node("Conv", ["e", "w4"], ["f"], strides=[2, 2], **pads),
+        helper.make_node("Resize", ["f", "", "scales"], ["g"], mode="nearest", nearest_mode="floor",
+                         coordinate_transformation_mode="asymmetric"),
+        helper.make_node("Add", ["e", "g"], ["h"]),
+        helper.make_node("Conv", ["h", "w5"], ["i"]),
+        helper.make_node("Reshape", ["i", "flat"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "pyramid",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "height", "width"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def test_one_library_serves_images_of_any_size() -> None:
+    model = pyramid()
+    library = build(model, Target.from_tag("host"), TILED)
+    assert library.metadata["compile"]["fallbacks"] == []
+    engine = Engine(library.to_bytes(), threads=2)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for shape in ((1, 3, 32, 32), (2, 3, 72, 40), (1, 3, 8, 104)):
+        x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+        (expected,), (found,) = session.run(None, {"x": x}), engine(x)
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
