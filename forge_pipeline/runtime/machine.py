@@ -67,22 +67,25 @@ class Machine:
         self._lock = threading.Lock()
         self._configure = runtime.get_global_func("runtime.config_threadpool")
         if prepare is not None:
-            self._configure(_BIG_CORES, threads)
-            prepared = prepare(*(self._tensor(array) for array in raw_weights))
+            self._use_threads()
+            prepared = prepare(*map(wrap, raw_weights))
             self._weights += [prepared[index] for index in range(len(prepared))]
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run ``main`` on the model's inputs; return its results as arrays of their own."""
         with self._lock:
-            if getattr(_pool, "threads", None) != self._threads:
-                self._configure(_BIG_CORES, self._threads)
-                _pool.threads = self._threads
+            self._use_threads()
             tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
             results = self._main(*tensors, *self._weights)
             # Copied, because a result may be an input or a weight itself.
             if isinstance(results, self._single):
                 return [np.from_dlpack(results).copy()]
             return [np.from_dlpack(tensor).copy() for tensor in results]
+
+    def _use_threads(self) -> None:
+        if getattr(_pool, "threads", None) != self._threads:
+            self._configure(_BIG_CORES, self._threads)
+            _pool.threads = self._threads
 
 
 def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:
