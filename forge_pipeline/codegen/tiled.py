@@ -29,8 +29,8 @@ OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
-    "direct", "depthwise", "winograd", "transposed", "matmul", "pool", "integer_conv",
-    "integer_depthwise", "integer_matmul",
+    "direct", "depthwise", "winograd", "transposed", "matmul", "pool",
+    "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd",
 )  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 

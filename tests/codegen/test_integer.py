@@ -16,7 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.schedules import integer_winograd
+from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
@@ -34,7 +37,8 @@ class Net:
     """A QDQ model under construction; every method returns the name of a value."""
 
     def __init__(self, *shape: int, seed: int = 0) -> None:
-        self.shape, self.random = shape, np.random.default_rng(seed)
+        self.shape = shape
+        self.random: Any = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
 
@@ -71,6 +75,13 @@ class Net:
         graph = helper.make_graph(self.nodes, "net", [image], values, self.tensors)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+class Extremes:
+    """Draws no numbers between: the largest and smallest weights that a signed byte holds."""
+
+    def integers(self, low: int, high: int, shape: Any) -> Any:
+        return np.where(np.arange(np.prod(shape)).reshape(shape) % 97 == 0, low, high - 1)
 
 
 def reference(model: onnx.ModelProto, x: Any, *, optimized: bool) -> list[Any]:
@@ -178,6 +189,32 @@ def test_without_such_instructions_a_convolution_is_computed_in_float_within_a_s
     )
     assert steps.max() <= 1
     assert (steps > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN])
+@pytest.mark.parametrize(("channels", "size"), [(16, 6), (24, 13), (64, 16)])
+def test_winograds_filtering_is_exact_in_integers_even_where_all_sums_are_largest(
+    channels: int, size: int, tag: str
+) -> None:
+    net = Net(1, channels, size, size)
+    results = [convolution(net, channels, 24, 3, pads=[1] * 4)]
+    net.random = Extremes()
+    results.append(convolution(net, channels, 16, 3, pads=[1] * 4))
+    net.random = np.random.default_rng(1)
+    check(net, *(net.pair(result, (512.0, 9)) for result in results), results[1], tag=tag, spread=200.0)
+
+
+def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums_have_room() -> None:
+    machine = Machine.of(Target.from_tag(PLAIN))
+    geometry = Geometry(
+        channels=64, filters=64, groups=1, size=(56, 56), kernel=(3, 3), strides=(1, 1), padding=(1,) * 4,
+        dilation=(1, 1),
+    )  # fmt: skip
+    small = np.full((64, 64, 3, 3), 40, np.int8)
+    assert integer_winograd.choose(machine, geometry, small) is integer_winograd.LARGE
+    assert not integer_winograd.LARGE.fits(np.full((1, 256, 3, 3), 127, np.int8))
+    assert integer_winograd.SMALL.fits(np.full((1, 1024, 3, 3), -127, np.int8))
+    assert integer_winograd.choose(Machine.of(Target.from_tag(VNNI)), geometry, small) is None
 
 
 def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:

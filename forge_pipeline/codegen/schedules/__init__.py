@@ -22,6 +22,7 @@ from forge_pipeline.codegen.schedules import (
     integer_matmul,
     integer_pool,
     integer_sum,
+    integer_winograd,
     matmul,
     pool,
     transposed,
@@ -47,6 +48,7 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "integer": Family(handlers=integer_boundary.HANDLERS),
     integer_conv.NAME: Family(handlers=integer_conv.HANDLERS, schedule=integer_conv.schedule),
+    integer_winograd.NAME: Family(schedule=integer_winograd.schedule),
     integer_depthwise.NAME: Family(schedule=integer_depthwise.schedule),
     integer_matmul.NAME: Family(handlers=integer_matmul.HANDLERS, schedule=integer_matmul.schedule),
     "integer_pool": Family(handlers=integer_pool.HANDLERS),

@@ -79,10 +79,11 @@ _USDOT = (
 )
 _FENCE = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('llvm.arithmetic.fence'), "
 _PMADDWD = (
-    f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret({_SUM} + {_CALL}"
+    f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret("
+    f"T.reinterpret({_SUM}, dtype='uint32x{{lanes}}') + T.reinterpret({_CALL}"
     "T.reinterpret({activations}, dtype='int16x{elements}'), "
-    "T.Cast('int16x{elements}', B.vload([0, 0], 'int8x{elements}')), dtype='int32x{lanes}'), "
-    "dtype='float32x{lanes}'), dtype='float32x{lanes}'), dtype='int32x{lanes}')"
+    "T.Cast('int16x{elements}', B.vload([0, 0], '{weights}x{elements}')), dtype='int32x{lanes}'), "
+    "dtype='uint32x{lanes}'), dtype='float32x{lanes}'), dtype='float32x{lanes}'), dtype='int32x{lanes}')"
 )
 _SIGNED = "T.reinterpret({activations} ^ T.broadcast(T.int32(-2139062144), 4), dtype='int8x16')"
 _HALVES = ("0, 1, 4, 5, 8, 9, 12, 13", "2, 3, 6, 7, 10, 11, 14, 15")
@@ -97,7 +98,7 @@ _SMULL = (
 )
 """The fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
 
-Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
+Sums are added up modulo 2^32. Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
 """
 
 DOTS: Mapping[str, Dot] = {
@@ -153,7 +154,7 @@ _FRAME = """
 @T.prim_func(s_tir=True)
 def dot(a: T.handle, b: T.handle, c: T.handle) -> None:
     A = T.match_buffer(a, {shape}, '{stored}', offset_factor=1{strides})
-    B = T.match_buffer(b, ({lanes}, {group}), 'int8', offset_factor=1)
+    B = T.match_buffer(b, ({lanes}, {group}), '{weights}', offset_factor=1)
     C = T.match_buffer(c, ({lanes},), 'int32', offset_factor=1, scope='local')
     with T.sblock('root'):
         T.reads(C[0:{lanes}], {read}, B[0:{lanes}, 0:{group}])
@@ -196,16 +197,19 @@ def widened(image: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, lambda *at: image(*at).astype("int16"), name="widen")
 
 
-def dot(sch: Schedule, loop: LoopRV, machine: Machine, reads: str) -> None:
-    """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions."""
-    sch.tensorize(loop, _intrinsic(machine, reads))
+def dot(sch: Schedule, loop: LoopRV, machine: Machine, reads: str, weights: str = "int8") -> None:
+    """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions.
+
+    ``weights`` may be int16 where activations are.
+    """
+    sch.tensorize(loop, _intrinsic(machine, reads, weights))
 
 
 def _order(lanes: int, group: int) -> str:
     return ", ".join(str(row * lanes + lane) for lane in range(lanes) for row in range(group))
 
 
-def _intrinsic(machine: Machine, reads: str) -> str:
+def _intrinsic(machine: Machine, reads: str, weights: str) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for."""
     way, lanes = known_dot(machine), machine.lanes
     pattern = reads if reads in _READS else (reads, way.activation)
@@ -214,13 +218,13 @@ def _intrinsic(machine: Machine, reads: str) -> str:
     words: dict[str, Any] = {
         "lanes": lanes, "group": way.group, "elements": way.group * lanes, "bytes": 4 * lanes,
         "instruction": instructions[machine.dot_product].format(bits=32 * lanes),
-        "activation": way.activation, "stored": stored,
+        "activation": way.activation, "stored": stored, "weights": weights,
         "shift": 32 // way.group, "mask": (1 << 32 // way.group) - 1, "order": _order(lanes, way.group),
         "strides": f", strides=[{lanes}, 1]" if pattern == (TRANSPOSED, "uint8") else "",
     }  # fmt: skip
     words["shape"], words["read"], words["value"] = (part.format(**words) for part in _READS[pattern])
     words["activations"] = _ACTIVATIONS[pattern].format(**words)
-    name = f"forge.{machine.dot_product}.{lanes}.{reads}"
+    name = f"forge.{machine.dot_product}.{lanes}.{reads}.{weights}"
     _register(name, _FRAME, _MEANING, way.body, words)
     return name
 

@@ -244,7 +244,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Transform a band of tiles into the second cache, then multiply and transform back some filters at a time."""
     anchor = moves.find(sch, NAME)
     tiles, vertical, transformed, products, half, result = (sch.get_sblock(name) for name in STAGES)
-    last = _inline_epilogue(sch, anchor)
+    last = inline_epilogue(sch, anchor)
 
     down, along, step = (moves.static(sch, loop) for loop in sch.get_loops(result)[2:5])
     size = moves.static(sch, sch.get_loops(half)[5])
@@ -298,7 +298,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=lanes)
 
 
-def _inline_epilogue(sch: Schedule, anchor: SBlockRV) -> SBlockRV:
+def inline_epilogue(sch: Schedule, anchor: SBlockRV) -> SBlockRV:
     """Inline the convolution's own last block, and what was fused behind it, into the block that writes the output."""
     names = [sch.get(block).name_hint for block in moves.blocks(sch)]
     behind = moves.blocks(sch)[names.index(sch.get(anchor).name_hint) :]
