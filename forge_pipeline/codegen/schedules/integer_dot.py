@@ -98,7 +98,8 @@ _SMULL = (
 )
 """The fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
 
-Sums are added up modulo 2^32. Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
+Sums are added up modulo 2^32.
+Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
 """
 
 DOTS: Mapping[str, Dot] = {
