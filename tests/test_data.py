@@ -115,7 +115,9 @@ def test_images_are_resized_cropped_and_normalised_and_their_folder_is_the_label
     for folder, value in (("cat", 0), ("dog", 255)):
         (tmp_path / folder).mkdir()
         pillow.fromarray(np.full((20, 30, 3), value, np.uint8)).save(tmp_path / folder / "1.png")
-    options = Image(resize=10, crop=8, color="rgb", layout="NCHW", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 1.0))
+    options = Image(
+        resize=10, crop=8, color="rgb", layout="NCHW", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 1.0), dtype="float32"
+    )
     preparation = replace(PLAIN, scale=1 / 255, image=options)
     spec = (InputSpec(name="image", shape=(1, 3, 8, 8), dtype="float32"),)
     samples = Dataset.open(str(tmp_path)).samples(preparation, spec, "calibration")
@@ -201,8 +203,10 @@ def test_numbers_that_are_not_finite_are_refused_by_place(npz: Callable[..., str
     array = ramp(4)
     array[2, 1, 0] = np.nan
     refusal = refused(npz(x=array))
-    assert refusal.where == "data.path, sample 2, input 'image'"
-    assert refusal.found == "1 that are not, the first NaN at [0, 1, 0]"
+    assert str(refusal) == (
+        "data.path, sample 2, input 'image': expected finite numbers, found 1 that are not, the first NaN at "
+        "[0, 1, 0]\nfix: correct or remove the sample"
+    )
 
 
 def test_a_missing_input_is_refused_with_the_nearest_name(npz: Callable[..., str]) -> None:
@@ -258,3 +262,72 @@ def test_images_without_a_declared_preparation_are_refused(tmp_path: Path) -> No
     pillow = pytest.importorskip("PIL.Image")
     pillow.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "1.png")
     assert refused(str(tmp_path)).fix == "choose data=images"
+
+
+BYTES = Image(resize=None, crop=None, color="rgb", layout="NHWC", mean=(0.0,) * 3, std=(1.0,) * 3, dtype=None)
+
+
+def pictures(tmp_path: Path, height: int = 20, width: int = 30) -> str:
+    pillow = pytest.importorskip("PIL.Image")
+    pixels = np.arange(height * width * 3, dtype=np.uint32).reshape(height, width, 3) % 251
+    pillow.fromarray(pixels.astype(np.uint8)).save(tmp_path / "1.png")
+    return str(tmp_path)
+
+
+def one_picture(path: str, options: Image, dtype: str, shape: tuple[int, ...]) -> Any:
+    spec = (InputSpec(name="image", shape=shape, dtype=dtype),)
+    (feed,) = Dataset.open(path).samples(replace(PLAIN, image=options), spec, "calibration")
+    return feed["image"]
+
+
+def test_an_image_takes_a_size_that_is_no_square_and_bytes_stay_bytes(tmp_path: Path) -> None:
+    path = pictures(tmp_path)
+    resized = one_picture(path, replace(BYTES, resize=(10, 14)), "uint8", (1, 10, 14, 3))
+    assert (resized.shape, resized.dtype) == ((1, 10, 14, 3), np.uint8)
+    cropped = one_picture(path, replace(BYTES, crop=(6, 8), layout="NCHW", color="bgr"), "uint8", (1, 3, 6, 8))
+    whole = one_picture(path, BYTES, "uint8", (1, 20, 30, 3))
+    assert (cropped[0] == whole[0, 7:13, 11:19, ::-1].transpose(2, 0, 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "message"),
+    [
+        (
+            {"crop": 24}, "uint8",
+            "data.path, sample 0 (1.png), input 'image': expected at least 24 x 24 pixels, as data.image.crop asks "
+            "for, found 20 x 30\nfix: set data.image.resize, or a smaller crop",
+        ),
+        (
+            {"dtype": "float32"}, "uint8",
+            "data.path, sample 0 (1.png), input 'image': expected an input of float32, as data.image.dtype declares, "
+            "found uint8\nfix: declare the model's own type",
+        ),
+        (
+            {"mean": (0.5,) * 3}, "uint8",
+            "data.path, sample 0 (1.png), input 'image': expected pixels as they are, for an input of uint8, found a "
+            "scale, an offset, a mean or a standard deviation\n"
+            "fix: set data.scale=1, data.offset=0, data.image.mean to zeros and data.image.std to ones",
+        ),
+    ],
+)  # fmt: skip
+def test_a_preparation_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], dtype: str, message: str
+) -> None:
+    with pytest.raises(DataError) as refusal:
+        one_picture(pictures(tmp_path), replace(BYTES, **changes), dtype, (1, 24, 24, 3))
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"color": "gray"}, "data.image.mean: expected 1 value, one for each channel of gray, found [0.0, 0.0, 0.0]"),
+        ({"std": (1.0, 0.0, 1.0)}, "data.image.std: expected values that are not zero, found [1.0, 0.0, 1.0]"),
+        ({"resize": (1, 2, 3)}, "data.image.resize: expected null, a length in pixels, or [height, width]"),
+        ({"crop": 0}, "data.image.crop: expected null, a length in pixels, or [height, width], found 0"),
+    ],
+)
+def test_a_preparation_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        replace(BYTES, **changes)
+    assert str(refusal.value).startswith(message)

@@ -69,7 +69,7 @@ class Fits:
             place = f"{self.source.place(index)}, input {spec.name!r}"
             array = row[self.names[spec.name]]
             if self.source.images and self.preparation.image is not None:
-                array = _resized(array, self.preparation.image)
+                array = _resized(array, self.preparation.image, place)
             if array.size == 0:
                 raise DataError(place, "values", f"an empty array of shape {list(array.shape)}", "remove the sample")
             feed[spec.name] = _typed(_shaped(array, spec, place), spec, self.preparation, place, self.source.images)
@@ -109,6 +109,7 @@ def plan(
         shape = arrays[names[spec.name]]
         place = f"{source.place(0)}, input {spec.name!r}"
         if source.images:
+            _check_dtype(spec, preparation, place)
             groups[spec.name] = _batch(spec)
             continue
         _target_shape(shape, spec, place)
@@ -121,6 +122,27 @@ def plan(
         inputs=tuple(inputs), names=dict(names), preparation=preparation, source=source,
         group=next(iter(groups.values()), 1),
     )  # fmt: skip
+
+
+def _check_dtype(spec: InputSpec, preparation: Preparation, place: str) -> None:
+    """Raise DataError unless the declared preparation makes what the input takes; nothing is left out silently."""
+    image = preparation.image
+    if image is None:
+        return
+    if image.dtype not in (None, spec.dtype):
+        raise DataError(
+            place,
+            f"an input of {image.dtype}, as data.image.dtype declares",
+            spec.dtype,
+            "declare the model's own type",
+        )
+    changed = (preparation.scale, preparation.offset) != (1.0, 0.0) or any(image.mean) or set(image.std) != {1.0}
+    if np.dtype(spec.dtype).kind != "f" and changed:
+        raise DataError(
+            place, f"pixels as they are, for an input of {spec.dtype}",
+            "a scale, an offset, a mean or a standard deviation",
+            "set data.scale=1, data.offset=0, data.image.mean to zeros and data.image.std to ones",
+        )  # fmt: skip
 
 
 def _batch(spec: InputSpec) -> int:
@@ -203,20 +225,28 @@ def _check_finite(array: NDArray[Any], place: str) -> None:
         )  # fmt: skip
 
 
-def _resized(pixels: NDArray[Any], options: Image) -> NDArray[Any]:
-    """Resize, crop and reorder a decoded [height, width, 3] picture."""
+def _resized(pixels: NDArray[Any], options: Image, place: str) -> NDArray[Any]:
+    """Resize, crop and reorder a decoded [height, width, 3] picture. Raises DataError for a crop beyond its edges."""
     from PIL import Image as Pillow
 
     picture = Pillow.fromarray(pixels)
     if options.color == "gray":
         picture = picture.convert("L")
-    if options.resize is not None:
+    if isinstance(options.resize, int):
         ratio = options.resize / min(picture.size)
         size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
         picture = picture.resize(size, Pillow.Resampling.BILINEAR)
+    elif options.resize is not None:
+        picture = picture.resize((options.resize[1], options.resize[0]), Pillow.Resampling.BILINEAR)
     if options.crop is not None:
-        left, top = (picture.width - options.crop) // 2, (picture.height - options.crop) // 2
-        picture = picture.crop((left, top, left + options.crop, top + options.crop))
+        height, width = (options.crop, options.crop) if isinstance(options.crop, int) else options.crop
+        if height > picture.height or width > picture.width:
+            raise DataError(
+                place, f"at least {height} x {width} pixels, as data.image.crop asks for",
+                f"{picture.height} x {picture.width}", "set data.image.resize, or a smaller crop",
+            )  # fmt: skip
+        left, top = (picture.width - width) // 2, (picture.height - height) // 2
+        picture = picture.crop((left, top, left + width, top + height))
     array = np.asarray(picture)
     array = array[:, :, None] if array.ndim == 2 else array
     if options.color == "bgr":

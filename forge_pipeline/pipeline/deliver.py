@@ -14,8 +14,9 @@ from forge_pipeline.pipeline.runner import Output
 
 MANIFEST = "manifest.json"
 DELIVERABLES = {
+    "calibrate": ("ranges.svg",),  # not ranges.npz: it holds some of the user's samples
     "quantize": ("model.onnx",),
-    "evaluate": ("metrics.json", "layers.json"),
+    "evaluate": ("metrics.json", "layers.json", "layers.svg"),
     "encrypt": ("model_library.so", "modelKey.bin", "metadata.json"),
 }
 
@@ -45,7 +46,7 @@ def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
     with _refusing(f"out={folder}"), TemporaryDirectory(prefix=".delivery-", dir=folder) as staging:
         staged = Path(staging)
         for stage, names in DELIVERABLES.items():
-            for name in names:
+            for name in names if stage in outputs else ():
                 export(outputs[stage], name, staged / name)
         write_atomically(staged / MANIFEST, manifest(outputs))
         (folder / MANIFEST).unlink(missing_ok=True)

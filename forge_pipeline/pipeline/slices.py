@@ -22,6 +22,7 @@ from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 AUTO = "auto"
+ANY = "any"  # a method of conf/quantize that the data decides about
 SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
 
 Slice = dict[str, Any]
@@ -49,6 +50,8 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     raw["evaluate"]["data"] = data
     raw["compile"]["target"] = target
     raw["encrypt"].pop("password", None)  # where the secret is: see `password_sources`
+    if raw["quantize"].get("method") == ANY:
+        raw["quantize"]["method"] = "dynamic" if _section(config, "data").get("path") is None else "static"
     if raw["quantize"].get("reduce_range") == AUTO:
         raw["quantize"]["reduce_range"] = HOST if target["tag"] == HOST else machine.saturates_int8
     checked = {name: localized(name, values) for name, values in raw.items()}

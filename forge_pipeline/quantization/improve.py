@@ -7,7 +7,7 @@ is closer to it). Every result is written in integers and measured against the f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_pipeline.quantization.agreement import outward
@@ -19,9 +19,10 @@ from forge_pipeline.quantization.methods import METHODS, Options
 from forge_pipeline.quantization.network import Network
 from forge_pipeline.quantization.plan import Plan, make_plan
 from forge_pipeline.quantization.probes import Probe
+from forge_pipeline.quantization.rounding import rounded
 from forge_pipeline.quantization.settings import Config, Method
 from forge_pipeline.quantization.split import split
-from forge_pipeline.quantization.static import Quantized, Scheme, quantize_static
+from forge_pipeline.quantization.static import Quantized, Scheme, Steps, quantize_static
 from forge_pipeline.quantization.statistics import Statistics
 from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.registry import Registry
@@ -40,6 +41,7 @@ class Candidate:
     statistics: Mapping[str, Statistics]
     scheme: Scheme
     config: Config
+    steps: Steps = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -49,7 +51,7 @@ class Candidate:
     def write(self) -> Quantized:
         """Return the network in integers. Raises DataError and ModelError."""
         plan = self.plan
-        return quantize_static(self.network, plan, self._spans(plan), self.scheme)
+        return quantize_static(self.network, plan, self._spans(plan), self.scheme, self.steps)
 
     def _spans(self, plan: Plan) -> dict[str, tuple[float, float]]:
         """Return the range of each scale: the union over the values that share it, rounded so that CPUs agree."""
@@ -111,6 +113,8 @@ def _logged(best: Improved, name: str, entry: dict[str, Any]) -> Improved:
 
 
 def _split(candidate: Candidate, probes: Sequence[Probe]) -> Candidate | None:
+    if candidate.scheme.weights.per_channel:
+        return None  # every channel has a scale of its own already
     changed = split(candidate.network)
     return None if changed is None else _restated(candidate, changed, probes)
 
@@ -120,13 +124,19 @@ def _equalize(candidate: Candidate, probes: Sequence[Probe]) -> Candidate | None
     return None if changed is None else _restated(candidate, changed, probes)
 
 
+def _round_weights(candidate: Candidate, probes: Sequence[Probe]) -> Candidate | None:
+    steps = rounded(candidate.network, candidate.plan, candidate.scheme.weights, probes)
+    return None if steps is None else replace(candidate, steps=steps)
+
+
 def _correct_bias(candidate: Candidate, probes: Sequence[Probe]) -> Candidate | None:
-    changed = bias_corrected(candidate.network, candidate.plan, candidate.scheme.weights, probes)
+    changed = bias_corrected(candidate.network, candidate.plan, candidate.scheme.weights, probes, candidate.steps)
     return None if changed is None else replace(candidate, network=changed)
 
 
 TOOLS: Registry[Callable[[Candidate, Sequence[Probe]], Candidate | None]] = Registry(
-    "accuracy tool", {"split": _split, "equalize": _equalize, "correct_bias": _correct_bias}
+    "accuracy tool",
+    {"split": _split, "equalize": _equalize, "round_weights": _round_weights, "correct_bias": _correct_bias},
 )
 
 

@@ -47,6 +47,11 @@ class QuantizableModule(ONNXModule):
         return self._ranges is not None
 
     @property
+    def ranges(self) -> Ranges | None:
+        """What calibration saw, by value: extrema and histograms; None where the module is not calibrated."""
+        return self._ranges
+
+    @property
     def is_quantized(self) -> bool:
         """True when the model computes with integers."""
         return any(name in self.operators for name in INTEGER_NODES)

@@ -32,7 +32,7 @@ class Config:
     calib_method: Method
     percentile: float
     keep_float: tuple[str, ...]
-    improve: tuple[Literal["split", "equalize", "correct_bias"], ...]
+    improve: tuple[Literal["split", "equalize", "round_weights", "correct_bias"], ...]
     max_drop: float | None
     weight_bits: Literal[4, 8]
     block_size: int

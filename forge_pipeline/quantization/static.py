@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ BIAS_LIMIT = 2**31 - 1
 NEGLIGIBLE = 2.0**-10  # what weights can add to a bias before it shows in 8 bits
 
 Spans = Mapping[str, tuple[float, float]]
+Steps = Mapping[str, NDArray[np.int8]]
+NEAREST: Steps = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +50,14 @@ class Quantized:
     widened: tuple[str, ...]
 
 
-def quantize_static(network: Network, plan: Plan, spans: Spans, scheme: Scheme) -> Quantized:
+def quantize_static(network: Network, plan: Plan, spans: Spans, scheme: Scheme, steps: Steps = NEAREST) -> Quantized:
     """Write ``plan`` into a copy of the network's model.
 
-    ``spans`` holds each scale's range by the value that stands for it. Raises DataError for a constant activation
+    ``spans`` holds each scale's range by the value that stands for it; ``steps`` the integers of weights, by name,
+    that are not to be rounded to the nearest. Raises DataError for a constant activation
     and ModelError for a bias that int32 cannot hold.
     """
-    writer = _Writer(network, plan, spans, scheme)
+    writer = _Writer(network, plan, spans, scheme, steps)
     return writer.write()
 
 
@@ -63,6 +67,7 @@ class _Writer:
     plan: Plan
     spans: Spans
     scheme: Scheme
+    steps: Steps
     constants: Constants = field(default_factory=Constants)
     widened: list[str] = field(default_factory=list)
 
@@ -129,10 +134,11 @@ class _Writer:
                 continue
             axis = channel_axis(node, index, self.network) if scheme.per_channel else None
             weights = self.network.array(name)
-            scale = scheme.scale(weights, axis)
+            scale = narrow = scheme.scale(weights, axis)
             if len(node.input) > 2 and node.input[2] and self.scheme.integer_bias:
                 scale = self._bias(node, weights, scale, axis, activations[variables[0]])
-            node.input[index] = self.constants.weight(name, weights, scale, axis, scheme, node.output[0])
+            steps = self.steps.get(name) if np.array_equal(scale, narrow) else None
+            node.input[index] = self.constants.weight(name, weights, scale, axis, scheme, node.output[0], steps)
 
     def _bias(
         self,

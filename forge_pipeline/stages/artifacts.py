@@ -101,7 +101,13 @@ def _read_metrics(files: Files) -> Metrics:
 
 
 def _write_metrics(metrics: Metrics) -> Contents:
-    return {"metrics.json": metrics.metrics_bytes(), "layers.json": metrics.layers_bytes()}
+    from forge_pipeline.evaluation.plot import layers_svg
+
+    return {
+        "metrics.json": metrics.metrics_bytes(),
+        "layers.json": metrics.layers_bytes(),
+        "layers.svg": layers_svg(metrics.layers),
+    }
 
 
 SEALED_FILES = {"model": "model_library.so", "key": "modelKey.bin", "metadata": "metadata.json"}
@@ -120,6 +126,8 @@ KINDS = Registry(
             read=_read_sealed,
             write=_write_sealed,
         ),
-        "metrics": Kind(identity=("metrics.json", "layers.json"), read=_read_metrics, write=_write_metrics),
+        "metrics": Kind(
+            identity=("metrics.json", "layers.json"), extra=("layers.svg",), read=_read_metrics, write=_write_metrics
+        ),
     },
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ from onnx import numpy_helper, parser
 
 from forge_pipeline.evaluation.layers import measure, worst
 from forge_pipeline.evaluation.matching import matches
+from forge_pipeline.evaluation.plot import layers_svg
 from forge_pipeline.ir import ONNXModule
 
 LAYERS = 5
@@ -102,6 +105,23 @@ def test_a_model_against_itself_has_no_noise_and_no_worst_layer() -> None:
     assert [row.layer for row in table] == ["x", *(f"dense_v{layer}" for layer in range(LAYERS))]
     assert {(row.sqnr_db, row.noise_share) for row in table} == {(None, 0.0)}
     assert worst(table, 3) == []
+
+
+def test_the_picture_points_at_the_layer_that_was_quantized_coarsely() -> None:
+    steps = [0.01] * LAYERS
+    steps[2] = 0.1
+    rows = [asdict(row) for row in measure(chain(None), chain(steps), feeds())]
+    picture = layers_svg(rows)
+    assert picture == layers_svg(rows)
+    space = "{http://www.w3.org/2000/svg}"
+    groups = ElementTree.fromstring(picture).findall(f"{space}g")
+    titles = [group.findtext(f"{space}title") for group in groups]
+    assert titles == [row["layer"] for row in rows]
+    red = [group for group in groups if group.find(f"{space}rect").get("class") == "worst"]  # type: ignore[union-attr]
+    assert len(red) == 3
+    widest = max(groups, key=lambda group: float(group.find(f"{space}rect").get("width", "")))  # type: ignore[union-attr]
+    assert widest.findtext(f"{space}title") == "dense_v2"
+    assert any("#1" in (text.text or "") for text in widest.findall(f"{space}text"))
 
 
 def test_without_samples_there_is_no_table() -> None:

@@ -19,7 +19,15 @@ from forge_pipeline.pipeline.compose import launch
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("tvm", "onnxruntime", "onnx", "torch", "dvc")
-PLAIN = {"model_library.so", "metadata.json", "model.onnx", "metrics.json", "layers.json", "manifest.json"}
+PLAIN = {
+    "model_library.so",
+    "metadata.json",
+    "model.onnx",
+    "metrics.json",
+    "layers.json",
+    "layers.svg",
+    "manifest.json",
+}
 
 
 def _results(out: Path) -> dict[str, str]:
@@ -58,7 +66,7 @@ def test_an_encrypted_run_delivers_a_sealed_library_its_key_and_the_quantized_mo
 
     out = tmp_path / "out"
     _run(forge, model, data, out, "encrypt=password", env={"FORGE_PASSWORD": "correct horse"})
-    assert {path.name for path in out.iterdir()} == PLAIN | {"modelKey.bin"}
+    assert {path.name for path in out.iterdir()} == PLAIN | {"modelKey.bin", "ranges.svg"}
     onnx.checker.check_model(str(out / "model.onnx"), full_check=True)
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
     engine = Engine(out / "model_library.so", key=out / "modelKey.bin", password="correct horse")

@@ -34,3 +34,8 @@ def test_a_slice_is_the_same_when_it_is_localized_twice() -> None:
     for name, values in portable.items():
         once = localized(name, values)
         assert localized(name, once) == once
+
+
+def test_any_method_is_static_with_data_and_dynamic_without() -> None:
+    for data, method in ((["data=digits"], "static"), ([], "dynamic")):
+        assert slices(compose(["model=digits", "quantize=any", *data]))["quantize"]["method"] == method

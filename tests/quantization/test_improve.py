@@ -142,7 +142,11 @@ def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: P
 
 def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[Feed]) -> None:
     ranges = learn(chain, images)
-    model, report = quantized_statically(settings(improve=["split", "equalize", "correct_bias"]), chain, ranges)
+    model, report = quantized_statically(
+        settings(improve=["split", "equalize", "correct_bias", "round_weights"]), chain, ranges
+    )
+    assert report["improvements"].pop("split") == {"kept": False, "why": "nothing to do"}  # each channel has a scale
+    assert set(report["improvements"]) == {"equalize", "correct_bias", "round_weights"}
     for name, entry in report["improvements"].items():
         assert entry["kept"] == (entry["after_db"] > entry["before_db"] + 0.1), name
     onnx.checker.check_model(model.mod, full_check=True)

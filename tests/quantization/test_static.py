@@ -159,8 +159,10 @@ def test_constant_activations_are_refused(net: ONNXModule) -> None:
     still: list[Feed] = [{"image": np.zeros((1, 3, 8, 8), np.float32)}] * 3
     with pytest.raises(DataError) as refusal:
         quantized_statically(settings(calib_method="minmax"), net, learn(net, still))
-    assert refusal.value.where == "value 'image'"
-    assert refusal.value.found == "the constant 0"
+    assert str(refusal.value) == (
+        "value 'image': expected an activation that varies over the calibration samples, found the constant 0\n"
+        "fix: calibrate on representative samples, or keep its readers in float (quantize.keep_float)"
+    )
 
 
 def one_layer(parse: Parse, weights: NDArray[Any], bias: NDArray[Any]) -> tuple[ONNXModule, list[Feed]]:
@@ -178,9 +180,11 @@ def test_a_bias_that_overflows_is_refused_where_the_weights_still_count(parse: P
     net, feeds = one_layer(parse, weights, np.array([0.0, 0.125], np.float32))
     with pytest.raises(ModelError) as refusal:
         quantized_statically(settings(), net, learn(net, feeds))
-    assert refusal.value.where == "layer 'Gemm_0'"
-    assert refusal.value.expected == "a bias that fits int32 in the scale of the accumulator"
-    assert refusal.value.found == "0.125 in channel 1, and 0 more that overflow"
+    assert str(refusal.value) == (
+        "layer 'Gemm_0': expected a bias that fits int32 in the scale of the accumulator, found 0.125 in channel 1, "
+        "and 0 more that overflow\n"
+        "fix: keep the bias in float (quantize.bias_dtype=float32) or the layer (quantize.keep_float=[Gemm_0])"
+    )
     model, _ = quantized_statically(settings(bias_dtype="float32"), net, learn(net, feeds))
     assert sqnr(net, model, feeds) > 60.0
 
@@ -200,5 +204,37 @@ def test_a_model_without_a_layer_for_integers_is_refused(parse: Parse) -> None:
     )
     with pytest.raises(ModelError) as refusal:
         quantized_statically(settings(), net, learn(net, [{"x": np.ones((1, 4), np.float32)}]))
-    assert refusal.value.expected == "a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul)"
-    assert refusal.value.found == "none: no such layer"
+    assert str(refusal.value) == (
+        "quantize.method=static: expected a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul), "
+        "found none: no such layer\n"
+        "fix: choose quantize=none, or give a float32 model"
+    )
+
+
+def test_a_layer_that_cannot_be_quantized_is_refused_where_it_is_the_only_one_and_else_named(parse: Parse) -> None:
+    draw = np.random.default_rng(3)
+    alone = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 5, 5] x, float[2, 4, 3, 3] w) => (float[1, 2, 3, 3] y) { y = Conv(x, w) }""",
+        {},
+    )
+    feeds: list[Feed] = [
+        {"x": draw.normal(size=(1, 4, 5, 5)).astype(np.float32), "w": draw.normal(size=(2, 4, 3, 3)).astype(np.float32)}
+        for _ in range(2)
+    ]
+    with pytest.raises(ModelError) as refusal:
+        quantized_statically(settings(), alone, learn(alone, feeds))
+    assert str(refusal.value) == (
+        "quantize.method=static: expected a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul), "
+        "found none: Conv_0 (its weights are computed)\n"
+        "fix: choose quantize=none, or give a float32 model"
+    )
+    both = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 5, 5] x, float[2, 4, 3, 3] w) => (float[1, 3, 3, 3] y) { a = Conv(x, w) y = Conv(a, v) }""",
+        {"v": draw.normal(size=(3, 2, 1, 1)).astype(np.float32)},
+    )
+    model, report = quantized_statically(settings(), both, learn(both, feeds))
+    assert report["float_layers"] == {"Conv_0": "its weights are computed"}
+    assert report["integer_layers"] == ["Conv_1"]
+    assert sqnr(both, model, feeds) > 30.0
