@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from tvm import relax, te, tirx
 
 LEVELS = 255
+ROUNDS = 1.5 * 2**23
+"""A float32 near it has no bits for fractions: adding it rounds half to even, into the low bits, and those of
+``ROUNDS`` itself are zero there. That is one instruction where rounding and converting are two."""
+
 SUM_LIMIT = 1 << 30
 """Constant part of a sum from which on int32 might not hold the rest."""
 
@@ -141,8 +145,8 @@ def stored(steps: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
     from tvm import tirx
 
     low, high = (tirx.const(bound, "float32") for bound in clip.steps(affine))
-    rounded = tirx.nearbyint(tirx.max(tirx.min(steps, high), low))
-    return (rounded.astype("int32") + affine.zero).astype("uint8")
+    shifted = tirx.max(tirx.min(steps, high), low) + tirx.const(ROUNDS, "float32")
+    return (tirx.reinterpret("int32", shifted) + affine.zero).astype("uint8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
