@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from forge_pipeline.codegen.blockwise import dequantize
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
 
@@ -218,6 +219,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Clip": _clip,
         "IsInf": _is_inf,
         "ConvTranspose": _conv_transpose,
+        "DequantizeLinear": dequantize,
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
         "Pow": _pow,

@@ -105,11 +105,14 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
     import onnx.inliner
 
+    from forge_pipeline.codegen.blockwise import with_bytes
     from forge_pipeline.codegen.expand import expanded
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return expanded(model, lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()))
+    return expanded(
+        with_bytes(model), lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values())
+    )
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:

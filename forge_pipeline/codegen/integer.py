@@ -56,6 +56,14 @@ class IntegerWeight(Value):
     axis: int
 
 
+@dataclass(slots=True, kw_only=True)
+class BlockWeight(Value):
+    """A constant that is known as integers times float32 ``scales`` of the same shape, equal within a block."""
+
+    integers: Array
+    scales: Array
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
     """Bounds of what is stored, in real units."""

@@ -27,6 +27,7 @@ from forge_pipeline.codegen.schedules import (
     pool,
     transposed,
     volume,
+    weight_only,
     winograd,
     winograd_weight,
 )
@@ -61,6 +62,7 @@ FAMILIES: Mapping[str, Family] = {
     winograd_weight.NAME: Family(schedule=winograd_weight.schedule),
     depthwise.NAME: Family(schedule=depthwise.schedule),
     pool.NAME: Family(handlers=pool.HANDLERS, schedule=pool.schedule),
+    "weight_only": Family(handlers=weight_only.HANDLERS),
     matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }

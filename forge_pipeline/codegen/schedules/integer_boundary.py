@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value
+from forge_pipeline.codegen.graph import Array, Graph, Value, ints
 from forge_pipeline.codegen.integer import (
     Affine,
+    BlockWeight,
     Clip,
     Dequantized,
     IntegerWeight,
@@ -132,7 +133,9 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
 
     value = graph.look(call.args[0])
     if isinstance(value, IntegerWeight):
-        return _moved_weight(value, call)
+        return _moved_weight(value, call) or _moved_block(_as_block(value), call)
+    if isinstance(value, BlockWeight):
+        return _moved_block(value, call)
     if not isinstance(value, Dequantized):
         return None
     moved = graph.emit(relax.Call(call.op, [graph.plain(value.source), *call.args[1:]], call.attrs))
@@ -159,6 +162,28 @@ def _moved_weight(value: IntegerWeight, call: relax.Call) -> Value | None:
     else:
         return None
     return IntegerWeight(integers=integers, scale=value.scale, axis=axis, constant=constant)
+
+
+def _as_block(value: IntegerWeight) -> BlockWeight:
+    spread = [1] * value.integers.ndim
+    spread[value.axis] = -1
+    scales = np.broadcast_to(
+        value.scale.reshape(spread if value.scale.size > 1 else (1,) * len(spread)), value.integers.shape
+    )
+    return BlockWeight(integers=value.integers, scales=scales, constant=value.constant)
+
+
+def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
+    """Move integers and scales alike."""
+    if call.op.name == "relax.permute_dims":
+        axes = None if call.attrs.axes is None else ints(call.attrs.axes)
+        integers, scales = (array.transpose(axes) for array in (value.integers, value.scales))
+    elif call.op.name == "relax.reshape":
+        shape = tuple(int(extent) for extent in call.ty.shape.values)
+        integers, scales = (array.reshape(shape) for array in (value.integers, value.scales))
+    else:
+        return None
+    return BlockWeight(integers=integers, scales=scales, constant=integers.astype(np.float32) * scales)
 
 
 def concat(graph: Graph, call: relax.Call) -> Value | None:
