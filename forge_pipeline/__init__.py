@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_pipeline.errors import ForgeError as ForgeError
+    from forge_pipeline.frontends.contract import Declared as Declared
+    from forge_pipeline.loading import from_keras as from_keras
+    from forge_pipeline.loading import from_onnx as from_onnx
+    from forge_pipeline.loading import from_tensorflow as from_tensorflow
+    from forge_pipeline.loading import from_tflite as from_tflite
+    from forge_pipeline.loading import from_torch as from_torch
+    from forge_pipeline.loading import load as load
     from forge_pipeline.modules.onnx_module import ONNXModule as ONNXModule
     from forge_pipeline.modules.relax_module import RelaxModule as RelaxModule
     from forge_pipeline.runtime.engine import Engine as Engine
@@ -22,16 +29,23 @@ if TYPE_CHECKING:
     from forge_pipeline.target import list_x86_tags as list_x86_tags
 
 _HOME = {
+    "Declared": "frontends.contract",
     "Engine": "runtime.engine",
     "ForgeError": "errors",
     "ONNXModule": "modules.onnx_module",
     "RelaxModule": "modules.relax_module",
     "Target": "target",
+    "from_keras": "loading",
+    "from_onnx": "loading",
+    "from_tensorflow": "loading",
+    "from_tflite": "loading",
+    "from_torch": "loading",
     "list_android_tags": "target",
     "list_arm_tags": "target",
     "list_cuda_tags": "target",
     "list_target_tags": "target",
     "list_x86_tags": "target",
+    "load": "loading",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605  the table above is the list

@@ -10,16 +10,23 @@ import pytest
 import forge_pipeline
 
 NAMES = {
+    "Declared",
     "Engine",
     "ForgeError",
     "ONNXModule",
     "RelaxModule",
     "Target",
+    "from_keras",
+    "from_onnx",
+    "from_tensorflow",
+    "from_tflite",
+    "from_torch",
     "list_android_tags",
     "list_arm_tags",
     "list_cuda_tags",
     "list_target_tags",
     "list_x86_tags",
+    "load",
 }
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from forge_pipeline.errors import ModelError
-from forge_pipeline.frontends.source import Source
-from forge_pipeline.frontends.table import Imported
-from forge_pipeline.ir.files import open_model
+from forge_pipeline.ir.files import OpenModel, open_model
 
 
-def read(source: Source) -> Imported:
+def read(path: Path) -> OpenModel:
     """Parse an ONNX file; weights stay in it, or beside it, until they are needed. Raises ModelError."""
     try:
-        opened = open_model(source.path)
+        return open_model(path)
     except OSError as error:
         raise ModelError(
-            where=str(source.path),
+            where=str(path),
             expected="a model file that can be read",
             found=error.strerror or str(error),
             fix="check the path and its permissions",
         ) from error
-    return Imported(model=opened.model, external=opened.external, kind="onnx")

@@ -16,6 +16,8 @@ from forge_pipeline.crypto import keys
 from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
+from forge_pipeline.frontends.contract import Declared
+from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
@@ -70,7 +72,12 @@ def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     path = bind(Model, config.get("model"), where="model").path
     if path is None:
         raise ConfigError("model.path", "a model file", "null", "give model.path=FILE, or choose model=digits")
-    return {"source": External(Source(Path(path))), **data_inputs(config["data"])}
+    return {"source": model_input(Path(path)), **data_inputs(config["data"])}
+
+
+def model_input(path: Path) -> Input:
+    """Return a model's file as an input whose importer is part of the action key."""
+    return External(Source(path), tools=tools_for(path))
 
 
 def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
@@ -112,6 +119,7 @@ class Model:
     """conf/model/*.yaml."""
 
     path: str | None
+    inputs: tuple[Declared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

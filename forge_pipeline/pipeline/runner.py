@@ -41,6 +41,7 @@ class External:
     """What comes from outside, as an input: the model's file, the samples."""
 
     content: Content
+    tools: tuple[str, ...] = ()  # distributions that decide what it becomes, beside those of the stage that takes it
 
     def digest(self) -> Any:
         """Return the digest of the content as it is now."""
@@ -134,12 +135,13 @@ def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -
 
     No path, clock or host name is in it. The store keeps it with the action, to say later why a stage ran.
     """
+    tools = {*stage.tools, *(tool for item in inputs.values() if isinstance(item, External) for tool in item.tools)}
     return {
         "stage": stage.name,
         "version": stage.version,
         "config": config,
         "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
-        "tools": {tool: tool_version(tool) for tool in stage.tools},
+        "tools": {tool: tool_version(tool) for tool in sorted(tools)},
     }
 
 

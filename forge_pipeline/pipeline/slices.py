@@ -46,6 +46,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     machine = Target.from_config(target)
     data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
     raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
+    raw["load"]["inputs"] = _section(config, "model").get("inputs", [])
     raw["calibrate"]["data"] = data
     raw["evaluate"]["data"] = data
     raw["compile"]["target"] = target

@@ -12,11 +12,10 @@ import yaml
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError
-from forge_pipeline.frontends import Source
-from forge_pipeline.pipeline.build import data_inputs, make_runner, opened_store, uses_ranges
+from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store, uses_ranges
 from forge_pipeline.pipeline.deliver import export, write_atomically
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
-from forge_pipeline.pipeline.runner import External, Input, Output
+from forge_pipeline.pipeline.runner import Input, Output
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 
@@ -81,7 +80,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
 
 def _input(origin: str, target: str | None, places: Mapping[str, Any]) -> Input | None:
     if origin == "source":
-        return External(Source(Path(places["model"])))
+        return model_input(Path(places["model"]))
     if origin in (data := data_inputs(places["data"])):
         return data[origin]
     return Files(kind=KINDS[STAGES[origin].gives], folder=folder_of(origin, target))

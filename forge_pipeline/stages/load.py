@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends.contract import Declared, Limits
 from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class Config:
     max_opset: int
     max_value_bytes: int
     defaulted_inputs: Literal["constant", "refuse"]
+    import_memory: int
+    import_seconds: int
+    inputs: tuple[Declared, ...] = ()  # conf/model's
 
 
 def run(config: Config, source: Source) -> Result:
@@ -36,7 +40,8 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.canonical import canonical, whole
     from forge_pipeline.ir.order import every_node
 
-    imported = import_model(source)
+    limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
+    imported = import_model(source, inputs=config.inputs, limits=limits)
     model = imported.model
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     checks.check_interface(model, max_value_bytes=config.max_value_bytes)
@@ -49,6 +54,7 @@ def run(config: Config, source: Source) -> Result:
     _complete_outputs(module.mod, inferred)
     report = {
         "kind": imported.kind,
+        "importer": dict(imported.notes),
         "opset": {entry.domain or "ai.onnx": entry.version for entry in module.mod.opset_import},
         "source": {"ir_version": model.ir_version, "producer": model.producer_name},
         "inputs": module.describe_inputs(),

@@ -1,0 +1,184 @@
+"""Loading for programs: what the load stage does to a file, for a path or a framework's object, as one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends.contract import Declared
+
+if TYPE_CHECKING:
+    from forge_pipeline.quantization.module import QuantizableModule
+
+Shape = Sequence[int | str]
+
+
+def load(
+    source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = None, **options: Any
+) -> QuantizableModule:
+    """Return the model that ``source`` is as an ONNXModule in canonical form, checked as the load stage checks it.
+
+    ``source`` is a path, the bytes of a model file, or a framework's object: ``onnx.ModelProto``, PyTorch's
+    ``ExportedProgram``, ``ScriptModule`` or ``nn.Module`` (in eval mode), a Keras model, a TensorFlow ``Module`` or
+    ``ConcreteFunction``, a ``tflite.Model``. ``inputs`` are for what does not know its own (TorchScript, a PyTorch
+    module): example arrays, or ``Declared(name=, shape=, dtype=)``; a mapping with these keys will do.
+    ``dynamic_shapes`` is that of ``torch.export.export``. ``options`` override conf/load/default.yaml. Raises
+    ModelError, and ConfigError for an option.
+    """
+    from forge_pipeline.frontends.objects import save
+
+    given = [item if not isinstance(item, Mapping) else _declared(item) for item in inputs]
+    if isinstance(source, str | os.PathLike):
+        declared = [item for item in given if isinstance(item, Declared)]
+        if len(declared) != len(given) or dynamic_shapes is not None:
+            raise ModelError(
+                where="load",
+                expected="inputs as Declared(name=, shape=, dtype=) for a file",
+                found="example arrays, or dynamic_shapes",
+                fix="describe the inputs; an open size is a symbol in `shape`",
+            )
+        return _load(Path(source), declared, options)
+    with TemporaryDirectory(prefix="forge-load-") as folder:
+        saved = save(source, Path(folder), given, dynamic_shapes)
+        return _load(saved.path, saved.inputs, options)
+
+
+def from_onnx(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+    """Return an ONNX model (path, bytes or ``ModelProto``) as ``load`` does, open sizes of inputs set to ``shape``.
+
+    Raises ModelError where a size is not open, or does not fit the model.
+    """
+    return _shaped(load(model, **options), shape)
+
+
+def from_torch(
+    script_module: object,
+    input_infos: Sequence[Any] | None = None,
+    default_type: str = "float32",
+    *,
+    example_inputs: Sequence[Any] = (),
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> QuantizableModule:
+    """Return a PyTorch model (path or object) as ``load`` does.
+
+    ``input_infos`` holds ``(name, shape)`` or ``(name, (shape, dtype))`` for each input, in order. A symbol in a shape
+    is an open size.
+    """
+    declared = [_input_info(entry, default_type) for entry in input_infos or ()]
+    if declared and dynamic_shapes is None and not isinstance(script_module, str | os.PathLike):
+        dynamic_shapes = _dynamic(script_module, declared)
+    return load(script_module, inputs=declared or example_inputs, dynamic_shapes=dynamic_shapes, **options)
+
+
+def from_keras(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+    """Return a Keras model (path or object) as ``load`` does, with open sizes of inputs set to ``shape``."""
+    return _shaped(load(model, **options), shape)
+
+
+def from_tensorflow(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+    """Return a TensorFlow model (folder of a SavedModel, or object) as ``load`` does; ``shape`` as in ``from_onnx``."""
+    return _shaped(load(model, **options), shape)
+
+
+def from_tflite(model: object, shape_dict: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+    """Return a TensorFlow Lite model (path, bytes, ``tflite.Model``) as ``load`` does; ``shape_dict``: as ``shape``."""
+    return _shaped(load(model, **options), shape_dict)
+
+
+def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) -> QuantizableModule:
+    import yaml
+
+    from forge_pipeline.config import bind
+    from forge_pipeline.frontends import Source
+    from forge_pipeline.locate import conf_dir
+    from forge_pipeline.quantization.module import QuantizableModule
+    from forge_pipeline.stages import load as stage
+
+    defaults = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
+    values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
+    result = stage.run(bind(stage.Config, values, where="load"), Source(path))
+    return QuantizableModule(result.output.mod)
+
+
+def _plain(item: Declared) -> dict[str, Any]:
+    return {"name": item.name, "shape": list(item.shape), "dtype": item.dtype}
+
+
+def _declared(item: Mapping[str, Any]) -> Declared:
+    from forge_pipeline.config import bind
+
+    return bind(Declared, item, where="inputs")
+
+
+def _input_info(entry: Any, default_type: str) -> Declared:
+    from forge_pipeline.config import bind
+
+    name, description = entry
+    nested = len(description) == 2 and isinstance(description[0], Sequence) and not isinstance(description[0], str)
+    shape, dtype = description if nested else (description, default_type)
+    names = {"float": "float32", "int": "int64", "half": "float16", "double": "float64"}  # as PyTorch abbreviates
+    values = {"name": name, "shape": list(shape), "dtype": names.get(str(dtype), str(dtype))}
+    return bind(Declared, values, where="input_infos")
+
+
+def _dynamic(model: object, declared: Sequence[Declared]) -> Any:
+    """Return what torch.export wants to hear about the symbols of ``declared``; None where there are none."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    symbols = any(isinstance(extent, str) for item in declared for extent in item.shape)
+    if torch is None or not symbols or isinstance(model, torch.jit.ScriptModule):
+        return None
+    dims: dict[str, Any] = {}
+    return tuple(
+        {
+            axis: dims.setdefault(extent, torch.export.Dim(extent))
+            for axis, extent in enumerate(item.shape)
+            if isinstance(extent, str)
+        }
+        for item in declared
+    )
+
+
+def _shaped(module: QuantizableModule, shapes: Mapping[str, Shape] | None) -> QuantizableModule:
+    """Return ``module`` with open sizes of its inputs set, and everything checked again."""
+    if not shapes:
+        return module
+    from forge_pipeline.quantization.module import QuantizableModule
+
+    model = module.copy().mod
+    values = {value.name: value for value in model.graph.input}
+    symbols: dict[str, int | str] = {}
+    for name, shape in shapes.items():
+        dims = values[name].type.tensor_type.shape.dim if name in values else ()
+        if name not in values or len(dims) != len(shape):
+            raise _unfit(f"input {name!r}", f"{', '.join(map(repr, values))} with as many sizes as it has", str(shape))
+        for dim, extent in zip(dims, shape, strict=True):
+            if dim.HasField("dim_value") and dim.dim_value != extent:
+                raise _unfit(f"input {name!r}", f"the size {dim.dim_value}, which the model fixes", str(extent))
+            if dim.dim_param and symbols.setdefault(dim.dim_param, extent) != extent:
+                raise _unfit(
+                    f"input {name!r}", f"one size for {dim.dim_param!r}", f"{symbols[dim.dim_param]}, {extent}"
+                )
+            _set(dim, extent)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                _set(dim, symbols[dim.dim_param])
+    return QuantizableModule(load(model).mod)
+
+
+def _set(dim: Any, extent: int | str) -> None:
+    if isinstance(extent, str):
+        dim.dim_param = extent
+    else:
+        dim.dim_value = extent
+
+
+def _unfit(where: str, expected: str, found: str) -> ModelError:
+    return ModelError(where, expected, found, "give the sizes that the model leaves open, and the others as they are")
