@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "frontends": FOUNDATION | {"ir"},
     "passes": FOUNDATION | {"ir"},
     "quantization": FOUNDATION | {"ir", "data", "passes", "target"},
-    "codegen": FOUNDATION | {"ir", "target", "runtime"},
+    "codegen": FOUNDATION | {"ir", "target", "runtime", "frontends"},
     "evaluation": FOUNDATION | {"ir", "data", "passes", "runtime", "quantization", "target"},
     "report": FOUNDATION,
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,17 +35,25 @@ _SETTINGS: Final = {
 _SHOWN: Final = 65536  # bytes of standard error that are looked at
 
 
+class Folder:
+    """A temporary folder that goes when nobody holds it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="forge-import-"))
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The folder that holds the model, for as long as this object lives, and the importer's notes."""
+    """The folder that holds the model, and the importer's notes."""
 
-    folder: tempfile.TemporaryDirectory[str]
+    folder: Folder
     notes: Mapping[str, Any]
 
     @property
     def model(self) -> Path:
         """The model's file."""
-        return Path(self.folder.name, worker.MODEL)
+        return self.folder.path / worker.MODEL
 
 
 def import_apart(module: str, path: Path, inputs: tuple[Declared, ...], limits: Limits) -> Answer:
@@ -52,7 +62,7 @@ def import_apart(module: str, path: Path, inputs: tuple[Declared, ...], limits: 
     Its current folder is a temporary one that is removed in every case; it has no network and none of this process's
     environment but the search paths.
     """
-    folder = tempfile.TemporaryDirectory(prefix="forge-import-")
+    folder = Folder()
     try:
         request = {
             "module": module,
@@ -60,11 +70,11 @@ def import_apart(module: str, path: Path, inputs: tuple[Declared, ...], limits: 
             "inputs": [dataclasses.asdict(item) for item in inputs],
             "limits": dataclasses.asdict(limits),
         }
-        status, said = _run(json.dumps(request).encode(), folder.name, limits.seconds)
-        _check(path, status, said, Path(folder.name), limits)
-        notes = json.loads(Path(folder.name, worker.NOTES).read_text())
+        status, said = _run(json.dumps(request).encode(), str(folder.path), limits.seconds)
+        _check(path, status, said, folder.path, limits)
+        notes = json.loads((folder.path / worker.NOTES).read_text())
     except BaseException:
-        folder.cleanup()
+        folder.remove()
         raise
     return Answer(folder=folder, notes=notes)
 

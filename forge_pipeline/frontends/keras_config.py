@@ -84,9 +84,10 @@ def _check_class(path: Path, item: dict[str, Any], name: str, module: object) ->
         )  # fmt: skip
     custom = item.get("registered_name")
     foreign = isinstance(module, str) and not _MODULE.fullmatch(module)
-    if foreign or (isinstance(custom, str) and ">" in custom and not custom.startswith("keras>")):
+    registered = [entry for entry in (custom, name) if isinstance(entry, str) and ">" in entry]
+    if foreign or any(not entry.startswith("keras>") for entry in registered):
         raise _refused(
-            path, f"the custom object {shown} of {str(module or custom)[:80]!r}",
+            path, f"the custom object {shown} of {str(module or custom or 'an unnamed package')[:80]!r}",
             "convert the model where its classes are, with model.export('model.onnx', format='onnx')",
         )  # fmt: skip
 

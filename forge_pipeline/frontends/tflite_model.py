@@ -18,7 +18,7 @@ DTYPES: Final = {  # of schema.fbs, TensorType
     12: "uint64", 15: "uint32", 16: "uint16", 17: "int4",
 }  # fmt: skip
 _MAX_RANK: Final = 8
-_DAMAGE: Final = (struct.error, IndexError, TypeError, ValueError, OverflowError, UnicodeDecodeError)
+_DAMAGE: Final = (struct.error, IndexError, TypeError, AttributeError, ValueError, OverflowError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

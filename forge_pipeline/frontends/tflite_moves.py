@@ -118,9 +118,8 @@ def split_v(b: Builder, op: Operator) -> None:
 
 def _parts(b: Builder, op: Operator, index: int, axis: int, sizes: Sequence[int]) -> None:
     count = len(op.outputs)
-    extra = {} if sizes else {"num_outputs": count}
     operands = [_read(b, op, index), *([b.integers(*sizes)] if sizes else [])]
-    name = b.node("Split", operands, count, axis=axis, **extra)
+    name = b.node("Split", operands, count, axis=axis)  # without sizes: equal parts
     for position in range(count):
         part = name if position == 0 else f"{name}_{position}"
         one = replace(op, outputs=(op.outputs[position],))

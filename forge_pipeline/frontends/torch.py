@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 OPSET = 18
+_LARGEST = 1 << 20
 _TRIED = (3, 1)  # sizes of an open dimension with which the result is compared; export saw neither
 
 
@@ -34,17 +36,25 @@ def program_to_onnx(program: ExportedProgram) -> ModelProto:
     """Return ``program`` as ONNX once ONNX Runtime computes from it what PyTorch computes. Raises ModelError."""
     import torch
 
-    program._guards_code = []  # text that calling the program would execute; only checks of inputs are lost
-    exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    try:
+        exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        raise ModelError(
+            where="torch.onnx.export",
+            expected="a program of operators that PyTorch exports to ONNX",
+            found=" ".join(str(error.__cause__ or error).split())[:400],
+            fix="replace the operator it names, or export the model to ONNX yourself",
+        ) from error
     if exported is None:
-        raise ModelError("model", "a program that PyTorch exports", "nothing", "export the model to ONNX yourself")
+        raise ModelError("torch.onnx.export", "a model", "nothing", "export the model to ONNX yourself")
     model: ModelProto = exported.model_proto
-    rename(model, _input_names(program), _output_names(program))
+    rename(model, input_names(program), output_names(program))
     _compare(program, model)
     return model
 
 
-def _input_names(program: ExportedProgram) -> list[str]:
+def input_names(program: ExportedProgram) -> list[str]:
+    """Return the names of the tensors that ``program`` takes, in order."""
     tensors = [spec.arg.name for spec in _user_inputs(program) if _is_tensor(spec)]
     return [str(name) for name in tensors]
 
@@ -57,8 +67,8 @@ def _is_tensor(spec: Any) -> bool:
     return type(spec.arg).__name__ == "TensorArgument"
 
 
-def _output_names(program: ExportedProgram) -> list[str]:
-    """Name what comes out in a dict or a named tuple by its key; "" for what has no name."""
+def output_names(program: ExportedProgram) -> list[str]:
+    """Name what comes out in a dict or a named tuple by its key; "" for what has no name, in order."""
     from torch.utils import _pytree as pytree
 
     spec = program.call_spec.out_spec
@@ -74,33 +84,40 @@ def _output_names(program: ExportedProgram) -> list[str]:
 
 
 def _compare(program: ExportedProgram, model: ModelProto) -> None:
+    for feeds, wanted in trials(program):
+        check_same(model, feeds, wanted)
+
+
+def trials(program: ExportedProgram) -> Iterator[tuple[dict[str, np.ndarray], list[np.ndarray]]]:
+    """Yield made-up inputs by name, and what ``program`` computes from them; two sizes where one is open."""
     import torch
     from torch.utils import _pytree as pytree
 
+    program._guards_code = []  # text that calling the program would execute; only checks of inputs are lost
     module = program.module(check_guards=False)
     spec = program.call_spec.in_spec
-    for size in dict.fromkeys(_TRIED if _symbols(program) else _TRIED[:1]):
+    for size in _sizes(program):
         feeds, flat = _feeds(program, size)
-        if feeds is None or spec is None:
-            continue
         arguments, keywords = pytree.tree_unflatten(flat, spec)
         with torch.no_grad():
             outputs = pytree.tree_leaves(module(*arguments, **keywords))
-        check_same(model, feeds, [value.detach().numpy() for value in outputs])
+        yield feeds, [value.detach().numpy() for value in outputs]
 
 
-def _symbols(program: ExportedProgram) -> dict[Any, Any]:
-    return dict(program.range_constraints)
+def _sizes(program: ExportedProgram) -> list[int]:
+    """Return sizes for the open dimensions that all of them allow; one, of no effect, where there are none."""
+    bounds = list(program.range_constraints.values())
+    if not bounds:
+        return [_TRIED[0]]
+    low = max(int(bound.lower) for bound in bounds)
+    high = min(int(bound.upper) if bound.upper < _LARGEST else _LARGEST for bound in bounds)  # some are infinite
+    return list(dict.fromkeys(min(max(size, low), high) for size in _TRIED))
 
 
-def _feeds(program: ExportedProgram, size: int) -> tuple[dict[str, np.ndarray] | None, list[Any]]:
-    """Return made-up inputs with ``size`` for every open dimension, by name and as a flat list; None if unfit."""
+def _feeds(program: ExportedProgram, size: int) -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Return made-up inputs with ``size`` for every open dimension, by name and as a flat list."""
     import torch
 
-    bounds = _symbols(program)
-    for bound in bounds.values():
-        if not bound.lower <= size <= bound.upper:
-            size = max(size, int(bound.lower))
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     feeds: dict[str, np.ndarray] = {}
     flat: list[Any] = []

@@ -61,7 +61,7 @@ def _write(converted: Converted) -> None:
 
 
 def _weight_bytes(model: Any) -> int:
-    return sum(len(tensor.raw_data) or 8 * len(tensor.dims) for tensor in model.graph.initializer)
+    return sum(tensor.ByteSize() for tensor in model.graph.initializer)
 
 
 if __name__ == "__main__":
