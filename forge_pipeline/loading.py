@@ -12,14 +12,12 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Declared
 
 if TYPE_CHECKING:
-    from forge_pipeline.quantization.module import QuantizableModule
+    from forge_pipeline.modules.onnx_module import ONNXModule
 
 Shape = Sequence[int | str]
 
 
-def load(
-    source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = None, **options: Any
-) -> QuantizableModule:
+def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = None, **options: Any) -> ONNXModule:
     """Return the model that ``source`` is as an ONNXModule in canonical form, checked as the load stage checks it.
 
     ``source`` is a path, the bytes of a model file, or a framework's object: ``onnx.ModelProto``, PyTorch's
@@ -47,7 +45,7 @@ def load(
         return _load(saved.path, saved.inputs, options)
 
 
-def from_onnx(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+def from_onnx(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> ONNXModule:
     """Return an ONNX model (path, bytes or ``ModelProto``) as ``load`` does, open sizes of inputs set to ``shape``.
 
     Raises ModelError where a size is not open, or does not fit the model.
@@ -63,7 +61,7 @@ def from_torch(
     example_inputs: Sequence[Any] = (),
     dynamic_shapes: Any = None,
     **options: Any,
-) -> QuantizableModule:
+) -> ONNXModule:
     """Return a PyTorch model (path or object) as ``load`` does.
 
     ``input_infos`` holds ``(name, shape)`` or ``(name, (shape, dtype))`` for each input, in order. A symbol in a shape
@@ -75,34 +73,34 @@ def from_torch(
     return load(script_module, inputs=declared or example_inputs, dynamic_shapes=dynamic_shapes, **options)
 
 
-def from_keras(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+def from_keras(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> ONNXModule:
     """Return a Keras model (path or object) as ``load`` does, with open sizes of inputs set to ``shape``."""
     return _shaped(load(model, **options), shape)
 
 
-def from_tensorflow(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+def from_tensorflow(model: object, shape: Mapping[str, Shape] | None = None, **options: Any) -> ONNXModule:
     """Return a TensorFlow model (folder of a SavedModel, or object) as ``load`` does; ``shape`` as in ``from_onnx``."""
     return _shaped(load(model, **options), shape)
 
 
-def from_tflite(model: object, shape_dict: Mapping[str, Shape] | None = None, **options: Any) -> QuantizableModule:
+def from_tflite(model: object, shape_dict: Mapping[str, Shape] | None = None, **options: Any) -> ONNXModule:
     """Return a TensorFlow Lite model (path, bytes, ``tflite.Model``) as ``load`` does; ``shape_dict``: as ``shape``."""
     return _shaped(load(model, **options), shape_dict)
 
 
-def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) -> QuantizableModule:
+def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) -> ONNXModule:
     import yaml
 
     from forge_pipeline.config import bind
     from forge_pipeline.frontends import Source
     from forge_pipeline.locate import conf_dir
-    from forge_pipeline.quantization.module import QuantizableModule
+    from forge_pipeline.modules.onnx_module import ONNXModule
     from forge_pipeline.stages import load as stage
 
     defaults = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
     values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
     result = stage.run(bind(stage.Config, values, where="load"), Source(path))
-    return QuantizableModule(result.output.mod)
+    return ONNXModule(result.output.mod)
 
 
 def _plain(item: Declared) -> dict[str, Any]:
@@ -145,11 +143,11 @@ def _dynamic(model: object, declared: Sequence[Declared]) -> Any:
     )
 
 
-def _shaped(module: QuantizableModule, shapes: Mapping[str, Shape] | None) -> QuantizableModule:
+def _shaped(module: ONNXModule, shapes: Mapping[str, Shape] | None) -> ONNXModule:
     """Return ``module`` with open sizes of its inputs set, and everything checked again."""
     if not shapes:
         return module
-    from forge_pipeline.quantization.module import QuantizableModule
+    from forge_pipeline.modules.onnx_module import ONNXModule
 
     model = module.copy().mod
     values = {value.name: value for value in model.graph.input}
@@ -170,7 +168,7 @@ def _shaped(module: QuantizableModule, shapes: Mapping[str, Shape] | None) -> Qu
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 _set(dim, symbols[dim.dim_param])
-    return QuantizableModule(load(model).mod)
+    return ONNXModule(load(model).mod)
 
 
 def _set(dim: Any, extent: int | str) -> None:

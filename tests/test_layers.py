@@ -32,7 +32,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["modules"] = FOUNDATION | {"ir", "quantization", "target", "runtime", "crypto", "codegen", "stages"}
 MAY_IMPORT["stages"] = FOUNDATION | set(MAY_IMPORT)
-MAY_IMPORT["loading"] = FOUNDATION | {"frontends", "stages", "quantization"}
+MAY_IMPORT["loading"] = FOUNDATION | {"frontends", "stages", "modules"}
 MAY_IMPORT["pipeline"] = FOUNDATION | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = FOUNDATION | set(MAY_IMPORT)
 ENTRY_POINTS = {"__init__", "__main__"}
