@@ -141,12 +141,13 @@ CONFIG = click.option(
 
 
 @passes.command("list")
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="Passes of the modules that it imports, too.")
 @click.argument("group", required=False)
-def passes_list(group: str | None) -> None:
+def passes_list(group: str | None, config: Path | None) -> None:
     """List all passes, or those of GROUP."""
     from forge_pipeline.pipeline.looking import listed
 
-    click.echo(listed(group))
+    click.echo(listed(group, config=config))
 
 
 @passes.command("apply")

@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from forge_pipeline.codegen.attention import convert_attention, convert_swish
 from forge_pipeline.codegen.blockwise import dequantize
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
@@ -212,6 +213,8 @@ def _as_large(builder: Any, left: Any, right: Any) -> Any:
 
 CONVERTERS: Mapping[str, Converter] = MappingProxyType(
     {
+        "Attention": convert_attention,
+        "Swish": convert_swish,
         "Sum": partial(_chain, "add"),
         "Max": partial(_chain, "maximum"),
         "Min": partial(_chain, "minimum"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.attention import attention_trap
 from forge_pipeline.codegen.recurrent import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def _reduction(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
 
 TRAPS: Mapping[str, Trap] = MappingProxyType(
     {
+        "Attention": attention_trap,
         "BatchNormalization": _batch_normalization,
         "BitShift": _bit_shift,
         "Dropout": _dropout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forge_pipeline.passes.contract import (
     Analysis,
     Annotation,
+    ComposePass,
     Equality,
     Metric,
     NoOptions,
@@ -25,6 +26,7 @@ __all__ = [
     "Analysis",
     "Annotation",
     "Applied",
+    "ComposePass",
     "Equality",
     "Metric",
     "NoOptions",

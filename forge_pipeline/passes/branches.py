@@ -76,6 +76,8 @@ def _rename_reads(node: NodeProto, names: dict[str, str]) -> None:
 class InlineFunctions(Transformation[NoOptions]):
     """Replace calls of local functions by their bodies, by ONNX's own inliner."""
 
+    in_bodies = False
+
     def call(self, graph: Graph) -> int:
         """Take the nodes of the inlined model over."""
         calls = len(graph.header.functions)

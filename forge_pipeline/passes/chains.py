@@ -9,7 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
+from forge_pipeline.passes.nodes import AXIS, UNARY, attribute, copied, is_op, set_attribute
 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -211,3 +211,61 @@ def _np_dtype(elem_type: int) -> np.dtype[np.float64]:
 
     dtype: np.dtype[np.float64] = helper.tensor_dtype_to_np_dtype(elem_type)
     return dtype
+
+
+@verified(Equality())
+class CancelReshapes(Transformation[NoOptions]):
+    """Reshape, elementwise operators, Reshape back: the operators take the value as it was.
+
+    Softmax between them too, where the axis that it sums over is one axis of the value as it was; that is how the
+    version converter writes the Softmax of operator sets before 13.
+    """
+
+    def call(self, graph: Graph) -> int:
+        """Start at each reshape that may be the one back."""
+        if graph.opset() < 13:
+            return 0
+        return sum(_cancel(graph, node) for node in graph.nodes if node in graph and is_op(node, *RESHAPES))
+
+
+def _cancel(graph: Graph, back: NodeProto) -> bool:
+    between: list[NodeProto] = []
+    node = graph.producer(back.input[0])
+    while node is not None and not is_op(node, *RESHAPES):
+        only = graph.only_user(node.output[0]) is not None
+        if not only or not is_op(node, *UNARY, *AXIS) or any(graph.producer(name) for name in node.input[1:] if name):
+            return False
+        between.append(node)
+        node = graph.producer(node.input[0])
+    if node is None or not between or graph.only_user(node.output[0]) is None:
+        return False
+    source = str(node.input[0])
+    shape, flat = graph.static_shape(source), graph.static_shape(node.output[0])
+    if shape is None or flat is None or shape != graph.static_shape(back.output[0]):
+        return False
+    axes = [_axis_before(attribute(found, "axis", -1), shape, flat) for found in between if is_op(found, *AXIS)]
+    if None in axes:
+        return False
+    value = source
+    graph.remove(back)
+    for found in reversed(between):
+        graph.remove(found)
+        moved = copied(found)
+        moved.name = ""
+        moved.output[0] = back.output[0] if found is between[0] else graph.fresh(f"{back.output[0]}_direct")
+        moved.input[0] = value
+        if is_op(found, *AXIS):
+            set_attribute(moved, "axis", _axis_before(attribute(found, "axis", -1), shape, flat))
+        value = moved.output[0]
+        graph.add_node(moved)
+    return True
+
+
+def _axis_before(axis: int, shape: tuple[int, ...], flat: tuple[int, ...]) -> int | None:
+    """Return the axis of ``shape`` that is axis ``axis`` of ``flat``: as long, and with as many elements before it."""
+    axis %= len(flat)
+    before = int(np.prod(flat[:axis], dtype=object))
+    for place, size in enumerate(shape):
+        if size == flat[axis] and int(np.prod(shape[:place], dtype=object)) == before:
+            return place
+    return None

@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from forge_pipeline.ir.order import subgraphs
 from forge_pipeline.ir.tensors import content
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
+from forge_pipeline.passes.divisions import divides_by_zero
 from forge_pipeline.passes.evaluate import evaluate
 from forge_pipeline.passes.graph import Graph
 from forge_pipeline.passes.nodes import attribute, is_op
@@ -79,6 +80,8 @@ class FoldConstants(Transformation[FoldOptions]):
         if not all(graph.is_constant(name) for name in node.input if name):
             return False
         if any(graph.is_output(name) for name in node.output) or _is_random_dropout(graph, node):
+            return False
+        if divides_by_zero(graph, node):
             return False
         return not (is_op(node, "DequantizeLinear") and _beside_quantized_activations(graph, node))
 

@@ -90,6 +90,7 @@ class Pass(Generic[Options]):
     options_type: ClassVar[type[Any]] = NoOptions
     verification: ClassVar[Verification] = Equality()
     changes_interface: ClassVar[bool] = False
+    in_bodies: ClassVar[bool] = True  # whether the graphs of If, Loop and Scan are edited too, each by itself
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -133,6 +134,43 @@ class Transformation(Pass[Options]):
     """Changes how the outputs are computed."""
 
     kind: ClassVar[Kind] = "transformation"
+
+
+class ComposePass(Transformation[Options]):
+    """Several passes as one, again and again until none of them changes anything; verified as a whole."""
+
+    kind: ClassVar[Kind] = "compose"
+
+    def passes(self) -> Sequence[Pass[Any]]:
+        """Return the parts, in order; each changes no interface."""
+        raise NotImplementedError
+
+    def call(self, graph: Graph) -> int:
+        """Go round until nothing changes. Raises PassError where two parts undo each other."""
+        parts, total = self.passes(), 0
+        for _ in range(MAX_ROUNDS):
+            changes = 0
+            for part in parts:
+                part.requires(graph)
+                made = part.call(graph)
+                if made:
+                    graph.forget_types()
+                    part.ensures(graph)
+                changes += made
+            total += changes
+            if not changes:
+                return total
+        raise endless(f"pass {type(self).__name__}")
+
+
+def endless(where: str) -> PassError:
+    """Return the error about passes that go on changing the graph."""
+    return PassError(
+        where=where,
+        expected=f"passes that come to an end within {MAX_ROUNDS} rounds",
+        found="changes in every round",
+        fix="two of the repeated passes undo each other: take one out",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from forge_pipeline.ir.functions import inlined
+from forge_pipeline.passes.bodies import within_bodies
 from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Graph
 
@@ -25,6 +26,7 @@ class DecomposeOptions:
 class DecomposeFunctions(Transformation[DecomposeOptions]):
     """Replace LayerNormalization, Gelu, Attention, MeanVarianceNormalization ... by what defines them."""
 
+    in_bodies = False
     options_type = DecomposeOptions
 
     def requires(self, graph: Graph) -> None:
@@ -40,13 +42,20 @@ class DecomposeFunctions(Transformation[DecomposeOptions]):
     def call(self, graph: Graph) -> int:
         """Call a local function in place of each node, then inline all of them."""
         functions: list[FunctionProto] = []
-        for node in graph.nodes:
-            if node.op_type in self.options.operators and node.domain in ("", "ai.onnx"):
-                body = _body(graph, node)
-                if body is not None:
-                    body.domain, body.name = DOMAIN, f"{node.op_type}_{len(functions)}"
-                    functions.append(body)
-                    node.domain, node.op_type = DOMAIN, body.name
+
+        def mark(part: Graph) -> int:
+            before = len(functions)
+            for node in part.nodes:
+                if node.op_type in self.options.operators and node.domain in ("", "ai.onnx"):
+                    body = _body(part, node)
+                    if body is not None:
+                        body.domain, body.name = DOMAIN, f"{node.op_type}_{len(functions)}"
+                        functions.append(body)
+                        node.domain, node.op_type = DOMAIN, body.name
+            return len(functions) - before
+
+        mark(graph)
+        within_bodies(graph, mark)
         if functions:
             model = graph.model()
             model.functions.extend(functions)

@@ -98,6 +98,14 @@ class Graph(GraphState):
             if name:
                 self._use(name, node)
 
+    def set_body(self, node: NodeProto, body: GraphProto, content: GraphProto) -> None:
+        """Give one of a node's own subgraphs other content."""
+        for name in needs(node):
+            self._unuse(name, node)
+        body.CopyFrom(content)
+        for name in needs(node):
+            self._use(name, node)
+
     def set_output(self, node: NodeProto, index: int, name: str) -> None:
         """Give an output of a node another name, which nothing else produces."""
         if node.output[index]:

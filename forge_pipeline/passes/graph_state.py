@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from forge_pipeline.ir.order import needs, subgraphs
+from forge_pipeline.ir.order import needs, nodes_below, subgraphs
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.passes.nodes import copied, names_within, topological
 from forge_pipeline.passes.value_types import Shape, Types, infer_types
@@ -18,8 +19,10 @@ Array = np.ndarray[Any, Any]
 class GraphState:
     """The nodes, constants and interface of a main graph, indexed; editing them is the work of Graph."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, *, names: set[str] | None = None) -> None:
+        """Index ``model``; ``names`` are those of a larger model that this graph is a part of, and are taken too."""
         self.findings: dict[str, Any] = {}
+        self._around = names
         self.reset(model)
 
     def reset(self, model: ModelProto) -> None:
@@ -43,7 +46,7 @@ class GraphState:
         self._arrays: dict[str, Array] = {}
         self._producer: dict[str, NodeProto] = {}
         self._users: dict[str, dict[int, int]] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set() if self._around is None else self._around
         self._types: Types | None = None
         for tensor in graph.initializer:
             self._constants[tensor.name] = tensor
@@ -65,6 +68,15 @@ class GraphState:
 
     def __contains__(self, node: NodeProto) -> bool:
         return id(node) in self._nodes
+
+    def operators(self) -> Counter[str]:
+        """Count the nodes by operator, those of subgraphs included."""
+        return Counter(node.op_type for node in nodes_below(self._nodes.values()))
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that is taken; who makes names for a part of the model adds them here."""
+        return self._names
 
     @property
     def input_names(self) -> list[str]:

@@ -152,6 +152,9 @@ def _same_operands(graph: Graph, node: NodeProto) -> str | None:
 
 
 def _where(graph: Graph, node: NodeProto) -> str | None:
+    if node.input[1] == node.input[2]:
+        same = graph.static_shape(node.input[1])
+        return str(node.input[1]) if same is not None and same == graph.static_shape(node.output[0]) else None
     condition = graph.array(node.input[0])
     if condition is None or not condition.size or condition.any() != condition.all():
         return None
@@ -188,6 +191,44 @@ def _boolean(graph: Graph, node: NodeProto, *, neutral: bool) -> str | None:
     return same or _neutral_either(neutral)(graph, node)
 
 
+def _undone(graph: Graph, node: NodeProto) -> str | None:
+    """The same operator twice gives back what the first one takes: -(-x), not not x."""
+    before = graph.producer(node.input[0])
+    return str(before.input[0]) if before is not None and is_op(before, node.op_type) else None
+
+
+def _done_already(graph: Graph, node: NodeProto) -> str | None:
+    """The operator changes nothing in what an operator of the same kind gives."""
+    before = graph.producer(node.input[0])
+    return str(node.input[0]) if before is not None and is_op(before, *SETTLED[node.op_type]) else None
+
+
+def _clip(graph: Graph, node: NodeProto) -> str | None:
+    """A Clip without bounds."""
+    unbounded = not any(node.input[1:]) and attribute(node, "min") is None and attribute(node, "max") is None
+    return str(node.input[0]) if unbounded else None
+
+
+def _slope(graph: Graph, node: NodeProto) -> str | None:
+    return str(node.input[0]) if attribute(node, "alpha", 0.01) == 1.0 else None
+
+
+def _block(graph: Graph, node: NodeProto) -> str | None:
+    return str(node.input[0]) if attribute(node, "blocksize") == 1 else None
+
+
+def _split(graph: Graph, node: NodeProto) -> str | None:
+    """A Split in one part."""
+    return str(node.input[0]) if len(node.output) == 1 else None
+
+
+WHOLE = ("Floor", "Ceil", "Round")
+SETTLED = {
+    "Abs": ("Abs", "Relu", "Sigmoid", "Exp", "Sqrt", "Softplus", "HardSigmoid"), "Sign": ("Sign",), "Relu": ("Abs",),
+    **dict.fromkeys(WHOLE, (*WHOLE, "Sign")),
+}  # fmt: skip
+
+
 def _global_pool(graph: Graph, node: NodeProto) -> str | None:
     shape = graph.shape(node.input[0])
     return str(node.input[0]) if shape is not None and len(shape) > 2 and set(shape[2:]) == {1} else None
@@ -208,6 +249,10 @@ RULES: Registry[Rule] = Registry(
         "Sum": _one_operand, "Mean": _one_operand, "Where": _where,
         "ReduceSum": _cumulative, "ReduceMean": _cumulative, "ReduceMax": _cumulative, "ReduceMin": _cumulative,
         "ReduceProd": _cumulative, "GlobalAveragePool": _global_pool,
-        "GlobalMaxPool": _global_pool,
+        "GlobalMaxPool": _global_pool, **dict.fromkeys(("Neg", "Not", "BitwiseNot"), _undone), "Clip": _clip,
+        **dict.fromkeys(SETTLED, _done_already), "LeakyRelu": _slope, "Split": _split, "DepthToSpace": _block,
+        "SpaceToDepth": _block, "BitwiseAnd": lambda g, n: _same_operands(g, n) or _neutral_either(-1)(g, n),
+        "BitwiseOr": lambda g, n: _same_operands(g, n) or _neutral_either(0)(g, n),
+        "BitwiseXor": _neutral_either(0), "PRelu": _neutral_right(1),
     },
 )  # fmt: skip

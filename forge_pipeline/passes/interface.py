@@ -16,6 +16,8 @@ class ConstantsNotInputs(Transformation[NoOptions]):
     every other pass from treating a weight as constant. Source: ONNX's IR specification, "Graphs".
     """
 
+    in_bodies = False
+
     def call(self, graph: Graph) -> int:
         """Drop the entries; raise the IR version where it would forbid that."""
         kept = [value for value in graph.inputs if graph.constant(value.name) is None]

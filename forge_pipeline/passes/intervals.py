@@ -36,6 +36,7 @@ class RangeOptions:
 class AnnotateRanges(Analysis[RangeOptions]):
     """Find out bounded ranges of values and record them as ``ranges`` among the findings."""
 
+    in_bodies = False
     options_type = RangeOptions
 
     def call(self, graph: Graph) -> int:

@@ -1,4 +1,4 @@
-"""Nodes by themselves: attributes, copies, renaming and order."""
+"""Nodes by themselves: families of operators, attributes, copies, renaming and order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 from forge_pipeline.ir.order import needs, subgraphs
 from forge_pipeline.passes.contract import PassError
+
+UNARY = frozenset(
+    {
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Celu", "Clip", "Cos",
+        "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
+        "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin",
+        "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    }
+)  # fmt: skip
+AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax"})  # with one axis from operator set 13 on
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 import onnx.version_converter
@@ -13,27 +14,37 @@ from forge_pipeline.passes.graph import Graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsetOptions:
-    """``version``: of ONNX's own operator set, to convert up or down to."""
+    """``version``: of ONNX's own operator set, to convert to.
+
+    ``only``: ``up`` or ``down``; a model beyond ``version`` stays as it is then. ``required`` false: a model that
+    cannot be converted stays as it is too, and the reason is among the findings.
+    """
 
     version: int
+    only: Literal["up", "down"] | None = None
+    required: bool = True
 
 
 @verified(Tolerance())
 class ConvertOpset(Transformation[OpsetOptions]):
     """Convert to another version of ONNX's operator set, by ONNX's version converter; refuse what it cannot do."""
 
+    in_bodies = False
     options_type = OpsetOptions
 
     def call(self, graph: Graph) -> int:
         """Convert the whole model."""
         version = self.options.version
-        if graph.opset() == version:
+        if not self._wanted(graph):
             return 0
         model = graph.model()
         try:
             converted = onnx.version_converter.convert_version(model, version)
             onnx.checker.check_model(converted)
         except (RuntimeError, onnx.checker.ValidationError) as error:
+            if not self.options.required:
+                graph.findings["convert-opset"] = f"stays at set {graph.opset()}: {str(error).splitlines()[0]}"
+                return 0
             raise PassError(
                 where="pass 'convert-opset'",
                 expected=f"a model that can be written in operator set {version}, from {graph.opset()}",
@@ -45,6 +56,10 @@ class ConvertOpset(Transformation[OpsetOptions]):
         _keep_interface(model, converted)
         graph.reset(converted)
         return 1
+
+    def _wanted(self, graph: Graph) -> bool:
+        now, version = graph.opset(), self.options.version
+        return now != version and (self.options.only is None or (self.options.only == "up") is (version > now))
 
     def ensures(self, graph: Graph) -> None:
         """The version is the one asked for."""

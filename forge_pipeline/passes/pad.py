@@ -48,15 +48,21 @@ def _take_in(graph: Graph, node: NodeProto, pad: NodeProto) -> bool:
             fits = value == 0.0 and not any(own) and not attribute(node, "ceil_mode", 0)
         case _:
             fits = value == float("-inf") and not attribute(node, "ceil_mode", 0)
-    if not fits:
+    total = [a + b for a, b in zip(own, begin[2:] + end[2:], strict=True)]
+    if not fits or (node.op_type != "Conv" and not _within_window(node, total)):
         return False
-    set_attribute(node, "pads", [a + b for a, b in zip(own, begin[2:] + end[2:], strict=True)])
+    set_attribute(node, "pads", total)
     set_attribute(node, "auto_pad", None)
     if node.op_type == "AveragePool":
         set_attribute(node, "count_include_pad", 1)
     graph.set_input(node, 0, pad.input[0])
     graph.remove(pad)
     return True
+
+
+def _within_window(node: NodeProto, pads: list[int]) -> bool:
+    """Whether every window of a pooling sees an element: ONNX Runtime refuses others."""
+    return all(pad < size for pad, size in zip(pads, [*attribute(node, "kernel_shape")] * 2, strict=True))
 
 
 def pads_of(graph: Graph, pad: NodeProto) -> list[int] | None:

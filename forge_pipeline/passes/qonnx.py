@@ -21,6 +21,7 @@ from forge_pipeline.registry import Registry
 
 FIRST_OPSET = 13  # of the operators used here with axes as an input
 DOMAINS = ("qonnx.custom_op.general", "finn.custom_op.general")
+TO_EVEN = ("ROUND", "HALF_EVEN")
 ROUNDING = {"ROUND": "Round", "HALF_EVEN": "Round", "CEIL": "Ceil", "FLOOR": "Floor"}
 INTEGERS: dict[tuple[int, bool], type[np.integer[Any]]] = {
     (8, True): np.int8, (8, False): np.uint8, (16, True): np.int16, (16, False): np.uint16,
@@ -93,10 +94,21 @@ def _quant(graph: Graph, node: NodeProto) -> bool:
     scale, zero = graph.array(node.input[1]), graph.array(node.input[2])
     op = Builder(graph, f"{node.output[0]}_quant")
     rounding = attribute(node, "rounding_mode", "ROUND").upper()
-    dtype = _integer(low, high, scale, zero)
-    if dtype is not None and scale is not None and zero is not None and ROUNDING.get(rounding) == "Round":
-        return _put(graph, node, _qdq(op, node.input[0], scale, zero.astype(dtype), (low, high), dtype))
+    dtype, axis = _integer((low, high), scale, zero, signed=signed), _axis(graph, node.input[0], scale)
+    if dtype is not None and axis is not None and scale is not None and zero is not None and rounding in TO_EVEN:
+        return _put(graph, node, _qdq(op, node.input[0], scale, zero.astype(dtype), (low, high), axis))
     return _quant_in_floats(graph, node)
+
+
+def _axis(graph: Graph, name: str, scale: Array | None) -> int | None:
+    """Return the one axis along which a scale varies, 0 for one number; None where QDQ has no such scale."""
+    rank = graph.rank(name)
+    if scale is None or scale.size == 1:
+        return 0
+    if rank is None or scale.ndim > rank:
+        return None
+    axes = [rank - scale.ndim + axis for axis, size in enumerate(scale.shape) if size != 1]
+    return axes[0] if len(axes) == 1 else None
 
 
 def _quant_in_floats(graph: Graph, node: NodeProto) -> bool:
@@ -110,29 +122,36 @@ def _quant_in_floats(graph: Graph, node: NodeProto) -> bool:
     return _put(graph, node, _in_floats(op, node, limits, rounding))
 
 
-def _integer(low: float, high: float, scale: Array | None, zero: Array | None) -> type[np.integer[Any]] | None:
+def _integer(
+    limits: tuple[float, float], scale: Array | None, zero: Array | None, *, signed: bool
+) -> type[np.integer[Any]] | None:
     """Return the integer type of a QDQ pair for a range; None where scale and zero point do not let it be one.
 
     QuantizeLinear adds the zero point after rounding, Quant before: with an odd one, halves go the other way.
     """
-    if scale is None or zero is None or scale.size != 1 or zero.size != 1 or (zero % 2 != 0).any():
+    if scale is None or zero is None or zero.size not in (1, scale.size) or (zero % 2 != 0).any():
         return None
-    for dtype in INTEGERS.values():
+    low, high = limits
+    for (_, is_signed), dtype in INTEGERS.items():
         info = np.iinfo(dtype)
-        if info.min <= low and high <= info.max and low <= float(zero.reshape(())) <= high:
+        if is_signed is signed and info.min <= low and high <= info.max and low <= zero.min() and zero.max() <= high:
             return dtype
     return None
 
 
-def _qdq(
-    op: Builder, x: str, scale: Array, zero: Array, limits: tuple[float, float], dtype: type[np.integer[Any]]
-) -> str:
-    info = np.iinfo(dtype)
-    step, origin = op.constant(scale.reshape(())), op.constant(zero.reshape(()))
+def _qdq(op: Builder, x: str, scale: Array, zero: Array, limits: tuple[float, float], axis: int) -> str:
+    """Return QuantizeLinear and DequantizeLinear, behind what holds a narrower type's range."""
+    info = np.iinfo(zero.dtype)
     if limits != (float(info.min), float(info.max)):
-        ends = [(limit - float(zero.reshape(()))) * float(scale.reshape(())) for limit in limits]
-        x = str(op.Clip(x, *(op.constant(end, scale.dtype) for end in ends)))
-    return str(op.DequantizeLinear(op.QuantizeLinear(x, step, origin), step, origin))
+        low, high = (((limit - zero.astype(np.float64)) * scale).astype(scale.dtype) for limit in limits)
+        if low.size == 1:
+            x = str(op.Clip(x, op.constant(low.reshape(())), op.constant(high.reshape(()))))
+        else:
+            x = str(op.Min(op.Max(x, op.constant(low)), op.constant(high)))
+    shape = () if scale.size == 1 else (scale.size,)
+    step, origin = op.constant(scale.reshape(shape)), op.constant(np.broadcast_to(zero, scale.shape).reshape(shape))
+    along = {"axis": axis} if shape else {}
+    return str(op.DequantizeLinear(op.QuantizeLinear(x, step, origin, **along), step, origin, **along))
 
 
 def _in_floats(op: Builder, node: NodeProto, limits: tuple[float, float], rounding: str) -> str:
@@ -195,28 +214,70 @@ SPELLINGS: Registry[Callable[[Graph, NodeProto], bool]] = Registry(
 
 @verified(Tolerance())
 class QDQToQonnx(Transformation[NoOptions]):
-    """QuantizeLinear + DequantizeLinear of one scale -> Quant, for tools that read QONNX; ONNX Runtime does not."""
+    """QuantizeLinear + DequantizeLinear -> Quant, for tools that read QONNX; ONNX Runtime does not.
+
+    With one scale, or one a channel. A Clip before them that holds the range of fewer bits becomes those bits.
+    """
 
     def call(self, graph: Graph) -> int:
         """Replace pairs; a weight that is stored as integers stays behind its DequantizeLinear."""
-        changes = 0
-        for node in graph.nodes:
-            before = graph.producer(node.input[0]) if is_op(node, "DequantizeLinear") else None
-            if before is None or not is_op(before, "QuantizeLinear") or list(before.input[1:]) != list(node.input[1:]):
-                continue
-            scale = graph.array(node.input[1])
-            zero = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-            dtype = np.dtype(np.uint8) if zero is None else zero.dtype
-            if scale is None or scale.size != 1 or dtype.kind not in "iu" or graph.only_user(before.output[0]) is None:
-                continue
-            op = Builder(graph, f"{node.output[0]}_qonnx")
-            origin = np.zeros((), np.float32) if zero is None else zero.reshape(()).astype(np.float32)
-            names = [before.input[0], node.input[1], op.constant(origin), op.constant(8.0 * dtype.itemsize, np.float32)]
-            graph.remove(before)
-            graph.replace(
-                node, "Quant", names, domain=DOMAINS[0], signed=int(dtype.kind == "i"), narrow=0, rounding_mode="ROUND"
-            )
-            changes += 1
+        changes = sum(_pair(graph, node) for node in graph.nodes if is_op(node, "DequantizeLinear"))
         if changes and not graph.opset(DOMAINS[0]):
             graph.header.opset_import.append(helper.make_opsetid(DOMAINS[0], 1))
         return changes
+
+
+def _pair(graph: Graph, node: NodeProto) -> bool:
+    before = graph.producer(node.input[0])
+    if before is None or not is_op(before, "QuantizeLinear") or list(before.input[1:]) != list(node.input[1:]):
+        return False
+    scale = graph.array(node.input[1])
+    zero = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    dtype = np.dtype(np.uint8) if zero is None else zero.dtype
+    rank = graph.rank(before.input[0])
+    if scale is None or scale.ndim > 1 or dtype.name not in BITS or graph.only_user(before.output[0]) is None:
+        return False
+    if len({attribute(pair, "axis", 1) for pair in (before, node)}) > 1 or (scale.size != 1 and rank is None):
+        return False
+    if attribute(before, "block_size", 0) or (len(node.input) > 2 and node.input[2] and zero is None):
+        return False
+    shape: tuple[int, ...] = ()
+    if scale.size != 1:
+        axis = attribute(node, "axis", 1) % (rank or 1)
+        shape = tuple(scale.size if place == axis else 1 for place in range(rank or 1))
+    origin = np.zeros((), np.float32) if zero is None else zero.astype(np.float32)
+    origin = origin.reshape(shape if origin.size > 1 else ())
+    signed = dtype.kind == "i"
+    source, bits, narrow = _narrowed(graph, before, scale, origin, signed=signed, bits=BITS[dtype.name])
+    op = Builder(graph, f"{node.output[0]}_qonnx")
+    step = op.constant(scale.reshape(shape).astype(np.float32))
+    names = [source, step, op.constant(origin), op.constant(float(bits), np.float32)]
+    kinds = {"signed": int(signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
+    graph.remove(before)
+    graph.replace(node, "Quant", names, domain=DOMAINS[0], **kinds)
+    return True
+
+
+def _narrowed(
+    graph: Graph, quantize: NodeProto, scale: Array, zero: Array, *, signed: bool, bits: int
+) -> tuple[str, int, bool]:
+    """Return what is quantized to how many bits, and whether the range is narrow: a Clip before it may say less."""
+    source = str(quantize.input[0])
+    clip = graph.producer(source)
+    if clip is None or not is_op(clip, "Clip") or graph.only_user(source) is None or scale.size != 1 or zero.size != 1:
+        return source, bits, False
+    ends = [graph.array(name) if name else None for name in [*clip.input[1:], "", ""][:2]]
+    if ends[0] is None or ends[1] is None:
+        return source, bits, False
+    found = [
+        float(end.reshape(())) / float(scale.reshape(())) + float(zero.reshape(())) for end in ends if end is not None
+    ]
+    for fewer in range(bits, 1, -1):
+        for narrow in (False, True):
+            if np.allclose(found, bounds(fewer, signed=signed, narrow=narrow), rtol=0, atol=1e-3):
+                graph.remove(clip)
+                return str(clip.input[0]), fewer, narrow
+    return source, bits, False
+
+
+BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}

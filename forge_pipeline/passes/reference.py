@@ -9,6 +9,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.divisions import dangerous
 from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
 from forge_pipeline.passes.nodes import attribute
 from forge_pipeline.passes.samples import Unsupported, bindings, sample
@@ -22,13 +23,17 @@ TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they 
 
 def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
     """Return inputs that the model runs with: sizes and integers are tried until it does."""
+    divisors, reason = dangerous(model)
+    if reason is not None:
+        raise Unsupported(reason)
     constants = {tensor.name for tensor in model.graph.initializer}
     values = [value for value in model.graph.input if value.name not in constants]
     refusal: Exception | None = None
     for sizes in bindings(values, settings.dims):
         for top in TOPS:
             samples = [
-                sample(values, sizes, seed=settings.seed, index=index, top=top) for index in range(settings.samples)
+                _without_zeros(sample(values, sizes, seed=settings.seed, index=index, top=top), divisors)
+                for index in range(settings.samples)
             ]
             try:
                 for fed in samples:
@@ -38,6 +43,14 @@ def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> 
             else:
                 return list(samples)
     raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
+
+
+def _without_zeros(fed: Arrays, names: frozenset[str]) -> Arrays:
+    """Put ones in the place of zeros in the inputs that integers are divided by."""
+    return {
+        name: np.where(array == 0, 1, array).astype(array.dtype) if name in names else array
+        for name, array in fed.items()
+    }
 
 
 def with_specials(inputs: Arrays) -> Arrays:

@@ -23,6 +23,7 @@ from forge_pipeline.passes.contract import (
     Tolerance,
     Unverified,
     Verification,
+    endless,
 )
 from forge_pipeline.registry import Registry
 
@@ -71,17 +72,23 @@ class _VerifyOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A line of the history: one application of one pass. ``seconds`` is for people and not part of ``as_json``."""
+    """A line of the history: one application of one pass.
+
+    ``operators`` says how many there are more or fewer of each; ``seconds`` is for people and not part of ``as_json``.
+    """
 
     name: str
     changes: int
     nodes: tuple[int, int]
+    operators: Mapping[str, int]
     finding: Mapping[str, Any] | None
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
         """Return what is the same on every run."""
         row: dict[str, Any] = {"pass": self.name, "changes": self.changes, "nodes": list(self.nodes)}
+        if self.operators:
+            row["operators"] = dict(self.operators)
         return row | ({"verification": dict(self.finding)} if self.finding is not None else {})
 
 
@@ -215,18 +222,17 @@ class _Run:
             total += changes
             if not changes:
                 return total
-        raise PassError(
-            where="repeat",
-            expected=f"passes that come to an end within {MAX_ROUNDS} rounds",
-            found="changes in every round",
-            fix="two of the repeated passes undo each other: take one out",
-        )
+        raise endless(REPEAT)
 
     def step(self, step: Step) -> int:
+        from forge_pipeline.passes.bodies import within_bodies
+
         started = perf_counter()
-        before, count = self.current() if self.verifier else None, len(self.graph)
+        before, count = self.current() if self.verifier else None, self.graph.operators()
         step.step.requires(self.graph)
         changes = step.step.call(self.graph)
+        if step.step.in_bodies and not step.step.changes_interface:
+            changes += within_bodies(self.graph, step.step.call)
         finding: Mapping[str, Any] | None = None
         if changes:
             self.model = None
@@ -240,10 +246,12 @@ class _Run:
                 finding = {"verified": False, "reason": LEFT_OUT}
             elif self.verifier is not None and before is not None:
                 finding = self.verifier.check(step.step, step.name, step.how, before, self.current()).as_json()
+        now = self.graph.operators() if changes else count
         row = Applied(
             name=step.name,
             changes=changes,
-            nodes=(count, len(self.graph)),
+            nodes=(count.total(), now.total()),
+            operators={name: now[name] - count[name] for name in sorted(now | count) if now[name] != count[name]},
             finding=finding,
             seconds=perf_counter() - started,
         )

@@ -31,6 +31,7 @@ PASSES = Registry(
         ),
         "remove-dead": _row("dead", "RemoveDead", "cleanup", "remove what no output depends on"),
         "remove-identities": _row("identities", "RemoveIdentities", "cleanup", "bypass x + 0, x * 1, same casts ..."),
+        "cleanup": _row("cleanup", "Cleanup", "cleanup", "fold, merge and remove, until nothing changes"),
         "fold-constants": _row("constants", "FoldConstants", "constants", "compute what depends on constants alone"),
         "merge-constants": _row("constants", "MergeConstants", "constants", "keep one of equal constants"),
         "fold-shapes": _row("shapes", "FoldShapes", "shapes", "compute what depends on known dimensions alone"),
@@ -44,6 +45,7 @@ PASSES = Registry(
             "chains", "TransposesToReshapes", "chains", "moving axes of size 1 is a reshape"
         ),
         "merge-reshapes": _row("chains", "MergeReshapes", "chains", "of reshapes in a row the last one decides"),
+        "cancel-reshapes": _row("chains", "CancelReshapes", "chains", "reshape, elementwise operators, reshape back"),
         "merge-casts": _row("chains", "MergeCasts", "chains", "casts in a row, where the first one is exact"),
         "merge-clips": _row("chains", "MergeClips", "chains", "Relu and Clip in a row are one"),
         "fold-pad": _row("pad", "FoldPad", "linear", "Pad into the convolution or pooling that reads it"),
@@ -59,6 +61,10 @@ PASSES = Registry(
         "fuse-hardswish": _row("activations", "FuseHardSwish", "fusion", "x * relu6(x + 3) / 6 -> HardSwish (set 14)"),
         "fuse-layernorm": _row("normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"),
         "fuse-rmsnorm": _row("normalization", "FuseRMSNorm", "fusion", "-> RMSNormalization (operator set 23)"),
+        "fuse-attention": _row(
+            "attention", "FuseAttention", "fusion", "softmax(q kT) v -> Attention (operator set 23)"
+        ),
+        "merge-products": _row("attention", "MergeProducts", "fusion", "products of one value are one, and a Split"),
         "inline-branches": _row("branches", "InlineBranches", "control", "If with a constant condition"),
         "inline-functions": _row("branches", "InlineFunctions", "control", "calls of local functions"),
         "set-batch-size": _row("boundary", "SetBatchSize", "interface", "another leading dimension of the inputs"),
@@ -74,6 +80,9 @@ PASSES = Registry(
             "qonnx", "QonnxToQDQ", "quantization", "Quant, BipolarQuant, Trunc, MultiThreshold -> ONNX"
         ),
         "qdq-to-qonnx": _row("qonnx", "QDQToQonnx", "quantization", "QuantizeLinear + DequantizeLinear -> Quant"),
+        "split-tensors": _row(
+            "split", "SplitTensors", "quantization", "a convolution in two, with a weight scale each"
+        ),
         "move-scales": _row("streamline", "MoveScales", "quantization", "scales and shifts past linear operators"),
         "integer-products": _row("streamline", "IntegerProducts", "quantization", "QDQ around MatMul -> MatMulInteger"),
         "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),

@@ -7,18 +7,9 @@ from onnx import NodeProto, helper
 
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.nodes import attribute, is_op, set_attribute
+from forge_pipeline.passes.nodes import AXIS, UNARY, attribute, is_op, set_attribute
 
-UNARY = frozenset(
-    {
-        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Celu", "Clip", "Cos",
-        "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
-        "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin",
-        "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
-    }
-)  # fmt: skip
 BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Mod", "And", "Or", "Xor", "PRelu"})
-AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax"})  # with one axis from operator set 13 on
 
 
 @verified(Equality())

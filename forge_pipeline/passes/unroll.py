@@ -19,7 +19,7 @@ from forge_pipeline.passes.rewrite import Builder
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
-SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu"})
+SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"})  # those without parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class UnrollOptions:
 class UnrollRecurrent(Transformation[UnrollOptions]):
     """Replace recurrent operators over short, known sequences by matrix products and elementwise operators.
 
-    Stays as it is: weights that are not constant, sequence lengths per row, clipping, peepholes, coupled gates, the
-    batch-first layout, and activations other than Sigmoid, Tanh and Relu.
+    Peepholes, clipping, coupled gates and the batch-first layout included. Stays as it is: weights that are not
+    constant, rows of different lengths, and activations with parameters.
     """
 
     options_type = UnrollOptions
@@ -44,14 +44,18 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
         return sum(self._unroll(graph, node) for node in graph.nodes if is_op(node, *GATES) and graph.opset() >= 13)
 
     def _unroll(self, graph: Graph, node: NodeProto) -> bool:
+        turned = bool(attribute(node, "layout", 0))
         shape = graph.static_shape(node.input[0])
+        if shape is not None and turned:
+            shape = (shape[1], shape[0], shape[2])
         weights = [graph.array(name) for name in node.input[1:3]]
         if shape is None or shape[0] > self.options.max_steps or any(array is None for array in weights):
             return False
         given = list(node.input[3:]) + [""] * 5
         bias = graph.array(given[0]) if given[0] else np.zeros((len(weights[0]), 0), np.float32)  # type: ignore[arg-type]
-        plain = not any(attribute(node, name) for name in ("clip", "input_forget", "layout"))
-        if bias is None or given[1] or given[4] or not plain:
+        peephole = graph.array(given[4]) if given[4] else None
+        lengths = graph.array(given[1]) if given[1] else np.array(shape[0])
+        if bias is None or lengths is None or (lengths != shape[0]).any() or (given[4] and peephole is None):
             return False
         directions = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[
             attribute(node, "direction", "forward")
@@ -63,6 +67,11 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
         hidden = int(attribute(node, "hidden_size") or weights[1].shape[-1])  # type: ignore[union-attr]
         op = Builder(graph, f"{node.output[0] or node.output[1]}_step")
         cells = []
+        source = str(node.input[0])
+        if turned:
+            source = str(op.Transpose(source, perm=[1, 0, 2]))
+            given[2:4] = [str(op.Transpose(name, perm=[1, 0, 2])) if name else "" for name in given[2:4]]
+        steps = _steps(op, source, shape[0])
         for index, step in enumerate(directions):
             states = [self._state(op, name, index, (shape[1], hidden), weights[0]) for name in given[2:4]]
             cell = _Cell(
@@ -74,9 +83,12 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
                 bias=bias[index] if bias.shape[-1] else np.zeros(2 * GATES[node.op_type] * hidden, np.float32),
                 functions=functions[index * len(ACTIVATIONS[node.op_type]) :],
                 after=bool(attribute(node, "linear_before_reset", 0)),
+                clip=float(attribute(node, "clip", 0.0)),
+                coupled=bool(attribute(node, "input_forget", 0)),
+                peephole=None if peephole is None else peephole[index],
             )
-            cells.append(cell.run(_steps(op, node.input[0], shape[0]), states, step))
-        _finish(graph, node, op, cells)
+            cells.append(cell.run(steps, states, step))
+        _finish(graph, node, op, cells, turned=turned)
         return True
 
     @staticmethod
@@ -101,6 +113,9 @@ class _Cell:
     bias: Array
     functions: Sequence[str]
     after: bool
+    clip: float
+    coupled: bool
+    peephole: Array | None
 
     def run(self, inputs: list[str], states: list[str], step: int) -> tuple[list[str], list[str]]:
         """Return the hidden state after each input, in the order of the inputs, and the last states."""
@@ -116,6 +131,9 @@ class _Cell:
         return outputs, states
 
     def _act(self, index: int, value: str) -> str:
+        if self.clip and index != 2:  # ONNX Runtime does not clip the cell's own value
+            ends = (self.op.constant(end, self.weight.dtype) for end in (-self.clip, self.clip))
+            value = str(self.op.Clip(value, *ends))
         return str(getattr(self.op, self.functions[index])(value))
 
     def _part(self, value: str, gate: int) -> str:
@@ -129,10 +147,22 @@ class _Cell:
     def _lstm(self, x: str, states: list[str], recurrence: str, carried: str) -> list[str]:
         op = self.op
         total = str(op.Add(x, op.Add(op.MatMul(states[0], recurrence), carried)))
-        taken, given, kept = (self._act(0, self._part(total, gate)) for gate in (0, 1, 2))
+        taken = self._act(0, self._seeing(self._part(total, 0), 0, states[1]))
+        if self.coupled:
+            kept = str(op.Sub(op.constant(np.ones(1, self.weight.dtype)), taken))
+        else:
+            kept = self._act(0, self._seeing(self._part(total, 2), 2, states[1]))
         fresh = self._act(1, self._part(total, 3))
         cell = str(op.Add(op.Mul(kept, states[1]), op.Mul(taken, fresh)))
+        given = self._act(0, self._seeing(self._part(total, 1), 1, cell))
         return [str(op.Mul(given, self._act(2, cell))), cell]
+
+    def _seeing(self, value: str, gate: int, cell: str) -> str:
+        """Add what a gate sees of the cell through its peephole."""
+        if self.peephole is None:
+            return value
+        weight = self.peephole[gate * self.hidden : (gate + 1) * self.hidden]
+        return str(self.op.Add(value, self.op.Mul(self.op.constant(weight), cell)))
 
     def _gru(self, x: str, states: list[str], recurrence: str, carried: str) -> list[str]:
         op, h = self.op, states[0]
@@ -149,8 +179,10 @@ class _Cell:
         return [str(op.Add(op.Mul(op.Sub(one, update), fresh), op.Mul(update, h))), states[1]]
 
 
-def _finish(graph: Graph, node: NodeProto, op: Builder, cells: list[tuple[list[str], list[str]]]) -> None:
-    """Build [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
+def _finish(
+    graph: Graph, node: NodeProto, op: Builder, cells: list[tuple[list[str], list[str]]], *, turned: bool
+) -> None:
+    """Build [steps, directions, batch, hidden] and the last states [directions, batch, hidden], or batch first."""
     zero = op.constant(np.array([0], np.int64))
     values = []
     if node.output[0]:
@@ -158,11 +190,13 @@ def _finish(graph: Graph, node: NodeProto, op: Builder, cells: list[tuple[list[s
         for step in zip(*(outputs for outputs, _ in cells), strict=True):
             rows = [op.Unsqueeze(value, zero) for value in step]
             each.append(op.Unsqueeze(op.Concat(*rows, axis=0), zero))
-        values.append((node.output[0], op.Concat(*each, axis=0)))
+        whole = op.Concat(*each, axis=0)
+        values.append((node.output[0], op.Transpose(whole, perm=[2, 0, 1, 3]) if turned else whole))
     for index, target in enumerate(node.output[1:]):
         if target:
             rows = [op.Unsqueeze(states[index], zero) for _, states in cells]
-            values.append((target, op.Concat(*rows, axis=0)))
+            whole = op.Concat(*rows, axis=0)
+            values.append((target, op.Transpose(whole, perm=[1, 0, 2]) if turned else whole))
     graph.remove(node)
     for target, value in values:
         graph.rename(value, target)

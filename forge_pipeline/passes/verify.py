@@ -17,6 +17,7 @@ from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.passes.bisect import first_difference
 from forge_pipeline.passes.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.contract import Arrays, Equality, Metric, Pass, Tolerance, Unverified, Verification
+from forge_pipeline.passes.divisions import dangerous, has_zero
 from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
 from forge_pipeline.passes.reference import Outputs, first_line, generated, noise_of, short_mantissa, with_specials
 from forge_pipeline.passes.samples import Unsupported
@@ -97,14 +98,14 @@ class Verifier:
         verifier.rounding = short_mantissa(model)
         try:
             run = Interpreter(model)
-            verifier.inputs = list(inputs) if inputs is not None else generated(model, run, settings)
+            verifier.inputs = _checked(model, inputs) if inputs is not None else generated(model, run, settings)
             verifier.original = [run(fed) for fed in verifier.inputs]
             verifier.noise = noise_of(run, verifier.inputs, verifier.original)
             again = [run(fed) for fed in verifier.inputs[:1]]
         except RUN_ERRORS as error:
             verifier.unverified = f"ONNX Runtime does not run the model: {first_line(error)}"
         except Unsupported as error:
-            verifier.unverified = f"no inputs can be generated: {error}"
+            verifier.unverified = f"no inputs to run the model with: {error}"
         else:
             verifier.current = verifier.original
             if any(
@@ -264,6 +265,16 @@ class Verifier:
 def _joined(samples: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
     """Return each output of all samples as one array, along its first axis."""
     return [np.concatenate([np.atleast_1d(array) for array in arrays]) for arrays in zip(*samples, strict=True)]
+
+
+def _checked(model: ModelProto, inputs: Sequence[Arrays]) -> list[Arrays]:
+    """Return given inputs; raise Unsupported where running the model on them would end the process."""
+    divisors, reason = dangerous(model)
+    if reason is None and any(has_zero(fed, divisors) for fed in inputs):
+        reason = "the inputs that were given have it divide integers by zero"
+    if reason is not None:
+        raise Unsupported(reason)
+    return list(inputs)
 
 
 def _loads(model: ModelProto) -> bool:

@@ -17,7 +17,7 @@ from forge_pipeline.digest import canonical_json, digest_bytes, digest_file, dig
 from forge_pipeline.errors import ConfigError, DataError, ModelError
 from forge_pipeline.passes.sequence import Entry, Outcome, apply, plan
 from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.table import PASSES, metrics, table
+from forge_pipeline.passes.table import metrics, table
 from forge_pipeline.registry import Registry
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from forge_pipeline.passes.verify import Verifier
 
 Write = Callable[[Path, bytes], None]
+Feeds = Callable[["onnx.ModelProto", "Recipe"], tuple[list[dict[str, Any]], "np.ndarray[Any, Any] | None"]]
+"""Reads the recipe's ``data`` for a model: inputs, and labels where there are some. Packages above this one can."""
+
 STATE = "state.json"
 
 
@@ -35,8 +38,9 @@ STATE = "state.json"
 class Recipe:
     """What to do: the same sections as conf/fold/*.yaml, and where reference inputs are.
 
-    ``inputs`` are npz files, one sample each, with an array for each input of the model; without any, inputs are
-    generated. ``labels`` is an npz file with an array ``y`` of one entry a sample, for metrics against labels.
+    ``inputs`` are npz files, one sample each, with an array for each input of the model; ``data`` is a section as in
+    conf/data/*.yaml, whose first calibration samples are taken, as many as ``verify.samples``; without either, inputs
+    are generated. ``labels`` is an npz file with an array ``y`` of one entry a sample, for metrics against labels.
     """
 
     passes: list[str | dict[str, Any]]
@@ -44,6 +48,7 @@ class Recipe:
     verify: VerifySettings | None
     inputs: list[str] | None = None
     labels: str | None = None
+    data: dict[str, Any] | None = None
 
 
 def read_recipe(config: Path, names: Sequence[str] = ()) -> Recipe:
@@ -60,7 +65,7 @@ def read_recipe(config: Path, names: Sequence[str] = ()) -> Recipe:
 
 def listing(group: str | None = None, imports: Sequence[str] = ()) -> list[tuple[str, str, str]]:
     """Return (group, name, summary) of all passes, or of one group. Raises ConfigError for an unknown group."""
-    rows = table(imports) if imports else PASSES
+    rows = table(imports)
     groups = Registry("group of passes", {row.group: row.group for row in rows.values()})
     wanted = groups.pick(group, where="GROUP") if group is not None else None
     chosen = [(row.group, name, row.summary) for name, row in rows.items() if wanted in (None, row.group)]
@@ -68,7 +73,14 @@ def listing(group: str | None = None, imports: Sequence[str] = ()) -> list[tuple
 
 
 def apply_to_file(
-    recipe: Recipe, source: Path, target: Path, *, write: Write, checkpoints: bool = False, resume: bool = False
+    recipe: Recipe,
+    source: Path,
+    target: Path,
+    *,
+    write: Write,
+    feeds: Feeds | None = None,
+    checkpoints: bool = False,
+    resume: bool = False,
 ) -> Outcome:
     """Run a recipe over ``source`` and write ``target`` and, beside it, ``target``'s name with ``.passes.json``.
 
@@ -84,7 +96,7 @@ def apply_to_file(
     folder = _beside(target, ".checkpoints")
     key = digest_json({"source": digest_file(source), "passes": [_plain(entry) for entry in recipe.passes]})
     done, state = _last(folder, key) if resume else (0, model)
-    verifier = _verifier(recipe, model, state)
+    verifier = _verifier(recipe, model, state, feeds)
 
     def keep(index: int, outcome: Outcome) -> None:
         content = ONNXModule(outcome.model).to_bytes()
@@ -103,7 +115,7 @@ def apply_to_file(
     return outcome
 
 
-def bisect_file(recipe: Recipe, source: Path) -> str:
+def bisect_file(recipe: Recipe, source: Path, *, feeds: Feeds | None = None) -> str:
     """Run a recipe without verification, then find the first application of a pass that changed the outputs.
 
     Returns a sentence: the pass, its place in the order of application, and the first node that differs. Raises
@@ -113,7 +125,7 @@ def bisect_file(recipe: Recipe, source: Path) -> str:
 
     steps = plan(recipe.passes, table(recipe.imports), where="passes")
     model = _model(source)
-    verifier = _verifier(recipe, model, model)
+    verifier = _verifier(recipe, model, model, feeds)
     if verifier is None or verifier.unverified is not None:
         reason = "no `verify` section" if verifier is None else verifier.unverified
         raise ConfigError("passes bisect", "a model and settings to compare with", str(reason), "give them")
@@ -180,18 +192,19 @@ def _last(folder: Path, key: str) -> tuple[int, onnx.ModelProto]:
     return done, ONNXModule.from_file(path).mod
 
 
-def _verifier(recipe: Recipe, model: onnx.ModelProto, state: onnx.ModelProto) -> Verifier | None:
+def _verifier(recipe: Recipe, model: onnx.ModelProto, state: onnx.ModelProto, feeds: Feeds | None) -> Verifier | None:
     """Return a verifier for ``state``, with the original's outputs as reference while they have one interface."""
     if recipe.verify is None:
         return None
     from forge_pipeline.passes.verify import Verifier
 
+    inputs, labels = _reference(recipe, model, feeds)
     same = list(model.graph.output) == list(state.graph.output) and _fed(model) == _fed(state)
     verifier = Verifier.of(
         model if same else state,
         recipe.verify,
-        inputs=_inputs(recipe.inputs) if recipe.inputs else None,
-        labels=_labels(recipe.labels),
+        inputs=inputs,
+        labels=labels,
         metrics=metrics(recipe.imports),
     )
     if same and state is not model:
@@ -204,6 +217,32 @@ def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in constants]
 
 
+def _reference(
+    recipe: Recipe, model: onnx.ModelProto, feeds: Feeds | None
+) -> tuple[list[Arrays] | None, list[np.ndarray[Any, Any]] | None]:
+    """Return inputs and labels as the recipe has them; None where it has none."""
+    labels = _labels(recipe.labels)
+    if recipe.data is None:
+        return (_inputs(recipe.inputs) if recipe.inputs else None), labels
+    if recipe.inputs or feeds is None:
+        raise ConfigError(
+            where="data",
+            expected="inputs from files or from data" if recipe.inputs else "a reader of data",
+            found="both `inputs` and `data`" if recipe.inputs else "none, as this was called from Python",
+            fix="take one of them out" if recipe.inputs else "hand `feeds` over, or give `inputs`",
+        )
+    given, known = feeds(model, recipe)
+    if labels is None and known is not None:
+        labels = _each(known)
+    return list(given), labels
+
+
+def _each(labels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    import numpy as np
+
+    return [np.atleast_1d(label) for label in labels]
+
+
 def _inputs(paths: Sequence[str]) -> list[Arrays]:
     return [dict(_npz(path)) for path in paths]
 
@@ -211,12 +250,10 @@ def _inputs(paths: Sequence[str]) -> list[Arrays]:
 def _labels(path: str | None) -> list[np.ndarray[Any, Any]] | None:
     if path is None:
         return None
-    import numpy as np
-
     arrays = _npz(path)
     if "y" not in arrays:
         raise DataError(path, "an array `y`", ", ".join(arrays), "save the labels under that name")
-    return [np.atleast_1d(label) for label in arrays["y"]]
+    return _each(arrays["y"])
 
 
 def _npz(path: str) -> Mapping[str, np.ndarray[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
@@ -14,7 +14,11 @@ from forge_pipeline.pipeline.console import printable
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.report.figures import size
 
+if TYPE_CHECKING:
+    import onnx
+
 INTERFACE = {"input": "inputs", "output": "outputs"}
+PATHS = ("path", "eval_path")
 
 
 def inspected(model: Path, *, as_json: bool, svg: Path | None) -> str:
@@ -47,9 +51,9 @@ def _value(value: Mapping[str, Any]) -> str:
     return f"{value['name']}: {value['dtype']} {shape}"
 
 
-def listed(group: str | None) -> str:
-    """List the passes of ``group``, or all, with a line each."""
-    rows = workbench.listing(group)
+def listed(group: str | None, *, config: Path | None = None) -> str:
+    """List the passes of ``group``, or all, with a line each; those that ``config`` imports among them."""
+    rows = workbench.listing(group, workbench.read_recipe(config).imports if config is not None else ())
     width = max(len(name) for _, name, _ in rows)
     return "\n".join(f"{kind:<12}{name:<{width}}  {summary}" for kind, name, summary in rows)
 
@@ -59,7 +63,7 @@ def applied(
 ) -> str:
     """Apply passes to a file and return what each changed. Raises ForgeError, VerificationError among them."""
     outcome = workbench.apply_to_file(
-        _recipe(config, names), model, output, write=_write, checkpoints=checkpoints, resume=resume
+        _recipe(config, names), model, output, write=_write, feeds=_feeds, checkpoints=checkpoints, resume=resume
     )
     rows = [f"{row.name:<28}{row.nodes[0]:>6} -> {row.nodes[1]} nodes" for row in outcome.history if row.changes]
     unverified = [f"not verified: {name}, {reason}" for name, reason in outcome.unverified.items()]
@@ -68,11 +72,28 @@ def applied(
 
 def bisected(model: Path, names: Sequence[str], *, config: Path | None) -> str:
     """Find the first application of a pass that changes what the model computes."""
-    return workbench.bisect_file(_recipe(config, names), model)
+    return workbench.bisect_file(_recipe(config, names), model, feeds=_feeds)
 
 
 def _recipe(config: Path | None, names: Sequence[str]) -> workbench.Recipe:
     return workbench.read_recipe(config or conf_dir() / "fold" / "full.yaml", names)
+
+
+def _feeds(model: onnx.ModelProto, recipe: workbench.Recipe) -> tuple[list[dict[str, Any]], Any]:
+    """Read the first calibration samples of the recipe's data, fitted to the model. Raises ConfigError, DataError."""
+    from itertools import islice
+
+    from forge_pipeline.config import bind
+    from forge_pipeline.data import Dataset, Preparation
+    from forge_pipeline.data.fitting import input_specs
+
+    section = dict(recipe.data or {})
+    data = Dataset.from_config(section)
+    preparation = bind(Preparation, {k: v for k, v in section.items() if k not in PATHS}, where="data")
+    samples = data.samples(preparation, input_specs(model), "calibration")
+    count = recipe.verify.samples if recipe.verify is not None else 0
+    labels = samples.labels()
+    return list(islice(samples, count)), None if labels is None else labels[:count]
 
 
 def _write(path: Path, content: bytes) -> None:

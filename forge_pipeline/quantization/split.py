@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
+from forge_pipeline.passes.split import best_cut
 from forge_pipeline.quantization.network import Network, attribute, layer
 
 ACTIVATIONS = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
@@ -43,16 +44,6 @@ def split(network: Network) -> Network | None:
     del graph.initializer[:]
     graph.initializer.extend(kept)
     return Network(model)
-
-
-def best_cut(weights: NDArray[Any]) -> int:
-    """Return the channel before which to cut: least sum over both halves of size times squared largest weight."""
-    largest = np.abs(weights.reshape(weights.shape[0], -1)).max(axis=1).astype(np.float64)
-    before, after = np.maximum.accumulate(largest)[:-1], np.maximum.accumulate(largest[::-1])[::-1][1:]
-    sizes = np.arange(1, len(largest))
-    cost = sizes * before**2 + (len(largest) - sizes) * after**2
-    middle = (len(largest) - 1) // 2
-    return int(sizes[middle] if cost[middle] == cost.min() else sizes[int(cost.argmin())])
 
 
 def _splittable(network: Network, node: NodeProto) -> list[NodeProto] | None:

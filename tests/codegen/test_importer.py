@@ -51,9 +51,12 @@ def test_a_foreign_domain_is_refused() -> None:
         check_supported(model)
 
 
-def test_attention_of_onnx_is_not_taken_for_the_operator_of_that_name_elsewhere() -> None:
-    with pytest.raises(CompileError, match=r"Attention 'n0' \(no converter\)"):
-        check_supported(chain("Attention"))
+@pytest.mark.parametrize("name", ["is_causal", "left_window_size"])
+def test_attention_with_what_is_not_converted_is_refused(name: str) -> None:
+    model = chain("Attention")
+    model.graph.node[0].attribute.append(helper.make_attribute(name, 1))
+    with pytest.raises(CompileError, match=rf"Attention 'n0' \({name} is set\)"):
+        check_supported(model)
 
 
 def test_text_is_refused_as_an_input() -> None:

@@ -116,3 +116,34 @@ def test_equal_constants_are_kept_once_and_different_ones_all(model: Any, run_pa
     nodes = [helper.make_node("Sum", ["x", *constants], ["y"])]
     outcome = run_passes(model(nodes, {"x": [2, 2]}, ["y"], constants), "merge-constants")
     assert [tensor.name for tensor in outcome.model.graph.initializer] == ["a", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_integers_are_never_divided_by_zero_which_would_end_the_process(op: str, model: Any, run_passes: Any) -> None:
+    whole = TensorProto.INT32
+    by_input = model(
+        [helper.make_node("Identity", ["d"], ["e"]), helper.make_node(op, ["x", "e"], ["y"])],
+        {"x": (whole, [64]), "d": (whole, [64])},
+        ["y"],
+    )
+    assert run_passes(by_input, "remove-identities").unverified == {}
+    zeros = [{"x": np.ones(64, np.int32), "d": np.zeros(64, np.int32)}]
+    given = run_passes(by_input, "remove-identities", inputs=zeros).unverified
+    assert "divide integers by zero" in given["remove-identities"]
+    computed = model(
+        [
+            helper.make_node("Sub", ["x", "x"], ["z"]),
+            helper.make_node("Identity", ["z"], ["e"]),
+            helper.make_node(op, ["x", "e"], ["y"]),
+        ],
+        {"x": (whole, [4])},
+        ["y"],
+    )
+    assert "may be zero" in run_passes(computed, "remove-identities").unverified["remove-identities"]
+    constant = model(
+        [helper.make_node(op, ["a", "b"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
+        {"x": (whole, [2])},
+        ["y"],
+        {"a": np.array([3, 4], np.int32), "b": np.array([2, 0], np.int32)},
+    )
+    assert run_passes(constant, "fold-constants").history[0].changes == 0

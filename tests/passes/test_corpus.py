@@ -46,7 +46,7 @@ def _outputs(model: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any] | None
 
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("name", ["basic", "full"])
+@pytest.mark.parametrize("name", ["basic", "full", "fused"])
 def test_node_tests_of_onnx_keep_their_outputs(shard: int, name: str, cases: list[Any]) -> None:
     config = _config(name)
     for case in cases[shard::SHARDS]:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.config import bind
@@ -61,7 +61,7 @@ def _options(row: PassRow) -> tuple[Field[Any], ...]:
     return fields(row.load().options_type)
 
 
-def _check_all(model: onnx.ModelProto) -> None:
+def _check_all(model: onnx.ModelProto, *names: str) -> None:
     onnx.checker.check_model(model, full_check=True)
     for name in _generic_passes():
         outcome = apply(model, plan([name], PASSES, where="passes"), None)
@@ -71,7 +71,7 @@ def _check_all(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(out, full_check=True)
         assert [v.name for v in out.graph.output] == [v.name for v in model.graph.output]
         _assert_equal_outputs(model, out, 1)
-    for name in ("basic", "full"):
+    for name in names:
         result = run(_config(name), ONNXModule(model))
         onnx.checker.check_model(result.output.mod, full_check=True)
         _assert_equal_outputs(model, result.output.mod, 2)
@@ -82,24 +82,26 @@ def test_every_pass_keeps_what_a_random_graph_computes(random_models: Any) -> No
     @settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
     @given(model=random_models())
     def check(model: onnx.ModelProto) -> None:
-        _check_all(model)
+        _check_all(model, "full")
 
     check()
 
 
 @pytest.mark.long
-def test_every_pass_keeps_what_two_thousand_random_graphs_compute(random_models: Any) -> None:
-    @settings(max_examples=2000, deadline=None, suppress_health_check=QUIET)
+@pytest.mark.parametrize("part", range(8))
+def test_every_pass_keeps_what_two_thousand_random_graphs_compute(part: int, random_models: Any) -> None:
+    @seed(part)
+    @settings(max_examples=250, deadline=None, suppress_health_check=QUIET, database=None, phases=[Phase.generate])
     @given(model=random_models(most=30))
     def check(model: onnx.ModelProto) -> None:
-        _check_all(model)
+        _check_all(model, "full", "fused")
 
     check()
 
 
 def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_more(random_models: Any) -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=QUIET)
-    @given(model=random_models(), name=st.sampled_from(["basic", "full"]))
+    @given(model=random_models(), name=st.sampled_from(["basic", "full", "fused"]))
     def check(model: onnx.ModelProto, name: str) -> None:
         config = _config(name, verify=None)
         once = run(config, ONNXModule(model)).output
@@ -113,7 +115,9 @@ def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_m
 
 @pytest.mark.skipif(not MODELS, reason="the real models are not beside the repository")
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", ["basic", "full", pytest.param("streamline", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["basic", "full", *(pytest.param(n, marks=pytest.mark.long) for n in ("fused", "streamline"))]
+)
 def test_real_models_are_folded_and_verified(path: Path, name: str) -> None:
     model = ONNXModule.from_file(path)
     verify = {"rtol": 1e-5, "atol": 1e-6, "samples": 2, "seed": 0, "dims": {}}

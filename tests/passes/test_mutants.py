@@ -114,6 +114,23 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], list[str], dict[str
                    node("Add", ["v", "eps"], ["w"]), node("Sqrt", ["w"], ["r"]), node("Div", ["d", "r"], ["n"]),
                    node("Mul", ["n", "g"], ["s"]), node("Add", ["s", "b"], ["y"])], {"x": [3, 4]}, ["y"],
                   {"eps": np.float32(0.1), "g": _floats(4), "b": _floats(4)}),
+    "attention": ([node("Transpose", ["k"], ["u"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "u"], ["s"]),
+                   node("Div", ["s", "r"], ["d"]), node("Add", ["d", "m"], ["a"]), node("Softmax", ["a"], ["p"]),
+                   node("MatMul", ["p", "v"], ["y"])],
+                  {"q": [2, 3, 4, 4], "k": [2, 3, 4, 4], "v": [2, 3, 4, 4], "m": [4, 4]}, ["y"], {"r": np.float32(3)}),
+    "products": ([node("MatMul", ["x", "w"], ["a"]), node("MatMul", ["x", "v"], ["b"]), node("MatMul", ["x", "u"], ["c"]),
+                  node("Sub", ["a", "b"], ["d"]), node("Mul", ["d", "c"], ["y"])], {"x": [2, 3, 4]}, ["y"],
+                 {"w": _floats(4, 5), "v": _floats(4, 5), "u": _floats(4, 5)}),
+    "softmax between reshapes": ([node("Reshape", ["x", "f"], ["r"]), node("Softmax", ["r"], ["s"], axis=1),
+                                  node("Reshape", ["s", "b"], ["y"])], {"x": [2, 2, 3]}, ["y"],
+                                 {"f": _ints(4, 3), "b": _ints(2, 2, 3)}),
+    "softmax of two axes": ([node("Reshape", ["x", "f"], ["r"]), node("Softmax", ["r"], ["s"], axis=1),
+                             node("Reshape", ["s", "b"], ["y"])], {"x": [2, 2, 3]}, ["y"],
+                            {"f": _ints(2, 6), "b": _ints(2, 2, 3)}),
+    "peepholes": ([node("LSTM", ["x", "w", "r", "", "", "", "", "p"], ["y"], hidden_size=2, clip=0.5)], {"x": [3, 1, 2]},
+                  ["y"], {"w": _floats(1, 8, 2), "r": _floats(1, 8, 2), "p": _floats(1, 6)}),
+    "halves": ([node("Conv", ["x", "w", "b"], ["y"])], IMAGE, ["y"], {"w": _floats(5, 4, 1, 1), "b": _floats(5)}),
+    "negations": ([node("Abs", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Relu", ["b"], ["y"])], {"x": [4]}, ["y"], {}),
 }  # fmt: skip
 
 MUTANTS = [
@@ -161,7 +178,21 @@ MUTANTS = [
     ("fold-constants", "dropout", '"value_float": np.float32', '"value_float": np.bool_'),
     ("fuse-layernorm", "layernorm", "epsilon=epsilon", "epsilon=0.0"),
     ("fuse-layernorm", "layernorm", "LayerNormalization(x, scale, shift", "LayerNormalization(x, shift, scale"),
+    ("fuse-attention", "attention", '"scale": found.scale', '"scale": 1.0'),
+    ("fuse-attention", "attention", "if found.mask is not None:", "if False:"),
+    ("fuse-attention", "attention", "1.0 / number if number", "number if number"),
+    ("merge-products", "products", "names, axis=-1", "names[::-1], axis=-1"),
+    ("merge-products", "products", "np.concatenate([made.weight for made in group], axis=1)", "np.concatenate([made.weight for made in group[::-1]], axis=1)"),
+    ("cancel-reshapes", "softmax between reshapes", "moved.input[0] = value\n        if is_op(found, *AXIS):", "moved.input[0] = value\n        if False:"),
+    ("cancel-reshapes", "softmax of two axes", "if size == flat[axis] and int(", "if int("),
+    ("unroll-recurrent", "peepholes", "self.peephole[gate * self.hidden", "self.peephole[0 * self.hidden"),
+    ("unroll-recurrent", "peepholes", "(-self.clip, self.clip)", "(-self.clip, 2 * self.clip)"),
+    ("split-tensors", "halves", "(slice(None, cut), slice(cut, None))", "(slice(cut, None), slice(None, cut))"),
+    ("remove-identities", "negations", "before is not None and is_op(before, node.op_type)", "before is not None"),
 ]  # fmt: skip
+
+
+OPSETS = {"fuse-attention": 23}
 
 
 def _class(name: str, edit: Callable[[str], str]) -> Any:
@@ -184,7 +215,7 @@ def _run(cls: Any, made: onnx.ModelProto) -> Outcome:
 
 @pytest.mark.parametrize(("name", "case", "old", "new"), MUTANTS)
 def test_a_pass_with_one_mistake_is_caught(name: str, case: str, old: str, new: str, model: Any) -> None:
-    made = model(*CASES[case])
+    made = model(*CASES[case], opset=OPSETS.get(name, 17))
     assert _run(_class(name, lambda source: source), made).unverified == {}  # the pass itself is right on this model
 
     def edit(source: str) -> str:

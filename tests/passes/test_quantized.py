@@ -74,6 +74,39 @@ def test_eight_bits_become_a_qdq_pair_and_come_back(run_passes: Any, operators: 
     assert back.unverified == {}
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    bits=st.integers(2, 8),
+    signed=st.integers(0, 1),
+    narrow=st.integers(0, 1),
+    channels=st.booleans(),
+    zero=st.sampled_from([0.0, 2.0]),
+)
+def test_quant_of_any_width_becomes_qdq_and_comes_back_as_it_was(
+    bits: int, signed: int, narrow: int, channels: bool, zero: float, run_passes: Any, operators: Any
+) -> None:
+    quant = node(
+        "Quant", ["x", "s", "z", "b"], ["y"], domain=QONNX, signed=signed, narrow=narrow, rounding_mode="ROUND"
+    )
+    steps = np.array([0.5, 0.25, 2.0]).reshape(3, 1) if channels else np.array(0.5)
+    made = _qonnx([quant], [2, 3, 9], {"s": steps, "z": zero, "b": float(bits)})
+    there = run_passes(made, "qonnx-to-qdq")
+    assert {"QuantizeLinear", "DequantizeLinear"} <= set(operators(there.model)) or zero > 2 ** (bits - 1) - 1 - narrow
+    back = run_passes(there.model, "qdq-to-qonnx")
+    assert there.unverified == back.unverified == {}
+    whole = bits == 8 and not narrow
+    if "QuantizeLinear" in operators(there.model) and (whole or not channels):
+        assert operators(back.model) == ["Quant"]
+        (found,) = back.model.graph.node
+        known = {tensor.name: numpy_helper.to_array(tensor) for tensor in back.model.graph.initializer}
+        kept = {entry.name: entry.i for entry in found.attribute if entry.name in ("signed", "narrow")}
+        assert float(known[found.input[3]]) == bits
+        assert kept == {"signed": signed, "narrow": narrow}
+    x = np.arange(-27, 27, dtype=np.float32).reshape(2, 3, 9) / 4
+    (want,), (got,) = (Interpreter(version)({"x": x}) for version in (made, back.model))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 def test_bipolar_truncation_and_thresholds_are_spelt_out(run_passes: Any) -> None:
     nodes = [
         node("BipolarQuant", ["x", "s"], ["b"], domain=QONNX),

@@ -41,6 +41,11 @@ def test_an_operation_by_a_neutral_element_goes_whichever_side_it_is_on(
         ([node("Where", ["k", "x", "z"], ["y"])], {"k": np.array([[True]])}),
         ([node("Pow", ["x", "k"], ["y"])], {"k": np.float32(1)}),
         ([node("Tile", ["x", "k"], ["y"])], {"k": np.array([1, 1])}),
+        ([node("Clip", ["x"], ["y"])], {}),
+        ([node("LeakyRelu", ["x"], ["y"], alpha=1.0)], {}),
+        ([node("PRelu", ["x", "k"], ["y"])], {"k": np.ones((1, 1), np.float32)}),
+        ([node("Split", ["x"], ["y"], axis=0)], {}),
+        ([node("Where", ["c", "x", "x"], ["y"])], {"c": np.array([[True, False, True]])}),
     ],
     ids=lambda value: value[0].op_type if isinstance(value, list) else "",
 )
@@ -50,6 +55,22 @@ def test_what_gives_back_its_operand_goes(
     nodes[0].output[0] = "out"
     made = model([*nodes, node("Add", ["out", "z"], ["y"])], {"x": [2, 3], "z": [2, 3]}, ["y"], constants)
     assert operators(run_passes(made, "remove-identities").model) == ["Add"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("Neg", "Neg", []), ("Abs", "Abs", ["Abs"]), ("Relu", "Abs", ["Relu"]), ("Floor", "Round", ["Floor"]),
+        ("Abs", "Relu", ["Abs"]), ("Sign", "Ceil", ["Sign"]), ("Sign", "Sign", ["Sign"]),
+        ("Neg", "Abs", ["Neg", "Abs"]), ("Relu", "Sign", ["Relu", "Sign"]), ("Round", "Sign", ["Round", "Sign"]),
+    ],
+)  # fmt: skip
+def test_what_is_settled_or_undone_goes(
+    before: str, after: str, kept: list[str], model: Any, run_passes: Any, operators: Any
+) -> None:
+    nodes = [node(before, ["x"], ["a"]), node(after, ["a"], ["b"]), node("Add", ["b", "z"], ["y"])]
+    made = model(nodes, {"x": [2, 40], "z": [2, 40]}, ["y"])
+    assert operators(run_passes(made, "remove-identities", "remove-dead").model) == [*kept, "Add"]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +250,44 @@ def test_recurrent_operators_are_unrolled(
     assert outcome.unverified == {}
 
 
+@pytest.mark.parametrize("peephole", [False, True])
+@pytest.mark.parametrize("attributes", [{"clip": 0.2}, {"input_forget": 1}, {"activations": ["Softsign"] * 3}], ids=str)
+def test_an_lstm_with_all_that_the_operator_has_is_unrolled(
+    peephole: bool, attributes: Any, model: Any, run_passes: Any, operators: Any
+) -> None:
+    random = np.random.default_rng(5)
+    shapes = {"w": (1, 12, 2), "r": (1, 12, 3), "b": (1, 24), "p": (1, 9)}
+    constants = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    constants["lengths"] = np.array([4, 4], np.int32)
+    names = ["x", "w", "r", "b", "lengths", "h", "c", *(["p"] if peephole else [])]
+    constants = {name: array for name, array in constants.items() if name in names}
+    lstm = node("LSTM", names, ["all", "last", "cell"], hidden_size=3, **attributes)
+    made = model([lstm], {"x": [4, 2, 2], "h": [1, 2, 3], "c": [1, 2, 3]}, ["all", "last", "cell"], constants)
+    outcome = run_passes(made, "unroll-recurrent", "remove-dead")
+    assert "LSTM" not in operators(outcome.model)
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_the_batch_first_layout_is_unrolled(kind: str, model: Any, run_passes: Any, operators: Any) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    random = np.random.default_rng(6)
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    constants = {
+        "w": random.normal(size=(1, gates * 3, 2)).astype(np.float32),
+        "r": random.normal(size=(1, gates * 3, 3)).astype(np.float32),
+    }
+    made = model([node(kind, ["x", "w", "r"], ["", "y"], hidden_size=3, layout=1)], {"x": [5, 4, 2]}, ["y"], constants)
+    outcome = run_passes(made, "unroll-recurrent", "remove-dead")
+    assert kind not in operators(outcome.model)
+    assert "does not run" in outcome.unverified["unroll-recurrent"]  # ONNX Runtime has no such layout
+    fed = {"x": random.normal(size=(5, 4, 2)).astype(np.float32)}
+    (want,), (got,) = ReferenceEvaluator(made).run(None, fed), ReferenceEvaluator(outcome.model).run(None, fed)
+    assert want.shape == got.shape == (5, 1, 3)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_a_longer_sequence_stays_recurrent(model: Any, run_passes: Any, operators: Any) -> None:
     constants = {"w": np.ones((1, 2, 2), np.float32), "r": np.ones((1, 2, 2), np.float32)}
     made = model([node("RNN", ["x", "w", "r"], ["y"], hidden_size=2)], {"x": [5, 1, 2]}, ["y"], constants)
@@ -339,3 +398,43 @@ def test_ranges_hold_for_what_is_computed(model: Any, run_passes: Any) -> None:
         fed = {"x": np.random.default_rng(seed).normal(size=(1, 2, 4, 4)).astype(np.float32) * 100}
         for name, array in zip(["s", "c", "k", "y"], Interpreter(made)(fed), strict=True):
             assert ranges[name][0] <= array.min() <= array.max() <= ranges[name][1]
+
+
+def test_a_convolution_in_two_halves_has_a_weight_scale_each(model: Any, run_passes: Any, operators: Any) -> None:
+    random = np.random.default_rng(8)
+    weight = random.normal(size=(6, 3, 3, 3)).astype(np.float32)
+    weight[4:] *= 100
+    nodes = [node("Conv", ["x", "w", "b"], ["c"]), node("Relu", ["c"], ["y"])]
+    made = model(nodes, {"x": [1, 3, 5, 5]}, ["y"], {"w": weight, "b": random.normal(size=6).astype(np.float32)})
+    outcome = run_passes(made, "split-tensors", "remove-dead")
+    assert operators(outcome.model) == ["Conv", "Conv", "Concat", "Relu"]
+    sizes = [list(t.dims) for t in outcome.model.graph.initializer if len(t.dims) == 4]
+    assert sorted(sizes) == [[2, 3, 3, 3], [4, 3, 3, 3]]
+    assert outcome.unverified == {}
+    again = run_passes(outcome.model, "split-tensors")
+    assert again.history[0].changes == 0
+
+
+def test_cleaning_up_is_one_pass_of_several(model: Any, run_passes: Any, operators: Any) -> None:
+    nodes = [
+        node("Add", ["k", "k"], ["two"]),
+        node("Mul", ["x", "one"], ["a"]),
+        node("Mul", ["a", "two"], ["b"]),
+        node("Mul", ["x", "two"], ["c"]),
+        node("Sub", ["b", "c"], ["y"]),
+        node("Exp", ["x"], ["unused"]),
+    ]
+    made = model(nodes, {"x": [4]}, ["y"], {"k": np.float32(1), "one": np.float32(1)})
+    outcome = run_passes(made, "cleanup")
+    assert operators(outcome.model) == ["Mul", "Sub"]
+    assert [row.name for row in outcome.history] == ["cleanup"]
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize(("amount", "left"), [(1, ["AveragePool"]), (2, ["Pad", "AveragePool"])])
+def test_a_pad_as_wide_as_a_pooling_window_stays(
+    amount: int, left: list[str], model: Any, run_passes: Any, operators: Any
+) -> None:
+    nodes = [node("Pad", ["x", "p"], ["a"]), node("AveragePool", ["a"], ["y"], kernel_shape=[2, 2])]
+    made = model(nodes, {"x": [1, 2, 4, 4]}, ["y"], {"p": np.array([0, 0, 1, amount, 0, 0, 0, amount])})
+    assert operators(run_passes(made, "fold-pad").model) == left

@@ -224,7 +224,7 @@ def test_every_row_of_the_table_loads_and_states_what_it_is() -> None:
     for name, row in PASSES.items():
         assert isinstance(row, PassRow)
         cls = row.load()
-        assert cls.kind in ("analysis", "annotation", "transformation", "rewrite"), name
+        assert cls.kind in ("analysis", "annotation", "transformation", "rewrite", "compose"), name
         assert cls.__doc__
 
 

@@ -182,3 +182,46 @@ def test_a_model_that_is_missing_or_damaged_is_refused(content: bytes | None, fi
     with pytest.raises(ForgeError):
         bisect_file(recipe, source)
     assert not (files / "out.onnx").exists()
+
+
+DATA = """
+data:
+  {path: DATA, eval_path: null, calibration_samples: 8, shuffle: false, seed: 0, scale: 2.0, offset: 0.0, image: null}
+"""
+
+
+def test_reference_inputs_and_labels_come_from_calibration_data(files: Path, model: Any) -> None:
+    from forge_pipeline.pipeline.looking import applied
+
+    onnx.save(model([helper.make_node("Softmax", ["x"], ["y"])], {"x": ["n", 3]}, ["y"]), files / "net.onnx")
+    np.savez(files / "data.npz", x=np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 0, 2, 1, 0]], y=[0, 1, 2, 1, 0, 2, 1, 0])
+    how = "{how: metric, metric: top1, minimum: 1.0, against: labels}"
+    listed = RECIPE.replace("remove-identities, ", f"infer-shapes: {{verify: {how}}}}}, {{", 1)
+    recipe = f"passes: [{{infer-shapes: {{verify: {how}}}}}]\n" + "\n".join(listed.splitlines()[2:])
+    (files / "recipe.yaml").write_text(recipe + DATA.replace("DATA", str(files / "data.npz")))
+    names: tuple[str, ...] = ()
+    applied(files / "net.onnx", files / "o.onnx", names, config=files / "recipe.yaml", checkpoints=False, resume=False)
+    history = json.loads((files / "o.passes.json").read_text())
+    assert history["overall"]["verified"]
+    both = (files / "recipe.yaml").read_text() + f"inputs: ['{files / 'in.npz'}']\n"
+    (files / "recipe.yaml").write_text(both)
+    with pytest.raises(ConfigError, match="both `inputs` and `data`"):
+        applied(
+            files / "net.onnx", files / "p.onnx", names, config=files / "recipe.yaml", checkpoints=False, resume=False
+        )
+
+
+def test_the_listing_has_the_passes_of_imported_modules(broken: Path) -> None:
+    from forge_pipeline.pipeline.looking import listed
+
+    assert "break-adds" in listed(None, config=broken / "recipe.yaml")
+    assert "break-adds" not in listed(None)
+    assert "break-adds" in listed("mine", config=broken / "recipe.yaml")
+
+
+def test_the_history_says_which_operators_came_and_went(files: Path) -> None:
+    apply_to_file(read_recipe(files / "recipe.yaml"), files / "model.onnx", files / "out.onnx", write=_write)
+    rows = json.loads((files / "out.passes.json").read_text())["history"]
+    assert rows[0]["operators"] == {"Identity": -1}
+    assert "operators" not in rows[1]
+    assert rows[3]["operators"] == {"Mul": -1}
