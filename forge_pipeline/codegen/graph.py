@@ -58,6 +58,13 @@ class Graph:
     rearranges: bool = True
     """Whether a sum may be computed by other products than the model's, as Winograd's algorithm does."""
 
+    channels_last: bool = False
+    """Whether the blocked form of an image is one block of all its channels, (N, 1, H, W, C)."""
+
+    def block(self, channels: int) -> int:
+        """Return how many channels a block of an image holds, of ``channels`` in all."""
+        return channels if self.channels_last else self.machine.lanes
+
     def look(self, expression: relax.Expr) -> Value:
         """Return the value of an operand."""
         from tvm import relax
@@ -130,7 +137,7 @@ class Graph:
         shape = (1,) * (4 - array.ndim) + array.shape
         if shape != (1, channels, 1, 1):
             return None
-        lanes = self.machine.lanes
+        lanes = self.block(channels)
         padded = np.full(-(-channels // lanes) * lanes, filler, array.dtype)
         padded[:channels] = array.ravel()
         return self.constant(padded.reshape(1, -1, 1, 1, lanes))

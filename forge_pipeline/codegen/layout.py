@@ -41,11 +41,13 @@ class Renamed:
         return _cast(graph, self.inner.emit(graph), self.kind)
 
 
-def lay_out(module: tvm.IRModule, machine: Machine, *, rearranges: bool = True) -> tvm.IRModule:
+def lay_out(
+    module: tvm.IRModule, machine: Machine, *, rearranges: bool = True, channels_last: bool = False
+) -> tvm.IRModule:
     """Return ``module`` with the operators that the families know as kernels in their own layouts.
 
     Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are, to the
-    rounding of sums whose products ``rearranges`` permits to change.
+    rounding of sums whose products ``rearranges`` permits to change. ``channels_last`` keeps images as (N, H, W, C).
     """
     import tvm
     from tvm import relax
@@ -54,7 +56,13 @@ def lay_out(module: tvm.IRModule, machine: Machine, *, rearranges: bool = True) 
     kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(kernels))
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    graph = Graph(builder=builder, machine=machine, uses=_count_uses(bindings, main.body.body), rearranges=rearranges)
+    graph = Graph(
+        builder=builder,
+        machine=machine,
+        uses=_count_uses(bindings, main.body.body),
+        rearranges=rearranges,
+        channels_last=channels_last,
+    )
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     for old, new in zip(main.params, parameters, strict=True):
         graph.values[old] = Value(plain=new)

@@ -14,6 +14,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
 from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
+from forge_pipeline.errors import ConfigError
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
-    "direct", "depthwise", "winograd", "transposed", "matmul", "pool",
+    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd",
 )  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
@@ -41,13 +42,22 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     from tvm import relax
 
     machine, quantized, level = Machine.of(target), is_quantized(module), options.opt_level
+    if quantized and options.channel_layout == "last":
+        raise ConfigError(
+            where="compile.set_channel_layout",
+            expected="null or first: integer kernels keep channels in blocks of a vector",
+            found="last, for a quantized model",
+            fix="leave it null, or compile with `compile.generator=stock`",
+        )
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
         module = relax.transform.CanonicalizeBindings()(module)
         named = name_extents(module)
         tidy = [relax.transform.CanonicalizeBindings()] if named is module else []  # it would take the names away
         module = named
         if level >= LAID_OUT:
-            module = mark_anchors(lay_out(module, machine, rearranges=level >= REARRANGED))
+            module = mark_anchors(
+                lay_out(module, machine, rearranges=level >= REARRANGED, channels_last=options.channel_layout == "last")
+            )
         passes = [
             relax.transform.DecomposeOpsForInference(),
             *tidy,

@@ -121,9 +121,13 @@ def test_half_precision_changes_the_computation_and_not_the_interface(stock: Opt
     assert 0 < np.max(np.abs(found - expected)) < 2e-2 * np.max(np.abs(expected))
 
 
+@pytest.mark.parametrize("generator", ["stock", "auto"])
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_either_channel_layout_computes_the_same(layout: str, digits: onnx.ModelProto, stock: Options) -> None:
-    library = build(digits, Target.from_tag("host"), dataclasses.replace(stock, channel_layout=layout))
+def test_either_channel_layout_computes_the_same(
+    layout: str, generator: str, digits: onnx.ModelProto, stock: Options
+) -> None:
+    options = dataclasses.replace(stock, generator=generator, opt_level=3, channel_layout=layout)
+    library = build(digits, Target.from_tag("host"), options)
     x = np.random.default_rng(4).standard_normal((2, 1, 8, 8)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(digits.SerializeToString()).run(None, {"image": x})
     np.testing.assert_allclose(Engine(library.to_bytes(), threads=1)(x)[0], expected, rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ CASES: dict[str, Case] = {
     "a first convolution over three axes": ("Conv", (1, 3, 6, 12, 12), (16, 3, 3, 5, 5), {"strides": [1, 2, 2]}),
     "groups over three axes": ("Conv", (1, 8, 4, 6, 6), (16, 4, 3, 3, 3), {"group": 2}),
     "three axes of a symbolic batch": ("Conv", ("N", 16, 4, 6, 6), (16, 16, 3, 3, 3), {"pads": [1] * 6}),
+    "two axes": ("Conv", ("N", 20, 11, 9), (24, 5, 3, 3), {"group": 4, "strides": [2, 1], "pads": [1, 0, 1, 2]}),
     "one axis": ("Conv", ("N", 20, 50), (33, 20, 3), {"strides": [2], "pads": [2, 1], "dilations": [2]}),
     "one axis, a filter for each channel": ("Conv", (1, 24, 40), (24, 1, 5), {"group": 24, "pads": [2, 2]}),
 }  # fmt: skip
@@ -78,8 +80,25 @@ def model_of(case: Case) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_convolution_of_any_kind_is_right_and_has_no_generic_kernel(name: str) -> None:
+    expect_right(name, "host", TILED)
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3"])
+@pytest.mark.parametrize("name", ["phases of several kernels", "three axes with stride and dilation"])
+def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
+    expect_right(name, tag, TILED)
+
+
+@pytest.mark.parametrize(
+    "name", ["phases of several kernels", "stride, dilation and lopsided padding", "groups", "three axes", "two axes"]
+)
+def test_channels_may_be_the_last_axis(name: str) -> None:
+    expect_right(name, "host", replace(TILED, channel_layout="last"))
+
+
+def expect_right(name: str, tag: str, options: Options) -> None:
     model = model_of(CASES[name])
-    library = build(model, Target.from_tag("host"), TILED)
+    library = build(model, Target.from_tag(tag), options)
     assert library.metadata["compile"]["fallbacks"] == []
     session = onnxruntime.InferenceSession(model.SerializeToString())
     engine = Engine(library.to_bytes(), threads=2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from forge_pipeline.codegen.graph import Handler
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import (
+    channels_last,
     convolution,
     depthwise,
     direct,
@@ -57,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     "convolution": Family(handlers=convolution.HANDLERS),
     "volume": Family(handlers=volume.HANDLERS),
     transposed.NAME: Family(handlers=transposed.HANDLERS, schedule=transposed.schedule),
+    channels_last.NAME: Family(schedule=channels_last.schedule),
     direct.NAME: Family(schedule=direct.schedule),
     winograd.NAME: Family(schedule=winograd.schedule),
     winograd_weight.NAME: Family(schedule=winograd_weight.schedule),

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
-from forge_pipeline.codegen.schedules import depthwise, direct, winograd
+from forge_pipeline.codegen.schedules import channels_last, depthwise, direct, winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
 
 if TYPE_CHECKING:
     from tvm import relax
 
-ALGORITHMS = (depthwise, winograd, direct)
+ALGORITHMS = (channels_last, depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
 
 

@@ -27,7 +27,7 @@ FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "re
 
 def pack(graph: Graph, plain: relax.Expr) -> relax.Expr:
     """Emit the blocked form of an image in plain form."""
-    return graph.kernel(_pack, plain, name="pack", lanes=graph.machine.lanes)
+    return graph.kernel(_pack, plain, name="pack", lanes=graph.block(int(shape_of(plain)[1])))
 
 
 def unpack(graph: Graph, value: Value) -> relax.Expr:
@@ -95,7 +95,7 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not (graph.is_blocked(left) and graph.is_blocked(right)) or left.channels != right.channels:
         return None
-    if divides and left.channels % graph.machine.lanes:
+    if divides and left.channels % graph.block(left.channels):
         return None
     return Value(
         blocked=graph.emit(relax.Call(call.op, [left.blocked, right.blocked], call.attrs)), channels=left.channels
@@ -111,9 +111,9 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not all(part.constant is None and graph.is_blocked(part) for part in parts):
         return None
-    if any(part.channels % graph.machine.lanes for part in parts):
+    if any(part.channels % graph.block(part.channels) for part in parts):
         return None
-    joined = graph.emit(relax.op.concat([part.blocked for part in parts], axis=1))
+    joined = graph.emit(relax.op.concat([part.blocked for part in parts], axis=4 if graph.channels_last else 1))
     return Value(blocked=joined, channels=sum(part.channels for part in parts))
 
 
@@ -124,7 +124,8 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
     value = graph.look(call.args[0])
     if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
         return None
-    lanes, where = graph.machine.lanes, call.attrs.indices_or_sections
+    axis, lanes = (4, 1) if graph.channels_last else (1, graph.machine.lanes)
+    where = call.attrs.indices_or_sections
     if isinstance(where, tirx.IntImm | int):
         if value.channels % int(where):
             return None
@@ -136,7 +137,7 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
         return None
     parts = []
     for start, stop in pairwise(edges):
-        piece = relax.op.strided_slice(value.blocked, axes=[1], begin=[start // lanes], end=[stop // lanes])
+        piece = relax.op.strided_slice(value.blocked, axes=[axis], begin=[start // lanes], end=[stop // lanes])
         parts.append(Value(blocked=graph.emit(piece), channels=stop - start))
     return Value(parts=tuple(parts))
 

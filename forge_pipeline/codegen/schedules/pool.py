@@ -128,6 +128,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     shared = moves.fuse(sch, [n, blocks, h])
     sch.reverse_compute_at(last, w)
     moves.parallel_if_worth(sch, shared, moves.product(extents))
+    if moves.static(sch, lane) > machine.lanes and moves.static(sch, lane) % machine.lanes == 0:
+        outer, lane = sch.split(lane, [None, machine.lanes])
+        sch.reorder(outer, down, along, lane)
     sch.vectorize(lane)
     if moves.product(extents[4:]) <= UNROLLED:
         sch.unroll(down)

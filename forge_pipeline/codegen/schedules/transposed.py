@@ -98,7 +98,7 @@ class Transposed:
 
     def emit(self, graph: Graph) -> Value:
         """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
-        lanes = graph.machine.lanes
+        lanes = graph.block(self.filters)
         room = self.filters if self.groups > 1 else -(-self.filters // lanes) * lanes
         together: dict[Any, list[tuple[int, ...]]] = {}
         phases = {}
@@ -116,8 +116,8 @@ class Transposed:
         shape = tuple(axis.output for axis in self.axes)
         strides = tuple(axis.stride for axis in self.axes)
         result = graph.kernel(
-            _side_by_side, *images, name="conv_transpose", shape=shape, strides=strides, places=places,
-            filters=self.filters,
+            _side_by_side, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
+            strides=strides, places=places, filters=self.filters,
         )  # fmt: skip
         if len(shape) == 2:
             return Value(blocked=result, channels=self.filters)
@@ -152,6 +152,7 @@ class Transposed:
 
 def _side_by_side(
     *images: te.Tensor,
+    lanes: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     places: dict[tuple[int, ...], tuple[int, int]],
@@ -161,7 +162,6 @@ def _side_by_side(
     from tvm import te, tirx
 
     batch, rank = images[0].shape[0], len(shape)
-    lanes = int(images[0].shape[-1]) if rank == 2 else 1
     channels = -(-filters // lanes)
 
     def element(n: Any, row: Any, *index: Any) -> Any:
@@ -169,7 +169,12 @@ def _side_by_side(
         value = None
         for phase, (image, first) in reversed(places.items()):
             pixel = [p // stride for p, stride in zip(at, strides, strict=True)]
-            own = images[image](n, first // lanes + row, *pixel, *lane)
+            source = images[image]
+            if rank == 2:
+                channel, block = first + row * lanes + lane[0], int(source.shape[-1])
+                own = source(n, channel // block, *pixel, channel % block)
+            else:
+                own = source(n, first + row, *pixel)
             conditions = [p % s == r for p, s, r in zip(at, strides, phase, strict=True) if s > 1]
             if value is None:
                 value = own

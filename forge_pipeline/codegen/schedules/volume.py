@@ -60,7 +60,7 @@ class Volume:
         """Unfold the depth, convolve images, fold it again; the result is plain."""
         lanes, geometry, depth = graph.machine.lanes, self.geometry, self.depth
         plain = graph.plain(self.source)
-        by_blocks = geometry.groups == 1 and geometry.channels >= lanes
+        by_blocks = geometry.groups == 1 and geometry.channels >= lanes and not graph.channels_last
         taps = self.weight.transpose(0, 2, 1, 3, 4)  # (filters, depth, channels / groups, height, width)
         if by_blocks:
             blocks = -(-geometry.channels // lanes)
