@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onnx import TensorProto
 
 OWN_FILE = "\0"  # no other reference can have this name: it is refused as a file's
-_PIECE = 1 << 17  # bytes read at once: they stay in the second-level cache until they are used
+_PIECE = 1 << 19  # bytes read at once
 _MAX_DIGITS = 18  # more would overflow what protobuf and the file system count with
 
 
@@ -93,17 +93,16 @@ class ExternalFiles:
                 content += more
             return content
 
-    def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
-        """Yield the content of one tensor in pieces of one buffer, so that memory stays flat. Raises ModelError."""
+    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
+        """Yield the content of one tensor in pieces, so that memory stays flat. Raises ModelError."""
         with self._range(tensor) as (descriptor, offset, length):
-            buffer = memoryview(bytearray(min(_PIECE, length)))
             done = 0
             while done < length:
-                count = os.preadv(descriptor, [buffer[: length - done]], offset + done)
-                if not count:
+                piece = os.pread(descriptor, min(_PIECE, length - done), offset + done)
+                if not piece:
                     raise _cut(tensor.name)
-                done += count
-                yield buffer[:count]
+                done += len(piece)
+                yield piece
 
     @contextmanager
     def _range(self, tensor: TensorProto) -> Iterator[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from onnx import GraphProto, ModelProto
 
+from forge_pipeline.ir.ahead import read_ahead
 from forge_pipeline.ir.canonical import Canonical, canonical
 from forge_pipeline.ir.tensors import ExternalData
 from forge_pipeline.ir.wire import tag
@@ -36,7 +37,7 @@ def structure(model: ModelProto, *, external: ExternalData | None = None) -> str
     return digest(pieces(canonical(model, external=external), weights=False))
 
 
-def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes | memoryview]:
+def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes]:
     """Yield the canonical model's bytes in order; without ``weights``, as if every weight were empty."""
     skeleton = form.skeleton
     before, after = GraphProto(), GraphProto()
@@ -73,9 +74,9 @@ def _bytes(message: GraphProto | ModelProto) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def digest(parts: Iterable[bytes | memoryview]) -> str:
+def digest(parts: Iterable[bytes]) -> str:
     """Return the SHA-256 of the parts, one after the other, in hexadecimal."""
     sha256 = hashlib.sha256()
-    for part in parts:
+    for part in read_ahead(parts):
         sha256.update(part)
     return sha256.hexdigest()

@@ -118,8 +118,8 @@ class ExternalData(Protocol):
     def __call__(self, tensor: TensorProto) -> bytes:
         """Return the bytes that ``tensor.external_data`` refers to. Raises ModelError."""
 
-    def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
-        """Yield them in pieces, each valid until the next is asked for. Raises ModelError."""
+    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
+        """Yield them in pieces. Raises ModelError."""
 
 
 def content(tensor: TensorProto, external: ExternalData | None) -> bytes:

@@ -30,8 +30,8 @@ class Weight:
         """Return the content as ``raw_data`` holds it, whatever the source's storage. Raises ModelError."""
         return content(self.source, self.external)
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the content in pieces, each to be used before the next is asked for. Raises ModelError."""
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content in pieces. Raises ModelError."""
         if self.external is not None and self.source.data_location == TensorProto.EXTERNAL:
             yield from self.external.chunks(self.source)
         else:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import wire
+from forge_pipeline.ir.ahead import read_ahead
 from forge_pipeline.ir.external import OWN_FILE, ExternalFiles, OwnFile
 
 
@@ -93,3 +99,28 @@ def test_a_helper_made_model_looks_like_one_and_other_bytes_do_not(make):
     assert wire.looks_like_model(make("loop").SerializeToString())
     assert not wire.looks_like_model(b"")
     assert not wire.looks_like_model(helper.make_tensor("t", 1, [1], [1.0]).SerializeToString())
+
+
+@given(pieces=st.lists(st.integers(0, 200_000).map(bytes), max_size=12))
+def test_reading_ahead_gives_the_same_bytes(pieces: list[bytes]) -> None:
+    assert b"".join(read_ahead(iter(pieces))) == b"".join(pieces)
+
+
+def test_what_fails_while_reading_ahead_fails_where_it_is_read() -> None:
+    def cut() -> Iterator[bytes]:
+        yield b"a"
+        raise ModelError("file", "all of it", "a part", "copy it again")
+
+    with pytest.raises(ModelError, match="found a part"):
+        list(read_ahead(cut()))
+
+
+def test_who_stops_reading_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    reading = read_ahead(bytes(1 << 17) for _ in range(100))
+    next(reading)
+    reading.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
