@@ -41,12 +41,14 @@ def model(path: Path, weights: int, size: int, *, external: bool) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Return how long it takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=500)
     parser.add_argument("--runs", type=int, default=9)
