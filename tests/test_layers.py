@@ -17,7 +17,7 @@ PACKAGE = ROOT / "forge_pipeline"
 FOUNDATION = {"errors", "registry", "digest", "config", "locate", "exits"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
-    "target": FOUNDATION,
+    "target": FOUNDATION | {"runtime"},
     "store": FOUNDATION,
     "crypto": FOUNDATION,
     "runtime": FOUNDATION | {"crypto"},

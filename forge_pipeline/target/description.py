@@ -147,6 +147,9 @@ class Target:
 
     def tvm(self) -> tvm.target.Target:
         """Return the TVM target, its CPU host included."""
+        from forge_pipeline.runtime.ffi import import_ffi
+
+        import_ffi()
         import tvm
 
         return tvm.target.Target(self.spec())

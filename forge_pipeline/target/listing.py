@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import get_args
 
+from forge_pipeline.runtime.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Family, described
 
 
@@ -71,6 +72,7 @@ def _list(family: Family | None, verbose: bool) -> Tags:
 
 def _registry(family: Family | None) -> Iterable[tuple[str, str]]:
     """Yield tag and description of what TVM's registry has for ``family``."""
+    import_ffi()
     from tvm.target.tag import list_tags
 
     for tag, target in sorted((list_tags() or {}).items()):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from forge_pipeline.errors import TargetError, did_you_mean
+from forge_pipeline.runtime.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Target, described, tags
 from forge_pipeline.target.features import CPUINFO_WORDS
 from forge_pipeline.target.host import best_match, this_machine
@@ -101,6 +102,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 def _registered(tag: str) -> Mapping[str, Any]:
     """Return what TVM's registry says about a tag. Raises TargetError for one that nobody knows."""
+    import_ffi()
     from tvm.target import Target as Machine
     from tvm.target.tag import list_tags
 
@@ -223,6 +225,7 @@ def _system(triple: str) -> str:
 
 def _flags(triple: str, cpu: str, features: tuple[str, ...]) -> frozenset[str]:
     """Return the flags of /proc/cpuinfo that code for a CPU needs. Raises TargetError for one unknown to LLVM."""
+    import_ffi()
     from tvm.target import Target as Machine
     from tvm.target import codegen
 
