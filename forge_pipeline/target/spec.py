@@ -17,7 +17,6 @@ from forge_pipeline.errors import TargetError, did_you_mean
 from forge_pipeline.runtime.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Target, described, tags
 from forge_pipeline.target.features import CPUINFO_WORDS
-from forge_pipeline.target.host import best_match, this_machine
 
 Description = str | Mapping[str, Any] | Target
 
@@ -197,11 +196,13 @@ def _cpu(spec: Mapping[str, Any]) -> Target:
         if same and base.arch == arch and (not features or set(features) <= set(base.features)):
             return replace(base, abi=spec.get("mabi") or base.abi, cores=cores or base.cores)
     flags = _flags(triple, cpu, features)
-    fitting = [item for item in described() if item.kind == "llvm" and _system(item.triple) == _system(triple)]
-    machine = replace(this_machine(), arch="aarch64" if arch == "arm64" else arch, flags=flags, ids=frozenset())
-    machine = replace(machine, system="darwin" if _system(triple) == "apple" else "linux")
-    usable = [item for item in fitting if item.cpu_id is None and item.libc in ("glibc", "apple")]
-    base = best_match(machine, usable or fitting)
+    fitting = [
+        item
+        for item in described()
+        if item.kind == "llvm" and item.cpu_id is None and item.arch == arch and _system(item.triple) == _system(triple)
+    ]
+    usable = [item for item in fitting if flags.issuperset(item.cpu_flags)]
+    base = max(usable, key=_least) if usable else min(fitting, key=_least)
     return replace(
         base,
         tag=f"llvm -mtriple={triple} -mcpu={cpu}" + "".join(f" -mattr={','.join(features)}" if features else ""),
@@ -214,6 +215,11 @@ def _cpu(spec: Mapping[str, Any]) -> Target:
         cpu_id=None,
         cpu_flags=tuple(sorted(flags)),
     )
+
+
+def _least(target: Target) -> tuple[int, str]:
+    """Order targets by how much they ask of a machine."""
+    return len(target.cpu_flags), target.tag
 
 
 def _system(triple: str) -> str:

@@ -37,7 +37,7 @@ def test_it_tells_inputs_outputs_graphs_and_operators(model):
         _ = module.output_node
 
 
-@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("folded", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_module_from_tvm_computes_what_the_model_does(model, raw, images, expected, folded):
     module = RelaxModule(raw(model), fold_constants=folded, fold_batch_norms=folded)
     assert ("nn.batch_norm" in module.operators) is not folded
@@ -46,6 +46,7 @@ def test_a_module_from_tvm_computes_what_the_model_does(model, raw, images, expe
     assert agrees(RelaxModule.from_onnx(module.to_onnx()), images, expected)
 
 
+@pytest.mark.long  # tests/test_from_forge.py has the short form
 def test_weights_that_are_parameters_stay_so_or_become_constants(model, raw, images, expected):
     from tvm import relax
 
@@ -76,6 +77,7 @@ def test_the_fingerprint_sees_weights_and_the_hash_does_not(model, raw, network)
     assert module != "another thing"
 
 
+@pytest.mark.long
 def test_the_fingerprint_is_the_same_in_another_process(model, tmp_path):
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     code = "import sys; from forge_pipeline import RelaxModule; print(RelaxModule.from_onnx(sys.argv[1]).fingerprint)"
@@ -93,7 +95,7 @@ def test_a_copy_is_independent(model):
     assert duplicate.operators["nn.relu"] == 2
 
 
-@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("direct", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_batch_size_is_set_in_place_and_again(model, raw, images, expected, direct):
     module = RelaxModule(raw(model)) if direct else RelaxModule.from_onnx(model)
     for size in (4, 2):
