@@ -88,9 +88,10 @@ def convolution(target: Target, row: Sequence[int]) -> tuple[Run, float, str]:
     transform = winograd.choose(machine, geometry, weights)
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
     if transform is None:
-        packed = direct.pack_weight(weights, machine.lanes, block_channels=True)
+        plan = direct.choose_plan(machine, geometry)
+        packed = direct.pack_weight(weights, machine.lanes, block_channels=True, rows=plan.rows)
         weight = te.placeholder(packed.shape, name="weight")
-        result = direct.convolve(image, weight, geometry, direct.count_parts(machine, geometry))
+        result = direct.convolve(image, weight, geometry, plan)
     else:
         packed = winograd.pack_weight(weights, machine.lanes, transform)
         weight = te.placeholder(packed.shape, name="weight")

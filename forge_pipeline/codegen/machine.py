@@ -14,6 +14,9 @@ from functools import cache
 from forge_pipeline.target import Target
 
 LOAD_PORTS = 2
+LOADS = 1.5
+"""Loads per cycle beside multiply-adds: what banks in conflict and full queues leave of two ports (measured)."""
+
 LATENCY = 5
 """Cycles until a sum can be added to again: four for the instruction, and one lost to everything else."""
 
@@ -27,9 +30,6 @@ STREAMED_BYTES = 4
 
 STORE_CYCLES = 0.5
 """Cycles for each vector of results: reading what is added to it, activation and store."""
-
-SHORTEST_PART = 64
-"""Steps of a part of a reduction at least: each part costs a read and a write of its sums."""
 
 TAIL_PENALTY = 0.05
 """What a second copy of the inner loop costs beside its own cycles: code, a branch, shorter runs."""
@@ -88,9 +88,7 @@ class Machine:
         """Cycles of one step along the reduction: bound by arithmetic, by loads, or by the chain of sums."""
         loads = pixels + vectors
         return (
-            max(self.fma_cycles(pixels * vectors), loads / LOAD_PORTS, LATENCY)
-            + LOAD_COST * loads
-            + WEIGHT_COST * vectors
+            max(self.fma_cycles(pixels * vectors), loads / LOADS, LATENCY) + LOAD_COST * loads + WEIGHT_COST * vectors
         )
 
 
@@ -138,19 +136,6 @@ def choose_tile(
                 best = (total, Tile(pixels=high, vectors=wide, efficiency=min(1.0, ideal / total), tail=tail))
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1]
-
-
-def steps_per_part(machine: Machine, *, steps: int, width: int) -> int:
-    """Return into how long runs to cut a reduction, so that ``width`` weights of each step stay in the first cache.
-
-    A run divides ``steps``; half of the cache is for the weights. The reduction is not worth cutting if half of it
-    would still not fit.
-    """
-    room = machine.l1 // 2 // (4 * width)
-    if steps <= room:
-        return steps
-    fitting = [length for length in divisors(steps, room) if length >= SHORTEST_PART]
-    return fitting[-1] if fitting else steps
 
 
 def divisors(number: int, most: int) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.machine import Machine, choose_tile, divisors, steps_per_part
+from forge_pipeline.codegen.machine import Machine, choose_tile, divisors
 from forge_pipeline.target import Target, described
 
 MACHINES = {target.tag: Machine.of(target) for target in described() if target.kind == "llvm"}
@@ -29,14 +29,6 @@ def test_a_tile_fits_the_registers_divides_the_vectors_and_leaves_the_tail_it_na
     assert tile.tail == pixels % tile.pixels
     assert not (even and tile.tail)
     assert 0 < tile.efficiency <= 1
-
-
-@given(steps=st.integers(1, 5000), width=st.sampled_from([16, 32, 48, 64]))
-def test_parts_of_a_reduction_divide_it_and_leave_half_of_the_first_cache(steps: int, width: int) -> None:
-    machine = MACHINES["x86-64/v4"]
-    length = steps_per_part(machine, steps=steps, width=width)
-    assert steps % length == 0
-    assert length == steps or 4 * length * width <= machine.l1 // 2
 
 
 @pytest.mark.parametrize(
