@@ -19,6 +19,9 @@ NAME = "depthwise"
 WIDEST = 14
 """Pixels in a tile at most: each reuses the row for the kernel's width, and holds one accumulator."""
 
+TAPS_PER_RESULT = 4
+"""Multiply-adds that take as long as storing one result: here, they wait for memory more than a convolution's."""
+
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
@@ -38,7 +41,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
 
     blocks, height, width, lanes = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
-    padded = surround(image, geometry)
+    padded = surround(image, geometry, by_rows=geometry.is_sized)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
 
@@ -63,14 +66,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))
     taps = moves.static(sch, kernel_h) * moves.static(sch, kernel_w)
     pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
-    band = max([rows for rows in divisors(height, 16) if rows * width * lanes * 4 <= machine.l1] or [1])
+    band = max([rows for rows in divisors(height, height) if rows * width * lanes * 4 <= machine.l1 // 2] or [1])
     h_out, h_in = sch.split(h, [None, band])
     w_out, w_in = sch.split(w, [None, pixels])
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
     work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane)) * taps
     shared = moves.fuse(sch, [n, block, h_out])
     sch.reverse_compute_at(last, w_out)
-    moves.parallel_if_worth(sch, shared, work)
+    moves.parallel_if_worth(sch, shared, work // TAPS_PER_RESULT)
     for producer in before:
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])

@@ -209,7 +209,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     shared = moves.fuse(sch, [n, band] if shares_bands else [n, band, row_out])
     depth = len(between) + (3 if shares_bands else 2)
     sch.reverse_compute_at(last, along)
-    moves.parallel_if_worth(sch, shared, work)
+    moves.parallel_if_worth(sch, shared, work // moves.MULTIPLY_ADDS)
     for block in before:
         if shares_bands and moves.family_of(sch, block) == moves.PAD:
             sch.compute_at(block, shared)

@@ -62,10 +62,11 @@ def _simplified(extent: Any) -> Any:
     return extent if isinstance(extent, int) else Analyzer().simplify(extent)
 
 
-def surround(image: te.Tensor, geometry: Geometry, filler: int = 0) -> te.Tensor:
+def surround(image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False) -> te.Tensor:
     """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it.
 
-    ``filler`` stands for zero where the image is quantized.
+    ``filler`` stands for zero where the image is quantized. ``by_rows``: the copy has a loop along the rows, from which
+    TVM's loop partitioning takes the edges, so that there are no tests between them.
     """
     from tvm import te, tirx
 
@@ -81,10 +82,11 @@ def surround(image: te.Tensor, geometry: Geometry, filler: int = 0) -> te.Tensor
             conditions.append(h >= top)
         if bottom:
             conditions.append(h < height + top)
+        mark = tirx.likely if by_rows else lambda condition: condition
         if left:
-            conditions.append(w >= left)
+            conditions.append(mark(w >= left))
         if right:
-            conditions.append(w < width + left)
+            conditions.append(mark(w < width + left))
         inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 

@@ -21,7 +21,10 @@ COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "p
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
 SERIAL_WORK = 16384
-"""Results (or multiply-adds) below which waking another thread costs more than it saves."""
+"""Results below which waking another thread costs more than it saves."""
+
+MULTIPLY_ADDS = 16
+"""Multiply-adds of a convolution that take as long as storing one result: a few microseconds of them stay serial."""
 
 REDUCTION = 2
 """TVM's code for a reduction among a block's iteration variables."""

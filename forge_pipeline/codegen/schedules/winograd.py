@@ -290,10 +290,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.set_scope(producer, 0, "local")
     for producer in (tiles, vertical, transformed):
         moves.vectorize_and_unroll(sch, producer, below=4, lanes=lanes)
+    work = rows * lanes * blocks * lanes * down * along * size * size // moves.MULTIPLY_ADDS
     if down // band >= machine.cores:
-        moves.parallel_if_worth(sch, shared, rows * lanes * blocks * lanes * down * along * size * size)
+        moves.parallel_if_worth(sch, shared, work)
     else:  # too few bands: share the filters, and before them the channels
-        moves.parallel_if_worth(sch, row_out, rows * lanes * blocks * lanes * down * along * size * size)
+        moves.parallel_if_worth(sch, row_out, work)
         moves.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=lanes)
 
