@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 REPEAT = "repeat"
 LEFT_OUT = "the pass was left out: ONNX Runtime loads the model without it, and not with it"
+SWITCHED_OFF = "verification is switched off"
 Entry = str | Mapping[str, Any]
 
 
@@ -105,7 +106,7 @@ class Outcome:
     def unverified(self) -> dict[str, str]:
         """Passes that changed something that was not verified, and why."""
         return {
-            row.name: row.finding["reason"] if row.finding else "verification is switched off"
+            row.name: row.finding["reason"] if row.finding else SWITCHED_OFF
             for row in self.history
             if (row.changes and row.finding is None) or (row.finding is not None and not row.finding["verified"])
         }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json, digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import ConfigError, DataError, ModelError
-from forge_pipeline.passes.sequence import Entry, Outcome, apply, plan
+from forge_pipeline.passes.sequence import SWITCHED_OFF, Entry, Outcome, apply, plan
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import metrics, table
 from forge_pipeline.registry import Registry
@@ -95,13 +95,14 @@ def apply_to_file(
     model = _model(source)
     folder = _beside(target, ".checkpoints")
     key = digest_json({"source": digest_file(source), "passes": [_plain(entry) for entry in recipe.passes]})
-    done, state = _last(folder, key) if resume else (0, model)
+    done, state, earlier = _last(folder, key) if resume else (0, model, [])
     verifier = _verifier(recipe, model, state, feeds)
 
     def keep(index: int, outcome: Outcome) -> None:
         content = ONNXModule(outcome.model).to_bytes()
         write(folder / _file(done + index), content)
-        row = {"key": key, "done": done + index + 1, "model": digest_bytes(content)}
+        history = earlier + _rows(outcome)
+        row = {"key": key, "done": done + index + 1, "model": digest_bytes(content), "history": history}
         write(folder / STATE, canonical_json(row))
 
     try:
@@ -111,7 +112,7 @@ def apply_to_file(
             write(_beside(target, ".failed") / name, ONNXModule(kept).to_bytes())
         raise
     write(target, ONNXModule(outcome.model).to_bytes())
-    write(_beside(target, ".passes.json"), _history(outcome, model))
+    write(_beside(target, ".passes.json"), _history(outcome, model, earlier))
     return outcome
 
 
@@ -166,13 +167,13 @@ def _file(index: int) -> str:
     return f"{index:03}.onnx"
 
 
-def _last(folder: Path, key: str) -> tuple[int, onnx.ModelProto]:
-    """Return how many entries are done and the model after them. Raises ConfigError."""
+def _last(folder: Path, key: str) -> tuple[int, onnx.ModelProto, list[dict[str, Any]]]:
+    """Return how many entries are done, the model after them, and their history. Raises ConfigError."""
     from forge_pipeline.ir import ONNXModule
 
     try:
         state = json.loads((folder / STATE).read_text())
-        done, digest, stored = int(state["done"]), state["model"], state["key"]
+        done, digest, stored, history = int(state["done"]), state["model"], state["key"], list(state["history"])
         path = folder / _file(done - 1)
         intact = digest_file(path) == digest
     except (OSError, ValueError, KeyError) as error:
@@ -189,7 +190,7 @@ def _last(folder: Path, key: str) -> tuple[int, onnx.ModelProto]:
             found="a damaged checkpoint" if not intact else "those of another model or another list",
             fix=f"remove {folder.name} and run anew",
         )
-    return done, ONNXModule.from_file(path).mod
+    return done, ONNXModule.from_file(path).mod, history
 
 
 def _verifier(recipe: Recipe, model: onnx.ModelProto, state: onnx.ModelProto, feeds: Feeds | None) -> Verifier | None:
@@ -266,13 +267,26 @@ def _npz(path: str) -> Mapping[str, np.ndarray[Any, Any]]:
         raise DataError(path, "an npz file of plain arrays", str(error), "save it with numpy.savez") from error
 
 
-def _history(outcome: Outcome, model: onnx.ModelProto) -> bytes:
-    history = [row.as_json() | {"seconds": round(row.seconds, 3)} for row in outcome.history]
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    return [row.as_json() | {"milliseconds": round(1000 * row.seconds)} for row in outcome.history]
+
+
+def _history(outcome: Outcome, model: onnx.ModelProto, earlier: Sequence[dict[str, Any]]) -> bytes:
+    """Return what is written beside the model; ``earlier`` are the rows of the run that this one goes on from."""
+    before = {row["pass"]: reason for row in earlier if (reason := _not_verified(row)) is not None}
     content = {
         "nodes": [len(model.graph.node), len(outcome.model.graph.node)],
-        "history": history,
+        "history": [*earlier, *_rows(outcome)],
         "overall": outcome.overall,
-        "unverified": outcome.unverified,
+        "unverified": before | outcome.unverified,
         "findings": outcome.findings,
     }
     return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _not_verified(row: Mapping[str, Any]) -> str | None:
+    """Return why what a pass changed was not verified; None where it was."""
+    found = row.get("verification")
+    if found is None:
+        return SWITCHED_OFF if row["changes"] else None
+    return None if found["verified"] else str(found["reason"])

@@ -54,8 +54,8 @@ def _value(value: Mapping[str, Any]) -> str:
 def listed(group: str | None, *, config: Path | None = None) -> str:
     """List the passes of ``group``, or all, with a line each; those that ``config`` imports among them."""
     rows = workbench.listing(group, workbench.read_recipe(config).imports if config is not None else ())
-    width = max(len(name) for _, name, _ in rows)
-    return "\n".join(f"{kind:<12}{name:<{width}}  {summary}" for kind, name, summary in rows)
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{kind:<{widths[0]}}  {name:<{widths[1]}}  {summary}" for kind, name, summary in rows)
 
 
 def applied(
