@@ -40,7 +40,7 @@ class Trial:
     def sqnr(self, candidate: ModelProto) -> float:
         """Return the candidate's signal-to-quantization-noise ratio in dB, the mean over the compared values."""
         signal, noise = dict.fromkeys(self.values, 0.0), dict.fromkeys(self.values, 0.0)
-        for answer, found in zip(self.answers, self._run(candidate), strict=True):
+        for answer, found in zip(self.answers, self.run(candidate), strict=True):
             for name in self.values:
                 exact = answer[name].astype(np.float64)
                 signal[name] += float((exact**2).sum())
@@ -55,7 +55,7 @@ class Trial:
         """
         first = self.values[0]
         lost = total = 0
-        for probe, answer, found in zip(self.probes, self.answers, self._run(candidate), strict=True):
+        for probe, answer, found in zip(self.probes, self.answers, self.run(candidate), strict=True):
             if answer[first].ndim != 2 or answer[first].shape[1] < 2:
                 return None
             before, after = answer[first].argmax(axis=1), found[first].argmax(axis=1)
@@ -64,7 +64,8 @@ class Trial:
             total += len(before)
         return 100.0 * lost / total
 
-    def _run(self, candidate: ModelProto) -> list[dict[str, NDArray[Any]]]:
+    def run(self, candidate: ModelProto) -> list[dict[str, NDArray[Any]]]:
+        """Return what a candidate gives for the compared values, for each probe. Raises ModelError."""
         made = {name for node in candidate.graph.node for name in node.output}
         seen = {name: f"{name}_dq" if f"{name}_dq" in made else name for name in self.values}
         session = Session(candidate, tuple(seen.values()), faithful=True)  # fused integer kernels may saturate
