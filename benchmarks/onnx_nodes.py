@@ -117,6 +117,7 @@ def outcome_apart(case: Any) -> Outcome:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.alarm(SECONDS)
         try:
             found = outcome(case)
@@ -151,6 +152,12 @@ def main() -> None:
     ready()
     part, parts = map(int, arguments.part.split("/"))
     counts: Counter[str] = Counter()
+
+    def stopped(*_ignored: object) -> None:
+        print(f"stopped after {_shown(counts)}", flush=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, stopped)
     for case in list(cases())[part::parts]:
         if arguments.only and case.name not in arguments.only:
             continue
@@ -158,8 +165,13 @@ def main() -> None:
         counts[found.kind] += 1
         if found.kind in arguments.list:
             print(f"{found.kind:8}{case.name}: {' '.join(found.said.split())[:300]}", flush=True)
-    print(f"{sum(counts.values())} cases: {counts['pass']} pass, {counts['refused']} refused, {counts['wrong']} wrong")
+    print(_shown(counts))
     sys.exit(1 if counts["wrong"] else 0)
+
+
+def _shown(counts: Counter[str]) -> str:
+    total = sum(counts.values())
+    return f"{total} cases: {counts['pass']} pass, {counts['refused']} refused, {counts['wrong']} wrong"
 
 
 if __name__ == "__main__":
