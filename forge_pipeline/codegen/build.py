@@ -114,6 +114,7 @@ def _describe(
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
         "outputs": interface(model.graph.output),
         "weights": separated.table,
+        "single": lowered.single,
         "compile": {
             "generator": options.generator,
             "opt_level": options.opt_level,

@@ -34,11 +34,15 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """What a generator returns; ``pass_config`` is the PassContext configuration that its kernels need."""
+    """What a generator returns; ``pass_config`` is the PassContext configuration that its kernels need.
+
+    ``single`` names a function of the module that does as `main` does, for a batch of one only.
+    """
 
     module: tvm.IRModule
     fallbacks: tuple[Fallback, ...]
     pass_config: Mapping[str, Any]
+    single: str | None = None
 
 
 Generator = Callable[["tvm.IRModule", Target, Options], Lowered]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_pipeline.codegen.scan import gru_kernel, lstm_kernel, rnn_kernel
+from forge_pipeline.codegen.scan import gru_kernel, lstm_kernel, panel_width, rnn_kernel
 
 DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
@@ -118,7 +118,7 @@ def _direction(layer: _Layer, index: int, is_reversed: bool, names: tuple[str, .
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
     types = [relax.TensorType((steps, batch, hidden), layer.dtype)]
     types += [relax.TensorType((batch, hidden), layer.dtype)] * len(states)
-    recurrence = _transposed(layer, layer.of_direction(2, index))
+    recurrence = _in_panels(layer, layer.of_direction(2, index))
     done = layer.emit(relax.call_tir(variable, [product, recurrence, *extra, *states], types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
 
@@ -181,6 +181,19 @@ def _transposed(layer: _Layer, value: Any) -> Any:
     return (
         layer.emit(op.permute_dims(value)) if array is None else relax.const(np.ascontiguousarray(array.T), layer.dtype)
     )
+
+
+def _in_panels(layer: _Layer, value: Any) -> Any:
+    """Return R (gates * hidden, hidden) as the kernels read it: (panels, hidden, width)."""
+    from tvm import relax
+    from tvm.relax import op
+
+    width = panel_width(layer.hidden)
+    shape = (GATES[layer.kind] * layer.hidden // width, width, layer.hidden)
+    array = _constant(value)
+    if array is None:
+        return layer.emit(op.permute_dims(layer.emit(op.reshape(value, shape)), [0, 2, 1]))
+    return relax.const(np.ascontiguousarray(array.reshape(shape).transpose(0, 2, 1)), layer.dtype)
 
 
 def _slice(layer: _Layer, value: Any, begin: int, end: int) -> Any:

@@ -15,6 +15,7 @@ from forge_pipeline.codegen.preparation import PREPARES
 from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.errors import ConfigError
+from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -37,7 +38,24 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
 def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
-    """Return ``module`` as calls of scheduled kernels; a row of ``lowering.GENERATORS``."""
+    """Return ``module`` as calls of scheduled kernels; a row of ``lowering.GENERATORS``.
+
+    Where the batch is symbolic, there is an entry for a batch of one beside `main`.
+    """
+    lowered = _lower(module, target, options)
+    single = batch_of_one(module)
+    if single is None:
+        return lowered
+    other = _lower(single, target, options)
+    return Lowered(
+        module=join(lowered.module, other.module),
+        fallbacks=(*lowered.fallbacks, *other.fallbacks),
+        pass_config=PASS_CONFIG,
+        single=ENTRY,
+    )
+
+
+def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     import tvm
     from tvm import relax
 

@@ -29,10 +29,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separated:
-    """A module whose functions take ``table``'s arrays: `main` after its inputs, `prepare` those with ``prepare`` true.
+    """A module whose functions take ``table``'s arrays: entries after inputs, `prepare` those with ``prepare`` true.
 
     A row of ``table`` has ``dtype``, ``shape`` and ``offset``, in bytes from the start of ``section``, and ``prepare``.
-    `main` takes the results of `prepare` last.
+    Entries take the results of `prepare` last.
     """
 
     module: tvm.IRModule
@@ -58,7 +58,7 @@ class _Stored:
 
 
 def separate(module: tvm.IRModule, *, as_halves: bool = False) -> Separated:
-    """Move every constant of `main` of at least SMALLEST bytes into a section of its own; equal ones share a place.
+    """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place.
 
     ``as_halves``: round float32 ones to half precision, and store those.
     """
@@ -83,12 +83,15 @@ def separate(module: tvm.IRModule, *, as_halves: bool = False) -> Separated:
                 return preparing.constant(array)
             return direct.variable(array, str(op.value.dtype))
 
-    main = module["main"]
-    body = Lift(module).visit_expr(main.body)
-    attributes = {**dict(main.attrs or {}), "num_input": len(main.params)}
-    parameters = [*main.params, *direct.found.values(), *preparing.results]
-    lifted = relax.Function(parameters, body, main.ret_ty, main.is_pure).with_attrs(attributes)
-    functions = {**dict(module.functions), module.get_global_var("main"): lifted}
+    functions = dict(module.functions)
+    entries = [variable for variable, function in module.functions_items() if isinstance(function, relax.Function)]
+    bodies = [Lift(module).visit_expr(functions[entry].body) for entry in entries]
+    for entry, body in zip(entries, bodies, strict=True):
+        main = functions[entry]
+        attributes = {**dict(main.attrs or {}), "num_input": len(main.params)}
+        parameters = [*main.params, *direct.found.values(), *preparing.results]
+        lifted = relax.Function(parameters, body, main.ret_ty, main.is_pure).with_attrs(attributes)
+        functions[entry] = relax.utils.copy_with_new_vars(lifted)  # no two functions may share a variable
     module = tvm.IRModule({**functions, **preparing.functions()}, attrs=module.attrs)
     section, places, table = bytearray(), {}, []
     for stored, is_raw in ((direct, False), (raw, True)):

@@ -45,14 +45,7 @@ class Engine:
         self._interface = Interface(inputs=(), outputs=(), weights=())  # for the repr in the traceback of a refusal
         with opened_library(library, key, password, plaintext_folder=folder) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
-            self._machine = Machine(
-                path,
-                interface.weights,
-                interface.raw_weights,
-                inputs=len(interface.inputs),
-                threads=_checked_threads(threads),
-                where=self._where,
-            )
+            self._machine = Machine(path, interface, threads=_checked_threads(threads), where=self._where)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.

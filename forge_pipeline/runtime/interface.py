@@ -28,19 +28,28 @@ class Tensor:
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...]
 
+    @property
+    def has_named_batch(self) -> bool:
+        """Whether the first extent is a name."""
+        return bool(self.shape) and isinstance(self.shape[0], str)
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """Inputs and outputs of a model, in order, and the arrays of its weights section."""
+    """Inputs and outputs of a model, in order, and the arrays of its weights section.
+
+    ``single`` names the function for first extents of one wherever they have a name, if there is one beside `main`.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Array, ...]
     raw_weights: tuple[Array, ...] = ()
     """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
+    single: str | None = None
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
@@ -63,6 +72,7 @@ class Interface:
             outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
+            single=metadata.get("single"),
         )
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

@@ -18,7 +18,7 @@ from forge_pipeline.runtime.arguments import Slot
 from forge_pipeline.runtime.ffi import import_ffi
 
 if TYPE_CHECKING:
-    from forge_pipeline.runtime.interface import Array
+    from forge_pipeline.runtime.interface import Array, Interface
 
 LIBRARY = "libtvm_runtime.so"
 _CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR = 1, 0, 2
@@ -35,23 +35,15 @@ class Machine:
     Weights must start at a cache line. They are read in place, and kept as long as they are needed.
     """
 
-    def __init__(
-        self,
-        path: str,
-        weights: Sequence[Array],
-        raw_weights: Sequence[Array] = (),
-        *,
-        inputs: int,
-        threads: int,
-        where: str,
-    ) -> None:
+    def __init__(self, path: str, interface: Interface, *, threads: int, where: str) -> None:
         runtime = _runtime()
         try:
             executable = runtime.get_global_func("ffi.Module.load_from_file.so")(path, "so")
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             self._main = machine["main"]
-            prepare = machine["prepare"] if raw_weights else None
+            self._single = self._main if interface.single is None else machine[interface.single]
+            prepare = machine["prepare"] if interface.raw_weights else None
         except _TVM_ERRORS as error:
             raise ArtifactError(
                 where,
@@ -60,15 +52,16 @@ class Machine:
                 "build it anew, with the apache-tvm version of this installation",
             ) from error
         wrap = functools.partial(_wrap, runtime.from_dlpack)  # no method: an engine that is gone frees its library
-        self._single = runtime.Tensor
-        self._weights = [wrap(array) for array in weights]
-        self._slots = [Slot(wrap) for _ in range(inputs)]
+        self._tensor = runtime.Tensor
+        self._weights = [wrap(array) for array in interface.weights]
+        self._slots = [Slot(wrap) for _ in interface.inputs]
+        self._batched = [index for index, tensor in enumerate(interface.inputs) if tensor.has_named_batch]
         self._threads = threads
         self._lock = threading.Lock()
         self._configure = runtime.get_global_func("runtime.config_threadpool")
         if prepare is not None:
             self._use_threads()
-            prepared = prepare(*map(wrap, raw_weights))
+            prepared = prepare(*map(wrap, interface.raw_weights))
             self._weights += [prepared[index] for index in range(len(prepared))]
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
@@ -76,9 +69,10 @@ class Machine:
         with self._lock:
             self._use_threads()
             tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
-            results = self._main(*tensors, *self._weights)
+            is_single = all(arrays[index].shape[0] == 1 for index in self._batched)
+            results = (self._single if is_single else self._main)(*tensors, *self._weights)
             # Copied, because a result may be an input or a weight itself.
-            if isinstance(results, self._single):
+            if isinstance(results, self._tensor):
                 return [np.from_dlpack(results).copy()]
             return [np.from_dlpack(tensor).copy() for tensor in results]
 

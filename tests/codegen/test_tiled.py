@@ -136,3 +136,15 @@ def test_what_no_family_knows_is_reported_with_its_share() -> None:
     (fallback,) = library.metadata["compile"]["fallbacks"]
     assert "pool" in fallback["operator"]
     assert fallback["shape"] == [1, 8, 5, 5, 5]
+
+
+def test_a_symbolic_batch_has_an_entry_for_one_which_shares_its_weights() -> None:
+    nodes: list[Node] = [("Gemm", ["@", "w", "b"], {}), ("Relu", ["@"], {})]
+    weights = {"w": normal(64, 48), "b": normal(48)}
+    symbolic = build(model_of(["N", 64], nodes, weights), Target.from_tag("host"), TILED)
+    single = build(model_of([1, 64], nodes, weights), Target.from_tag("host"), TILED)
+    assert (symbolic.metadata["single"], single.metadata["single"]) == ("main_of_one", None)
+    assert bytes(symbolic.weights) == bytes(single.weights)
+    engine, x = Engine(symbolic.to_bytes()), normal(5, 64)
+    rows = np.concatenate([engine(x[index : index + 1])[0] for index in range(5)])
+    np.testing.assert_allclose(engine(x)[0], rows, rtol=1e-5, atol=1e-5)

@@ -23,6 +23,9 @@ VECTOR_PANEL = 4
 
 UNROLLED_STEPS = 4
 
+SERIAL_WORK = 1 << 17
+"""Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
+
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take products of float32 tensors of known size."""
@@ -46,11 +49,11 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def panel_width(machine: Machine, rows: Any, steps: int, columns: int) -> int:
-    """Return the number of columns that a panel of weights holds."""
+    """Return the number of columns that a panel of weights holds; any number of rows shares it with one row."""
     vectors = -(-columns // machine.lanes)
-    if rows == 1:
+    if rows == 1 or not isinstance(rows, int):
         return min(VECTOR_PANEL, vectors) * machine.lanes
-    pixels = rows if isinstance(rows, int) else machine.registers
+    pixels = rows
     widths = [wide for wide in (4, 3, 2, 1) if wide <= vectors]
     best = min(widths, key=lambda wide: (_cost(machine, pixels, wide, vectors, steps), -wide))
     return best * machine.lanes
@@ -72,17 +75,24 @@ def pack_weight(weight: Array, width: int) -> Array:
 
 
 def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
-    """Describe (..., rows, steps) times packed weights."""
+    """Describe (..., rows, steps) times packed weights.
+
+    The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
+    """
     from tvm import te
 
-    _, steps, width = (int(extent) for extent in panels.shape)
+    count, steps, width = (int(extent) for extent in panels.shape)
     step = te.reduce_axis((0, steps), "step")
 
     def element(*index: Any) -> Any:
         *row, column = index
         return te.sum(left(*row, step) * panels[column // width, step, column % width], axis=[step])
 
-    return te.compute((*left.shape[:-1], columns), element, name="product", attrs={moves.FAMILY: NAME, PANEL: width})
+    rows = left.shape[:-1]
+    product = te.compute((*rows, count * width), element, name="product", attrs={moves.FAMILY: NAME, PANEL: width})
+    if count * width == columns:
+        return product
+    return te.compute((*rows, columns), lambda *index: product(*index), name="crop")  # noqa: PLW0108 - TVM reads its signature
 
 
 def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
@@ -136,17 +146,19 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     high = tile.pixels
     m_out, m_in = sch.split(m, [None, high])
     n_out, n_in, lane = sch.split(n, [None, wide, lanes])
+    work = moves.product([*(moves.extent(sch, loop) for loop in leading), rows, columns, steps])
+    is_small = rows is not None and work < SERIAL_WORK
     has_tail = rows is None or rows % high != 0
     outer = [n_out, m_out] if has_tail or columns >= known_rows else [m_out, n_out]
     sch.reorder(*leading, *outer, k, m_in, n_in, lane)
-    work = moves.product([*(moves.extent(sch, loop) for loop in leading), rows, columns, steps])
     if has_tail:
         shared, at, depth = moves.fuse(sch, [*leading, n_out]), m_out, 2
     else:
         shared = at = moves.fuse(sch, [*leading, *outer])
         depth = 1
     sch.reverse_compute_at(last, at)
-    moves.parallel_if_worth(sch, shared, work)
+    if not is_small:
+        moves.parallel_if_worth(sch, shared, work)
     moves.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
     sch.vectorize(lane)
     sch.unroll(m_in)
