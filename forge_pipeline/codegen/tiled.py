@@ -14,8 +14,8 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
 from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
-from forge_pipeline.errors import ConfigError
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
+from forge_pipeline.errors import ConfigError
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
