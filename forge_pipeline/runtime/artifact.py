@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,7 @@ def _fill(
                 "a file that is not encrypted",
                 "make sure that this is the file you mean; a plain library is loaded without key and password",
             )
-        _copy(stream, image)
+        _copy(stream, size, image)
         return
     if key is None or password is None:
         lacking = "key" if key is None else "password"
@@ -96,7 +97,10 @@ def _fill(
     envelope.decrypt(stream, size, unlock, image.write, where=where)
 
 
-def _copy(stream: io.BufferedIOBase, image: Image) -> None:
+def _copy(stream: io.BufferedIOBase, size: int, image: Image) -> None:
+    if sys.platform == "linux" and not isinstance(stream, io.BytesIO):
+        image.write_file(stream.fileno(), size)
+        return
     while data := stream.read(CHUNK):
         image.write(data)
 

@@ -35,6 +35,12 @@ class Image:
         while view:
             view = view[os.write(self.descriptor, view) :]
 
+    def write_file(self, source: int, size: int) -> None:
+        """Append the first ``size`` bytes of a file, within the kernel; fewer where the file was cut off meanwhile."""
+        offset = 0
+        while offset < size and (done := os.sendfile(self.descriptor, source, offset, size - offset)):
+            offset += done
+
     def freeze(self) -> memoryview:
         """Make the contents final and return them, mapped read-only. The mapping outlives the image.
 
