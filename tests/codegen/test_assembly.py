@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,3 +77,76 @@ def test_a_spill_is_recognized() -> None:
     assert SPILL.search("\tstr\tq3, [sp, #64]")
     assert not SPILL.search("\tvmovups\t64(%rsi), %zmm3")
     assert not SPILL.search("\tldr\tq3, [x2, #64]")
+
+
+TAGS = ("x86-64/v4", "x86-64/v3", "raspberry-pi/5")
+FEWEST = 6
+
+
+def unsized(machine: Any) -> tuple[list[Any], Callable[..., None]]:
+    """3x3 over 64 channels, 128 filters; batch, height and width symbolic."""
+    from tvm import te, tirx
+
+    from forge_pipeline.codegen.schedules import direct
+
+    lanes = machine.lanes
+    packed = direct.pack_weight(np.zeros((128, 64, 3, 3)), lanes, block_channels=True)
+    shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
+    image, weight = te.placeholder(shape, name="image"), te.placeholder(packed.shape, name="weight")
+    geometry = geometry_of(64, 128, 1, shape[2:4])
+    return [image, weight, direct.convolve(image, weight, geometry, 1)], direct.schedule
+
+
+def unsized_depthwise(machine: Any) -> tuple[list[Any], Callable[..., None]]:
+    """3x3 over 64 channels, each by itself."""
+    from tvm import te, tirx
+
+    from forge_pipeline.codegen.schedules import depthwise
+
+    lanes = machine.lanes
+    shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
+    image, weight = te.placeholder(shape, name="image"), te.placeholder((64 // lanes, 3, 3, lanes), name="weight")
+    return [image, weight, depthwise.convolve(image, weight, geometry_of(64, 64, 64, shape[2:4]))], depthwise.schedule
+
+
+def channels_last(machine: Any) -> tuple[list[Any], Callable[..., None]]:
+    """3x3 over 64 channels, 128 filters, 28 x 28 pixels."""
+    from tvm import te
+
+    from forge_pipeline.codegen.schedules import channels_last
+
+    image = te.placeholder((1, 1, 28, 28, 64), name="image")
+    weight = te.placeholder((3, 3, 64, 128), name="weight")
+    geometry = geometry_of(64, 128, 1, (28, 28))
+    return [image, weight, channels_last.convolve(image, weight, geometry)], channels_last.schedule
+
+
+def geometry_of(channels: int, filters: int, groups: int, size: Any) -> Any:
+    from forge_pipeline.codegen.schedules.geometry import Geometry
+
+    return Geometry(
+        channels=channels, filters=filters, groups=groups, size=size, kernel=(3, 3), strides=(1, 1),
+        padding=(1, 1, 1, 1), dilation=(1, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("kernel", [unsized, unsized_depthwise, channels_last])
+def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]) -> None:
+    import tvm
+    from tvm import s_tir, te
+
+    from forge_pipeline.codegen.machine import Machine
+    from forge_pipeline.codegen.tiled import PASS_CONFIG
+
+    target = Target.from_tag(tag)
+    machine = Machine.of(target)
+    tensors, schedule = kernel(machine)
+    sch = s_tir.Schedule(te.create_prim_func(tensors))
+    schedule(sch, machine)
+    with tvm.transform.PassContext(config=PASS_CONFIG):
+        library = tvm.tirx.build(sch.mod, target=target.tvm())
+    block = hottest_block(str(library.inspect_source("asm")))
+    assert sum(bool(FMA.search(line)) for line in block) >= FEWEST
+    spills = [line for line in block if SPILL.search(line)]
+    assert len(spills) <= ALLOWED, spills
