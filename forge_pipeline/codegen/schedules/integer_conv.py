@@ -284,8 +284,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = moves.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # a copy with a margin, into the one that widens it
-    for block in before[-1:]:
-        moves.spread(sch, block, machine)
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, height, width, lanes = (moves.static(sch, loop) for loop in (row, h, w, out))
     steps = moves.product(moves.static(sch, loop) for loop in reduction)
@@ -293,16 +291,37 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     image_bytes = moves.static(sch, reduction[0]) * height * width * lanes
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
-    outer = [n, row_out, h] if weight_bytes > min(image_bytes, RESIDENT) else [n, h, row_out]
-    sch.reorder(*outer, w_out, *reduction, w_in, row_in, out, byte)
-    shared = moves.fuse(sch, outer)
+    weights_first = weight_bytes > min(image_bytes, RESIDENT)
+    in_bands = known_dot(machine).widens and annotations[READS] == BYTES and bool(before) and not weights_first
+    if in_bands:
+        h_out, h_in = sch.split(h, [None, _band(machine, height, moves.static(sch, reduction[0]) * width * lanes)])
+        inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
+    else:
+        inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
+    sch.reorder(*shared_loops, *inner, *reduction, w_in, row_in, out, byte)
+    shared = moves.fuse(sch, shared_loops)
     sch.reverse_compute_at(last, w_out)
+    for block in before[-1:]:
+        if in_bands:
+            sch.compute_at(block, shared)
+            sch.vectorize(sch.get_loops(block)[-1])
+        else:
+            moves.spread(sch, block, machine)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps)
     for loop in (w_in, row_in, reduction[-1]):
         sch.unroll(loop)
-    moves.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
-    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)
+    depth = 1 + len(inner)
+    moves.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
     dot(sch, out, machine, str(annotations[READS]))
+
+
+def _band(machine: Machine, height: int, row_values: int) -> int:
+    """Return how many rows to compute from one widened copy: it stays in a part of the second cache, and all cores
+    have bands. Rows are a little longer than ``row_values`` says where the image is padded."""
+    room = machine.l2 // 4 // (2 * row_values)
+    fitting = [rows for rows in divisors(height, max(1, room)) if height // rows >= 2 * machine.cores]
+    return max(fitting or [1])
 
 
 HANDLERS = {"relax.nn.conv2d": conv2d, "relax.add": add_bias}

@@ -85,7 +85,8 @@ def convolve(
     if way.widens:
         padded = side_by_side(padded, taps, apart)
 
-    def sums(n: Any, block: Any, h: Any, group: Any, pixel: Any, lane: Any) -> Any:
+    def sums(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        group, pixel = (w // share, w % share) if share > 1 else (w, 0)
         y, first = h * down + kernel_h * dilate_down, group * (share * right) + quad * taps
         if way.widens:
             column = group * (share * right // apart) + quad * (taps // apart)
@@ -94,11 +95,11 @@ def convolve(
             value = padded(n, block, y, first + byte, lane)
         return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
 
-    shape = (image.shape[0], blocks, geometry.output[0], wide // share, share, lanes)
-    total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels // share})
+    shape = (image.shape[0], blocks, geometry.output[0], wide, lanes)
+    total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels})
 
     def finished(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        value = total(n, block, h, w // share, w % share, lane) if share > 1 else total(n, block, h, w, 0, lane)
+        value = total(n, block, h, w, lane)
         return finish.result(value, bias(block, lane), factor(block, lane), *(term(block, lane) for term in offset))
 
     output = (image.shape[0], blocks, *geometry.output, lanes)
@@ -130,25 +131,25 @@ def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
     anchor = moves.find(sch, NAME)
-    groups = int(sch.get(anchor).annotations[PIXELS])
+    pixels = int(sch.get(anchor).annotations[PIXELS])
     before, last = moves.split_around(sch, anchor)
-    n, block, h, group, pixel, lane, kernel_h, quad, byte = sch.get_loops(anchor)
-    height, width, share, lanes = (moves.static(sch, loop) for loop in (h, group, pixel, lane))
-    band = max([rows for rows in divisors(height, 32) if rows * width * share * lanes <= machine.l1 // 2] or [1])
+    n, block, h, w, lane, kernel_h, quad, byte = sch.get_loops(anchor)
+    height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))
+    band = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
     h_out, h_in = sch.split(h, [None, band])
-    group_out, group_in = sch.split(group, [None, groups])
-    sch.reorder(n, block, h_out, h_in, group_out, kernel_h, quad, group_in, pixel, lane, byte)
-    work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, group_out, group_in, pixel, lane))
+    w_out, w_in = sch.split(w, [None, pixels])
+    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, quad, w_in, lane, byte)
+    work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
     taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
-    sch.reverse_compute_at(last, group_out)
+    sch.reverse_compute_at(last, w_out)
     moves.parallel_if_worth(sch, shared, work * taps)
     for producer in before[:-1]:
         sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
     for producer in before[-1:]:
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])
-    for loop in (kernel_h, quad, group_in, pixel):
+    for loop in (kernel_h, quad, w_in):
         sch.unroll(loop)
     moves.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
