@@ -34,7 +34,8 @@ class Unsupported(Exception):  # noqa: N818 - caught within this package, and re
 class Exporter:
     """An ONNX graph in the making, and what each Relax value is called in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: tvm.IRModule) -> None:
+        self.module = module
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.values: dict[Expr, Value] = {}
@@ -125,7 +126,7 @@ def exported(module: tvm.IRModule, names: Sequence[str], weights: Mapping[str, n
     Raises ModelError that lists every operator without a form in ONNX.
     """
     function = module["main"]
-    maker = Exporter()
+    maker = Exporter(module)
     inputs = []
     for variable in function.params:
         name = maker.fresh(str(variable.name))
@@ -189,18 +190,21 @@ def _channels(layer: onnx.NodeProto, weight: onnx.TensorProto) -> int:
 
 
 def _rows() -> Mapping[str, Any]:
+    from forge_pipeline.ir.export_kernels import convert_kernel
     from forge_pipeline.ir.export_layers import LAYERS
     from forge_pipeline.ir.export_tensors import TENSORS
 
-    return {**TENSORS, **LAYERS}
+    return {**TENSORS, **LAYERS, "call_tir": convert_kernel}
 
 
 def _refuse_unknown(steps: Sequence[Bound]) -> None:
+    from forge_pipeline.ir.export_kernels import is_known
+
     known = {*_rows(), "tuple", "tuple_get_item", "copy", "constant", "shape"}
     unknown: dict[str, str] = {}
     for step in steps:
         name = operator(step.value)
-        if name not in known:
+        if name not in known or (name == "call_tir" and not is_known(step.value)):
             shown = f"{name} {step.value.args[0].name_hint}" if name == "call_tir" else name
             unknown.setdefault(shown, str(step.variable.name))
     if unknown:

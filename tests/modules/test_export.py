@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from forge_pipeline.errors import ModelError
@@ -16,6 +17,7 @@ with torch_hidden():
     import tvm
     from tvm import relax
     from tvm.relax import op
+    from tvm.relax.frontend.onnx import from_onnx
 
 from forge_pipeline.ir.export import checked_export
 from forge_pipeline.ir.export_layers import LAYERS
@@ -221,6 +223,17 @@ def test_uses_without_a_form_in_onnx_are_refused_with_the_reason() -> None:
     mod = module([((1, 3, 7, 7), F)], lambda x: op.nn.adaptive_avg_pool2d(x, (2, 2)))
     with pytest.raises(ModelError, match=r"\[7, 7\] pooled to \[2, 2\], which do not divide them"):
         checked_export(mod, names(mod), {})
+
+
+def test_the_kernels_of_tvms_front_end_are_read() -> None:
+    graph = """<ir_version: 10, opset_import: ["": 18]> net (float[1, 2, 8, 8] x) => (float[1, 2, 11, 9] y)
+        <float zero = {0.0}, float six = {6.0}, int64[8] widths = {0, 0, 1, 0, 0, 0, 2, 1}, float fill = {0.5}>
+        { c = Clip(x, zero, six)
+          y = Pad(c, widths, fill) }"""
+    mod = from_onnx(onnx.parser.parse_model(graph))
+    model = checked_export(mod, ["y"], {})
+    kinds = [node.op_type for node in model.graph.node]
+    assert (kinds.count("Max"), kinds.count("Min"), kinds.count("Pad")) == (1, 1, 1)
 
 
 def test_a_bias_behind_a_convolution_becomes_its_own() -> None:
