@@ -180,6 +180,7 @@ def _batches(model: ModelProto) -> bool:
         feeds[value.name] = sample(extents, str(helper.tensor_dtype_to_np_dtype(tensor.elem_type)), seed=position)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     try:
         together = session.run(None, feeds)
