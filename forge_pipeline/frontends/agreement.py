@@ -29,12 +29,21 @@ def check_same(model: ModelProto, feeds: Mapping[str, np.ndarray], wanted: Seque
     Not compared: a model of more than protobuf's limit, which ONNX Runtime would read from a file.
     """
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph
 
     if model.ByteSize() > (1 << 31) - 1:
         return
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except (InvalidGraph, Fail, onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented) as error:
+        raise ModelError(
+            where="converted model",
+            expected="operators of ONNX alone, of fitting types",
+            found=str(error)[:400],
+            fix="its exporter does not know an operator of this model: replace it, or convert the model yourself",
+        ) from error
     known = {value.name for value in session.get_inputs()}  # an input that nothing reads may be gone
     found = session.run(None, {name: array for name, array in feeds.items() if name in known})
     for value, expected, got in zip(model.graph.output, wanted, found, strict=True):
