@@ -94,7 +94,7 @@ def unsized(machine: Any) -> tuple[list[Any], Callable[..., None]]:
     shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
     image, weight = te.placeholder(shape, name="image"), te.placeholder(packed.shape, name="weight")
     geometry = geometry_of(64, 128, 1, shape[2:4])
-    return [image, weight, direct.convolve(image, weight, geometry, 1)], direct.schedule
+    return [image, weight, direct.convolve(image, weight, geometry, None)], direct.schedule
 
 
 def unsized_depthwise(machine: Any) -> tuple[list[Any], Callable[..., None]]:
