@@ -49,6 +49,8 @@ class Layer:
 
 def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
     """Return a row for each float value that both models have; the memory of both models' values for one feed."""
+    import numpy as np
+
     graph = reference.mod.graph
     pairs = matches(graph, model.mod.graph)
     names = list(pairs.values())
@@ -65,7 +67,12 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     for feed in feeds:
         wanted, found = {**feed, **exact(feed)}, {**feed, **whole(feed)}
         scaled = {name: wanted[name] * gains[name].factors(wanted[name]) for name in _comparable(pairs, wanted, found)}
-        fed = {f"{pairs[name]}{EXACT}": value for name, value in scaled.items() if pairs[name] not in feed}
+        with np.errstate(over="ignore"):  # what half precision does not hold is infinite in ``found`` too
+            fed = {
+                f"{pairs[name]}{EXACT}": value.astype(found[pairs[name]].dtype)
+                for name, value in scaled.items()
+                if pairs[name] not in feed
+            }
         if apart is None:
             dtypes = {name: array.dtype for name, array in fed.items()}
             apart = Interpreter(_cut(model, dtypes), where="quantized model, layer by layer", taps=names)

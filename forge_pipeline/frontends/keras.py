@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import keras_config
 from forge_pipeline.frontends.agreement import sample
 from forge_pipeline.frontends.contract import Converted, Declared
@@ -38,7 +39,8 @@ def model_to_onnx(model: Any) -> ModelProto:
     """Return a Keras model, on the PyTorch backend, as ONNX. Raises ModelError where the two do not agree."""
     import torch
 
-    inputs = list(model.inputs)
+    graph = _functional(model)
+    inputs = list(graph.inputs)
     examples = tuple(
         torch.from_numpy(sample([extent or _EXPORTED_AT + axis for axis, extent in enumerate(value.shape)], value.dtype,
                                 seed=position))
@@ -51,9 +53,22 @@ def model_to_onnx(model: Any) -> ModelProto:
     with torch.no_grad():
         program = torch.export.export(_flat(model), examples, dynamic_shapes={"inputs": open_axes})
     exported = program_to_onnx(program)
-    rename(exported, [value.name for value in inputs], list(model.output_names))
+    rename(exported, [value.name for value in inputs], list(graph.output_names))
     name_open_sizes(exported)
     return exported
+
+
+def _functional(model: Any) -> Any:
+    """Return the model of Keras's functional interface that ``model`` is, or, for a Sequential, holds."""
+    functional = getattr(model, "_functional", model)
+    if functional is None:
+        raise ModelError(
+            where=str(model.name),
+            expected="a Sequential model that knows the shape of its input",
+            found="one that was saved before it was built",
+            fix="begin it with keras.Input(shape), or call model.build(shape), and save it again",
+        )
+    return functional
 
 
 def _flat(model: Any) -> Any:
@@ -61,7 +76,7 @@ def _flat(model: Any) -> Any:
     import keras
     import torch
 
-    structure = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
+    structure = getattr(_functional(model), "_inputs_struct", None)
 
     class Flat(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from forge_pipeline.errors import ModelError
+from forge_pipeline.errors import DataError, ModelError
 from forge_pipeline.ir.onnx_module import ONNXModule
 
 _SHAPE_OPERAND = {"Reshape": 1, "Expand": 1}  # operator -> which input is a target shape
@@ -108,8 +107,8 @@ def _prove(module: ONNXModule, size: int) -> None:
     zeros = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, module.input_dtypes, strict=True)]
     try:
         results = infer(*zeros)
-    except (RuntimeException, Fail, InvalidArgument) as error:
-        raise _baked(size, str(error)) from error
+    except DataError as error:
+        raise _baked(size, error.found) from error
     arrays = results if isinstance(results, list) else [results]
     for value, array in zip(module.mod.graph.output, arrays, strict=True):
         stated = _leading(value)

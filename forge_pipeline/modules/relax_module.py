@@ -135,7 +135,7 @@ class RelaxModule(BaseModule):
         source.set_batch_size(batch_size)
         self._follow(source)
 
-    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = True) -> None:
+    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = False) -> None:
         """Track the activations on ``calib_data``; see ``ONNXModule.calibrate``."""
         self._source().calibrate(calib_data, reset, use_cuda)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from forge_pipeline.config import bind
-from forge_pipeline.errors import DataError, ModelError
+from forge_pipeline.errors import ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.settings import Config
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forge_pipeline.data import Feed
     from forge_pipeline.quantization.ranges import Ranges
 
+QUANT_TYPES: Final = ("static", "dynamic", "any")
 HISTOGRAM_VALUES = 16384
 PROBE_BYTES = 32 << 20
 INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
@@ -67,16 +68,23 @@ class QuantizableModule(ONNXModule):
         duplicate._ranges, duplicate._split = self._ranges, self._split
         return duplicate
 
-    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = True) -> None:
+    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = False) -> None:
         """Track the activations on ``calib_data``.
 
         A sample is an array (for a model with one input), a sequence of arrays in the order of the inputs, or a
         mapping from input name to array; with or without a batch axis. ``reset=False`` adds to earlier statistics.
-        ``use_cuda`` allows a GPU, which this package never needs: statistics are computed on the CPU, alike everywhere.
+        Statistics are computed on the CPU, alike everywhere: ``use_cuda=True`` raises ConfigError.
         Raises DataError naming the sample and the input, ModelError for a quantized model.
         """
         from forge_pipeline.quantization.calibration import calibrate
 
+        if use_cuda:
+            raise ConfigError(
+                where="calibrate(use_cuda=True)",
+                expected="use_cuda=False: statistics are computed on the CPU, alike on every machine",
+                found="True",
+                fix="leave use_cuda out",
+            )
         self._refuse_quantized("calibrate")
         ranges = calibrate(
             self, self._feeds(calib_data), total=0, histogram_values=HISTOGRAM_VALUES, probe_bytes=PROBE_BYTES
@@ -102,6 +110,14 @@ class QuantizableModule(ONNXModule):
         """
         from forge_pipeline.quantization.build import quantized_dynamically, quantized_statically
 
+        if quant_type not in QUANT_TYPES:
+            raise ConfigError(
+                where="quantize(quant_type)",
+                expected=f"one of {', '.join(QUANT_TYPES)}",
+                found=repr(quant_type),
+                fix=f"{did_you_mean(str(quant_type), QUANT_TYPES)}choose one of those; "
+                "`forge-pipeline run` has other methods, such as quantize=float16",
+            )
         self._refuse_quantized("quantize")
         method = quant_type if quant_type != "any" else "static" if self.is_calibrated else "dynamic"
         values = {
@@ -175,5 +191,5 @@ class QuantizableModule(ONNXModule):
                 where=f"{action}()",
                 expected="a model in float",
                 found="one that computes with integers already",
-                fix=f"call {action}() before quantize(), on a copy if both are needed",
+                fix=f"call {action}() on the float model; keep a copy of it if both are needed",
             )

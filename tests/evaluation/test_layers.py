@@ -173,3 +173,17 @@ def test_an_activation_is_shown_with_the_layer_that_it_follows() -> None:
         ("one", "Neg+Relu"),
         ("s", "Exp+Transpose+2 more"),
     ]
+
+
+def test_a_layer_in_half_precision_is_fed_half_precision() -> None:
+    """Else a product of a float32 value and float16 weights has operands of two types."""
+    head = '<ir_version: 10, opset_import: ["": 21]> main (float[N, 2] x) => (float[N, 2] y)'
+    half = "x16 = Cast <to = 10> (x) v = Exp(x16) w16 = Cast <to = 10> (w) z = MatMul(v, w16) y = Cast <to = 1> (z)"
+    exact, halved = (
+        ONNXModule(parser.parse_model(f"{head} <float[2, 2] w = {{1, 2, 3, 4}}> {{ {body} }}"))
+        for body in ("v = Exp(x) y = MatMul(v, w)", half)
+    )
+    samples = np.random.default_rng(0).uniform(-1, 1, (16, 1, 2)).astype(np.float32)
+    rows = measure(exact, halved, [{"x": sample} for sample in samples])
+    assert [row.operator for row in rows] == ["Input", "Exp", "MatMul"]
+    assert all(row.own_sqnr_db is not None and 50 < row.own_sqnr_db < 100 for row in rows[1:])

@@ -89,8 +89,10 @@ def keras_models(random: np.random.Generator) -> None:
         unsafe = keras.Model(inputs, layer(inputs))
         unsafe.save(f"{name}.keras")
         unsafe.save(f"{name}.h5")
-    weights_only = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    weights_only.save_weights("only.weights.h5")
+    chain = keras.Sequential([keras.Input((2,), name="x"), layers.Dense(1, name="y")])
+    chain.save_weights("only.weights.h5")
+    chain.save("chain.keras")
+    chain.save("chain.h5")
 
 
 if __name__ == "__main__":

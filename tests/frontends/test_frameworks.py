@@ -83,6 +83,13 @@ def test_a_keras_model_keeps_its_names_and_batch(made, name):
         np.testing.assert_allclose(found, expected["probs"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["chain.keras", pytest.param("chain.h5", marks=pytest.mark.long)])
+def test_a_sequential_keras_model_keeps_its_names_and_batch(made, name):
+    module = load(made / name)
+    assert (module.input_names, module.output_names) == (["x"], ["y"])
+    assert (module.input_shapes, module.output_shapes) == ([("N", 2)], [("N", 1)])
+
+
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 def test_a_lambda_and_a_custom_layer_are_refused_with_what_to_do(made, suffix):
     with pytest.raises(ModelError, match=r"'Lambda' in layer 'lambda.*', which runs code of the file"):

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.errors import ConfigError, DataError, ModelError
 from forge_pipeline.ir import ONNXModule
 
 
@@ -157,6 +157,10 @@ def test_inference_takes_arrays_in_order_and_gives_one_or_a_list(make, make_mode
     np.testing.assert_equal(infer(np.float32([3, 4]), np.float32([1, 1])), np.float32([2, 3]))
     with pytest.raises(TypeError, match=r"this model takes 2 arrays \(a, b\), not 1"):
         infer(np.float32([3, 4]))
+    with pytest.raises(DataError, match=r"arrays that the model computes with, found a float32\[3\], b float32\[2\]: "):
+        infer(np.float32([3, 4, 5]), np.float32([1, 1]))
+    with pytest.raises(DataError, match=r"found a float64\[2\], b float32\[2\]: "):
+        infer(np.float64([3, 4]), np.float32([1, 1]))
     results = ONNXModule(make("convnet")).get_inference_function("cpu")(np.zeros((2, 3, 8, 8), np.float32))
     assert [result.shape for result in results] == [(2, 5), (2, 5)]
 

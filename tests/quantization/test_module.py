@@ -60,6 +60,13 @@ def test_without_reset_statistics_add_up(module: QuantizableModule, feeds: list[
     assert module._ranges.to_bytes() == whole
 
 
+@pytest.mark.parametrize("method", ["float16", "none", "statik"])
+def test_a_quant_type_that_is_none_of_the_three_is_refused(module: QuantizableModule, method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"one of static, dynamic, any, found '{method}'"):
+        module.quantize(quant_type=method)
+    assert not module.is_quantized
+
+
 def test_splitting_after_calibration_takes_force_and_discards_it(
     net: ONNXModule, module: QuantizableModule, feeds: list[Feed]
 ) -> None:
