@@ -1,7 +1,8 @@
 """From a Relax module to ONNX, the form in which models are calibrated, quantized and compiled.
 
-The operators that TVM's front ends give are in ``export_tensors`` and ``export_layers``, one row each. What has no row
-is refused, all of it at once; nothing is approximated. ``checked_export`` also runs both forms on the same numbers.
+The operators that TVM's front ends give are in ``export_tensors``, ``export_indexing``, ``export_reductions`` and
+``export_layers``, one row each. What has no row is refused, all of it at once; nothing is approximated.
+``checked_export`` also runs both forms on the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tvm import ir, relax
 
 from forge_pipeline.errors import ModelError, VerificationError
 from forge_pipeline.ir.relax_flat import Bound, Expr, attributes, bindings, is_variable, operator, plain, results
-from forge_pipeline.ir.relax_graph import shape_of
+from forge_pipeline.ir.relax_node import shape_of
 
 OPSET: Final = 20
 IR_VERSION: Final = 10
@@ -190,11 +191,13 @@ def _channels(layer: onnx.NodeProto, weight: onnx.TensorProto) -> int:
 
 
 def _rows() -> Mapping[str, Any]:
+    from forge_pipeline.ir.export_indexing import INDEXED
     from forge_pipeline.ir.export_kernels import convert_kernel
     from forge_pipeline.ir.export_layers import LAYERS
+    from forge_pipeline.ir.export_reductions import REDUCED
     from forge_pipeline.ir.export_tensors import TENSORS
 
-    return {**TENSORS, **LAYERS, "call_tir": convert_kernel}
+    return {**TENSORS, **INDEXED, **REDUCED, **LAYERS, "call_tir": convert_kernel}
 
 
 def _refuse_unknown(steps: Sequence[Bound]) -> None:

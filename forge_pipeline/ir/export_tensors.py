@@ -1,4 +1,4 @@
-"""ONNX forms of Relax's operators on tensors: arithmetic, comparison, shape, selection, creation, reduction.
+"""ONNX forms of Relax's operators on tensors: arithmetic, comparison, shape, creation.
 
 A row is a function ``(exporter, call, attributes, *arguments) -> name or names``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from forge_pipeline.ir.export import Exporter, Unsupported, element_type
 from forge_pipeline.ir.relax_flat import plain
 
 Row = Callable[..., Any]
-BIG: Final = (1 << 63) - 1
 
 
 def dtype_of(expr: Any) -> str:
@@ -97,7 +96,8 @@ def _reshape(maker: Exporter, call: Any, known: dict[str, Any], x: str, dims: An
     return maker.node("Reshape", x, maker.shape(dims), allowzero=1 if 0 in dims else None)
 
 
-def _flatten(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
+def flattened(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
+    """Return ``x`` in one dimension."""
     return maker.node("Reshape", x, maker.constant([-1], "int64"))
 
 
@@ -123,7 +123,7 @@ def _squeeze(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
 def _concat(maker: Exporter, call: Any, known: dict[str, Any], values: list[str]) -> str:
     axis = known.get("axis")
     if axis is None:
-        values, axis = [_flatten(maker, call, known, value) for value in values], 0
+        values, axis = [flattened(maker, call, known, value) for value in values], 0
     return maker.node("Concat", *values, axis=axis)
 
 
@@ -164,78 +164,13 @@ def _repeat(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
     times, axis = int(known["repeats"]), known.get("axis")
     shape = static_shape(call.args[0], "whose elements are repeated")
     if axis is None:
-        x, shape, axis = _flatten(maker, call, known, x), [int(np.prod(shape))], 0
+        x, shape, axis = flattened(maker, call, known, x), [int(np.prod(shape))], 0
     axis %= len(shape)
     wide = maker.node("Unsqueeze", x, maker.constant([axis + 1], "int64", "axes"))
     spread = [*shape[: axis + 1], times, *shape[axis + 1 :]]
     expanded = maker.node("Expand", wide, maker.constant(spread, "int64", "shape"))
     flat = [*shape[:axis], shape[axis] * times, *shape[axis + 1 :]]
     return maker.node("Reshape", expanded, maker.constant(flat, "int64", "shape"))
-
-
-def _flip(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    axes = known["axis"] if isinstance(known["axis"], list) else [known["axis"]]
-    ends = [maker.constant([value] * len(axes), "int64") for value in (-1, -BIG)]
-    steps = maker.constant([-1] * len(axes), "int64")
-    return maker.node("Slice", x, *ends, maker.constant(axes, "int64", "axes"), steps)
-
-
-def _strided_slice(
-    maker: Exporter, call: Any, known: dict[str, Any], x: str, axes: Any, begin: Any, end: Any, strides: Any = None
-) -> str:
-    steps = [1] * len(axes) if strides is None else list(strides)
-    bounds = [maker.shape([_bound(item) for item in bound]) for bound in (begin, end)]
-    return maker.node("Slice", x, *bounds, maker.constant(axes, "int64", "axes"), maker.constant(steps, "int64"))
-
-
-def _bound(item: Any) -> Any:
-    return max(-BIG, min(BIG, item)) if isinstance(item, int) else item
-
-
-def _take(maker: Exporter, call: Any, known: dict[str, Any], x: str, indices: Any) -> str:
-    axis = known.get("axis")
-    if isinstance(indices, int):
-        indices = maker.constant(indices, "int64")
-    elif dtype_of(call.args[1]) not in ("int32", "int64"):
-        indices = maker.node("Cast", indices, to=element_type("int64"))
-    if axis is None:
-        x, axis = _flatten(maker, call, known, x), 0
-    return maker.node("Gather", x, indices, axis=axis)
-
-
-def _gather_elements(maker: Exporter, call: Any, known: dict[str, Any], x: str, indices: str) -> str:
-    return maker.node("GatherElements", x, indices, axis=known["axis"])
-
-
-def _gather_nd(maker: Exporter, call: Any, known: dict[str, Any], x: str, indices: str) -> str:
-    return maker.node(
-        "GatherND", x, maker.node("Cast", indices, to=element_type("int64")), batch_dims=known["batch_dims"]
-    )
-
-
-REDUCTIONS = {"update": "none", "add": "add", "mul": "mul", "max": "max", "min": "min"}
-
-
-def _scatter_elements(maker: Exporter, call: Any, known: dict[str, Any], x: str, indices: str, updates: str) -> str:
-    reduction = REDUCTIONS.get(known["reduction"])
-    if reduction is None:
-        raise Unsupported(f"reduction {known['reduction']}")
-    return maker.node("ScatterElements", x, indices, updates, axis=known["axis"], reduction=reduction)
-
-
-def _scatter_nd(maker: Exporter, call: Any, known: dict[str, Any], x: str, indices: str, updates: str) -> str:
-    reduction = REDUCTIONS.get(known["reduction"])
-    if reduction is None:
-        raise Unsupported(f"reduction {known['reduction']}")
-    return maker.node(
-        "ScatterND", x, maker.node("Cast", indices, to=element_type("int64")), updates, reduction=reduction
-    )
-
-
-def _one_hot(maker: Exporter, call: Any, known: dict[str, Any], indices: str, on: Any, off: Any) -> str:
-    values = maker.constant([off, on], dtype_of(call))
-    indices = maker.node("Cast", indices, to=element_type("int64"))
-    return maker.node("OneHot", indices, maker.constant(known["depth"], "int64"), values, axis=known["axis"])
 
 
 def _full(maker: Exporter, call: Any, known: dict[str, Any], dims: Any, value: Any) -> str:
@@ -270,61 +205,6 @@ def _triangle(upper: int, maker: Exporter, call: Any, known: dict[str, Any], x: 
     return maker.node("Trilu", x, maker.constant(k, "int64"), upper=upper)
 
 
-def _axes(maker: Exporter, known: dict[str, Any]) -> list[str]:
-    axis = known.get("axis")
-    if axis is None:
-        return []
-    return [maker.constant(axis if isinstance(axis, list) else [axis], "int64", "axes")]
-
-
-def _reduce(name: str, maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    return maker.node(name, x, *_axes(maker, known), keepdims=int(known["keepdims"]))
-
-
-def _variance(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    mean = maker.node("ReduceMean", x, *_axes(maker, known), keepdims=1)
-    centred = maker.node("Sub", x, mean)
-    square = maker.node("Mul", centred, centred)
-    return maker.node("ReduceMean", square, *_axes(maker, known), keepdims=int(known["keepdims"]))
-
-
-def _std(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    return maker.node("Sqrt", _variance(maker, call, known, x))
-
-
-def _arg(name: str, maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    axis = known.get("axis")
-    if axis is None:
-        if known["keepdims"]:
-            raise Unsupported("an index over all axes that keeps them")
-        x, axis = _flatten(maker, call, known, x), 0
-    found = maker.node(name, x, axis=axis, keepdims=int(known["keepdims"]))
-    return maker.node("Cast", found, to=element_type(dtype_of(call)))
-
-
-def _cumsum(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    axis = known.get("axis")
-    if axis is None:
-        x, axis = _flatten(maker, call, known, x), 0
-    x = maker.node("Cast", x, to=element_type(dtype_of(call)))
-    return maker.node("CumSum", x, maker.constant(axis, "int64"), exclusive=int(bool(known.get("exclusive"))))
-
-
-def _topk(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> Any:
-    count = maker.constant([known["k"]], "int64")
-    values, places = maker.many("TopK", x, count, outputs=2, axis=known["axis"], largest=int(known["largest"]))
-    places = maker.node("Cast", places, to=element_type(str(known["dtype"])))
-    return {"both": [values, places], "values": values, "indices": places}[known["ret_type"]]
-
-
-def _sorted(part: int, maker: Exporter, call: Any, known: dict[str, Any], x: str) -> str:
-    axis = known["axis"]
-    size = static_shape(call.args[0], "which is sorted")[axis]
-    count = maker.constant([size], "int64")
-    found = maker.many("TopK", x, count, outputs=2, axis=axis, largest=int(known["descending"]))[part]
-    return maker.node("Cast", found, to=element_type(dtype_of(call)))
-
-
 def _shape_of(maker: Exporter, call: Any, known: dict[str, Any], x: str) -> Any:
     return [item if not isinstance(plain(item), int) else plain(item) for item in call.args[0].ty.shape.values]
 
@@ -350,12 +230,10 @@ BINARY = {
     **{"less_equal": "LessOrEqual", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"},
     **{"bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "where": "Where"},
 }
-REDUCE = {"mean": "ReduceMean", "sum": "ReduceSum", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 TENSORS: Mapping[str, Row] = MappingProxyType(
     {
         **{name: partial(_same, onnx_name) for name, onnx_name in {**UNARY, **BINARY}.items()},
-        **{name: partial(_reduce, onnx_name) for name, onnx_name in REDUCE.items()},
         "divide": partial(_floats_only, "Div"),
         "not_equal": _not_equal,
         "isfinite": _finite,
@@ -367,7 +245,7 @@ TENSORS: Mapping[str, Row] = MappingProxyType(
         "clip": _clip,
         "astype": _astype,
         "reshape": _reshape,
-        "flatten": _flatten,
+        "flatten": flattened,
         "nn.batch_flatten": _batch_flatten,
         "permute_dims": _permute,
         "expand_dims": _expand_dims,
@@ -378,14 +256,6 @@ TENSORS: Mapping[str, Row] = MappingProxyType(
         "broadcast_to": _broadcast,
         "tile": _tile,
         "repeat": _repeat,
-        "flip": _flip,
-        "strided_slice": _strided_slice,
-        "take": _take,
-        "gather_elements": _gather_elements,
-        "gather_nd": _gather_nd,
-        "scatter_elements": _scatter_elements,
-        "scatter_nd": _scatter_nd,
-        "one_hot": _one_hot,
         "full": _full,
         "full_like": _full_like,
         "zeros": partial(_filled, 0),
@@ -395,14 +265,6 @@ TENSORS: Mapping[str, Row] = MappingProxyType(
         "arange": _arange,
         "tril": partial(_triangle, 0),
         "triu": partial(_triangle, 1),
-        "variance": _variance,
-        "std": _std,
-        "argmax": partial(_arg, "ArgMax"),
-        "argmin": partial(_arg, "ArgMin"),
-        "cumsum": _cumsum,
-        "topk": _topk,
-        "sort": partial(_sorted, 0),
-        "argsort": partial(_sorted, 1),
         "shape_of": _shape_of,
         "shape_to_tensor": _shape_to_tensor,
         "masked_fill": _masked_fill,

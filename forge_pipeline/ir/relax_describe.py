@@ -10,8 +10,8 @@ from forge_pipeline.ir.relax_flat import operands
 from forge_pipeline.ir.tensors import element_count
 
 if TYPE_CHECKING:
-    from forge_pipeline.ir.relax_graph import Node
     from forge_pipeline.ir.relax_module import RelaxModule
+    from forge_pipeline.ir.relax_node import Node
 
 ITEM = "tuple_get_item"
 MACS = {  # operator -> whether each output element sums over one filter (or the other way round)

@@ -6,32 +6,29 @@ number, order and types of outputs, stay. An edit that breaks this is refused an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax
+from tvm import relax
 
-from forge_pipeline.errors import ModelError, did_you_mean
+from forge_pipeline.errors import did_you_mean
 from forge_pipeline.ir.relax_flat import (
     Bound,
     Expr,
-    attributes,
     bindings,
     is_variable,
     operands,
     operator,
-    plain,
     rebuilt,
     result,
     results,
     substituted,
 )
-
-INPUT, OUTPUT = "input", "output"
+from forge_pipeline.ir.relax_names import Names, refused, telling_line
+from forge_pipeline.ir.relax_node import INPUT, OUTPUT, Node
 
 
 class Holder(Protocol):
@@ -43,70 +40,6 @@ class Holder(Protocol):
 
     def replace(self, mod: tvm.IRModule) -> None:
         """Take ``mod`` in place of the module."""
-
-
-class Node:
-    """A binding of a function, a parameter (``op_type`` input) or its result (``output``)."""
-
-    __slots__ = ("_reads", "graph", "name", "op_type", "value")
-
-    def __init__(self, graph: Graph, name: str, op_type: str, value: Expr, reads: Sequence[str]) -> None:
-        self.graph, self.name, self.op_type, self.value = graph, name, op_type, value
-        self._reads = tuple(reads)
-
-    @property
-    def inputs(self) -> list[str]:
-        """The values that it reads, those within tuples included: names of values, ``constant_N`` for constants."""
-        return list(self._reads)
-
-    @property
-    def outputs(self) -> list[str]:
-        """The value that it defines; none for the output."""
-        return [] if self.op_type == OUTPUT else [self.name]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Attributes as Python knows them, and under ``arguments`` the shapes and numbers among the arguments."""
-        found = attributes(self.value)
-        if isinstance(self.value, relax.Call):
-            others = [argument for argument in self.value.args if not any(True for _ in operands(argument))]
-            shown = [_shown(plain(argument)) for argument in others if not isinstance(argument, relax.Tuple)]
-            if shown:
-                found["arguments"] = shown
-        return found
-
-    @property
-    def shape(self) -> tuple[int | str, ...] | None:
-        """The shape of its value: numbers, and names of symbolic dimensions; None for what is no tensor."""
-        kind = self.value.ty
-        return shape_of(kind) if isinstance(kind, relax.TensorType) and kind.shape is not None else None
-
-    @property
-    def dtype(self) -> str | None:
-        """The element type of its value; None for what is no tensor."""
-        return str(self.value.ty.dtype) if isinstance(self.value.ty, relax.TensorType) else None
-
-    @property
-    def producers(self) -> list[Node]:
-        """The nodes whose values it reads, each once; parameters are none."""
-        found = (self.graph.producer(name) for name in dict.fromkeys(self._reads))
-        return [node for node in found if node is not None]
-
-    @property
-    def consumers(self) -> list[Node]:
-        """The nodes that read its value, each once."""
-        return [node for name in self.outputs for node in self.graph.consumers(name)]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Node):
-            return NotImplemented
-        return self.name == other.name and self.op_type == other.op_type and self.value.same_as(other.value)
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.op_type))
-
-    def __repr__(self) -> str:
-        return f"Node({self.op_type}({', '.join(self._reads)}) -> {', '.join(self.outputs)})"
 
 
 class Graph:
@@ -235,7 +168,7 @@ class Graph:
         """Make input ``index`` of a node (as ``node.inputs`` counts them) read ``value``. Raises ModelError."""
         where = f"rewire input {index} of {node!r}"
         if not 0 <= index < len(node.inputs):
-            raise _refused(where, f"{len(node.inputs)} inputs", "give the index of an input it has")
+            raise refused(where, f"{len(node.inputs)} inputs", "give the index of an input it has")
         new = self._names().expr(value, where)
         position = iter(range(len(node.inputs)))
 
@@ -270,28 +203,30 @@ class Graph:
 
     # --- within --------------------------------------------------------------------------------------------------
 
-    def _names(self) -> _Names:
-        return _Names(self.function)
+    def _names(self) -> Names:
+        return Names(self.function)
 
     def _place(self, node: Node, where: str) -> int:
         for index, present in enumerate(self):
             if present.name == node.name and present.op_type == node.op_type:
                 return index
-        raise _refused(where, "no such node in the graph any more", "find it again after an edit")
+        raise refused(where, "no such node in the graph any more", "find it again after an edit")
 
-    def _made(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], names: _Names) -> Expr:
+    def _made(self, op_type: str, inputs: Sequence[Any], attributes: dict[str, Any], names: Names) -> Expr:
         where = f"operator {op_type!r}"
         function: Any = relax.op
         for part in op_type.split("."):
             if not hasattr(function, part):
                 near = did_you_mean(part, [name for name in dir(function) if not name.startswith("_")])
-                raise _refused(where, "no operator of that name", f"{near}use a function of tvm.relax.op")
+                raise refused(where, "no operator of that name", f"{near}use a function of tvm.relax.op")
             function = getattr(function, part)
         arguments = [names.expr(item, where) if isinstance(item, str) else _argument(item) for item in inputs]
         try:
             return function(*arguments, **attributes)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise _refused(where, _line(error), "give the inputs and attributes that tvm.relax.op documents") from error
+            raise refused(
+                where, telling_line(error), "give the inputs and attributes that tvm.relax.op documents"
+            ) from error
 
     def _put(self, where: str, steps: Sequence[Bound], outputs: Expr) -> None:
         """Check what an edit led to, and only then take it over."""
@@ -301,13 +236,13 @@ class Graph:
             module = rebuilt(self._holder.mod, self.name, steps, outputs)
             relax.analysis.well_formed(module)
         except (TypeError, ValueError, RuntimeError, KeyError) as error:
-            raise _refused(
-                where, _line(error), "change what reads the value too, or use an operator that fits"
+            raise refused(
+                where, telling_line(error), "change what reads the value too, or use an operator that fits"
             ) from error
         after = [value.ty for value in results(module[self.name])]
         if len(before) != len(after) or not all(map(tvm_ffi.structural_equal, before, after)):
             shown = ", ".join(map(str, after))
-            raise _refused(where, f"outputs of other types ({shown})", "keep the types of the outputs")
+            raise refused(where, f"outputs of other types ({shown})", "keep the types of the outputs")
         self._holder.replace(module)
 
     def _check_order(self, where: str, steps: Sequence[Bound]) -> None:
@@ -315,66 +250,8 @@ class Graph:
         for step in steps:
             for expr in operands(step.value):
                 if is_variable(expr) and expr not in seen:
-                    raise _refused(where, f"{expr.name!r} read before it is defined", "read values that come before")
+                    raise refused(where, f"{expr.name!r} read before it is defined", "read values that come before")
             seen.add(step.variable)
-
-
-class _Names(dict[Expr, str]):
-    """Names of a function's values, each of them once: variables may share theirs."""
-
-    def __init__(self, function: relax.Function) -> None:
-        super().__init__()
-        self._taken: dict[str, Expr] = {}
-        for variable in function.params:
-            self._name(variable, str(variable.name))
-        constants = 0
-        for bound in bindings(function):
-            for expr in operands(bound.value):
-                if isinstance(expr, ir.GenericConst) and expr not in self:
-                    self._name(expr, f"constant_{constants}")
-                    constants += 1
-            self._name(bound.variable, str(bound.variable.name))
-        for expr in operands(result(function)):
-            if expr not in self:
-                self._name(expr, f"constant_{constants}")
-                constants += 1
-
-    def _name(self, expr: Expr, wanted: str) -> None:
-        name = self.fresh(wanted)
-        self[expr], self._taken[name] = name, expr
-
-    def fresh(self, wanted: str) -> str:
-        """Return ``wanted``, or with the first number behind it that is free."""
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        return name
-
-    def of(self, expr: Expr) -> str:
-        """Return the name of a variable or constant."""
-        return self[expr]
-
-    def expr(self, name: str, where: str) -> Expr:
-        """Return the variable or constant called ``name``. Raises ModelError where there is none."""
-        if name not in self._taken:
-            near = did_you_mean(name, self._taken)
-            raise _refused(where, f"{name!r}, which nothing defines", f"{near}read a value of this graph")
-        return self._taken[name]
-
-
-def shape_of(kind: relax.TensorType) -> tuple[int | str, ...]:
-    """Return a tensor type's shape: a number, or the text of a symbolic dimension, for each."""
-    if kind.shape is None:
-        return ("?",) * max(int(kind.ndim), 0)
-    values = kind.shape.values if isinstance(kind.shape, relax.ShapeExpr) else kind.shape.ty.values
-    return tuple(x if isinstance(x := plain(value), int) else str(x) for value in values or ())
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _typed(bound: Bound) -> Expr:
@@ -396,17 +273,3 @@ def _argument(item: Any) -> Any:
     if isinstance(item, float):
         return relax.const(item, "float32")
     return item
-
-
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("File ", "Traceback", "at ", "^"))]
-    return _OPERATOR.sub(r"\1", (telling or lines or [type(error).__name__])[-1])[:300]
-
-
-_OPERATOR = re.compile(r'ir\.Op\(.*?name="([\w.]+)".*?\)\)(?=\W)')
-_INVARIANTS = "a function in which every value is defined before it is read, with types that fit"
-
-
-def _refused(where: str, found: str, fix: str) -> ModelError:
-    return ModelError(where=where, expected=_INVARIANTS, found=found, fix=fix)

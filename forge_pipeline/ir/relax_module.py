@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.relax_interface import checked, described, tensor_of
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
     from forge_pipeline.ir.onnx_module import Shape
-    from forge_pipeline.ir.relax_graph import Graph, Node
+    from forge_pipeline.ir.relax_graph import Graph
+    from forge_pipeline.ir.relax_node import Node
 
 
 IRModule = Any
@@ -155,7 +157,7 @@ class RelaxModule:
     @property
     def input_shapes(self) -> list[Shape]:
         """Shapes of the inputs: a number, or the name of a symbolic dimension, for each."""
-        from forge_pipeline.ir.relax_graph import shape_of
+        from forge_pipeline.ir.relax_node import shape_of
 
         return [shape_of(variable.ty) for variable in self._inputs]
 
@@ -196,12 +198,12 @@ class RelaxModule:
     @property
     def output_shapes(self) -> list[Shape]:
         """Shapes of the outputs, as ``input_shapes``. Raises ModelError for an output that is no tensor."""
-        return [_tensor(node)[0] for node in self.output_nodes]
+        return [tensor_of(node)[0] for node in self.output_nodes]
 
     @property
     def output_dtypes(self) -> list[str]:
         """Element types of the outputs. Raises ModelError for an output that is no tensor."""
-        return [_tensor(node)[1] for node in self.output_nodes]
+        return [tensor_of(node)[1] for node in self.output_nodes]
 
     @property
     def output_count(self) -> int:
@@ -210,11 +212,11 @@ class RelaxModule:
 
     def describe_inputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each input, as plain JSON."""
-        return _described(self.input_names, self.input_shapes, self.input_dtypes)
+        return described(self.input_names, self.input_shapes, self.input_dtypes)
 
     def describe_outputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each output, as plain JSON. Raises ModelError."""
-        return _described(self.output_names, self.output_shapes, self.output_dtypes)
+        return described(self.output_names, self.output_shapes, self.output_dtypes)
 
     # --- identity --------------------------------------------------------------------------------------------------
 
@@ -334,33 +336,3 @@ class RelaxModule:
         from forge_pipeline.ir.tables import html
 
         return html(self.describe())
-
-
-def checked(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return ``mod`` where it has a function `main` in Relax. Raises ModelError where not."""
-    import tvm
-    from tvm import relax
-
-    known = isinstance(mod, tvm.IRModule)
-    names = [str(variable.name_hint) for variable in mod.functions] if known else []
-    if not known or "main" not in names or not isinstance(mod["main"], relax.Function):
-        found = f"functions {', '.join(names) or 'none'}" if known else type(mod).__name__
-        raise ModelError(
-            where="RelaxModule(mod)",
-            expected="a tvm.IRModule with a function `main` in Relax",
-            found=found,
-            fix="use ONNXModule for an ONNX model, or RelaxModule.from_onnx",
-        )
-    return mod
-
-
-def _tensor(node: Node) -> tuple[Shape, str]:
-    shape, dtype = node.shape, node.dtype
-    if shape is None or dtype is None:
-        raise ModelError(f"output {node.name!r}", "a tensor", str(node.value.ty), "return tensors from `main`")
-    return shape, dtype
-
-
-def _described(names: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[dict[str, Any]]:
-    rows = zip(names, shapes, dtypes, strict=True)
-    return [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in rows]

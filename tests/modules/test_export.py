@@ -20,7 +20,9 @@ with torch_hidden():
     from tvm.relax.frontend.onnx import from_onnx
 
 from forge_pipeline.ir.export import checked_export
+from forge_pipeline.ir.export_indexing import INDEXED
 from forge_pipeline.ir.export_layers import LAYERS
+from forge_pipeline.ir.export_reductions import REDUCED
 from forge_pipeline.ir.export_tensors import BINARY, TENSORS, UNARY
 
 F, B, I = "float32", "bool", "int32"  # noqa: E741
@@ -194,7 +196,7 @@ def case(name: str) -> tuple[list[Any], Callable[..., Any]]:
 
 
 def test_every_row_has_a_case() -> None:
-    untested = set(TENSORS) | set(LAYERS)
+    untested = {*TENSORS, *INDEXED, *REDUCED, *LAYERS}
     assert untested - set(CASES) - set(UNARY) - set(BINARY) - INDIRECT == set()
 
 
@@ -202,7 +204,7 @@ def test_every_row_has_a_case() -> None:
     "name",
     [
         pytest.param(name, marks=() if name in SAMPLE else pytest.mark.long)
-        for name in sorted({*TENSORS, *LAYERS} - INDIRECT)
+        for name in sorted({*TENSORS, *INDEXED, *REDUCED, *LAYERS} - INDIRECT)
     ],
 )
 def test_an_operator_computes_the_same_in_onnx(name: str) -> None:
