@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.functions import install
-from forge_pipeline.codegen.halves import has_halves, widened
+from forge_pipeline.codegen.halves import storage, widened
 from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.shapes import in_order
-from forge_pipeline.codegen.weights import Separated, separate
+from forge_pipeline.codegen.weights import Halves, Separated, separate
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
@@ -40,7 +40,7 @@ def build(
     progress(f"lower with {options.generator}")
     with _explained(f"lowering for {target.tag}"):
         lowered = pick_generator(options, target)(imported, target, options)
-        separated = _separate(lowered, target, as_halves=options.float16 or has_halves(model))
+        separated = _separate(lowered, target, as_halves="rounded" if options.float16 else storage(model))
     progress("generate code")
     with _explained(f"code generation for {target.tag}"):
         executable = _compile(separated.module, lowered, target, options)
@@ -54,7 +54,7 @@ def relax_text(model: onnx.ModelProto) -> str:
     return str(import_model(prepare(model)).script(show_meta=False))
 
 
-def _separate(lowered: Lowered, target: Target, *, as_halves: bool) -> Separated:
+def _separate(lowered: Lowered, target: Target, *, as_halves: Halves) -> Separated:
     """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
     if target.kind == "cuda":
         return Separated(module=lowered.module, section=b"", table=[])

@@ -8,19 +8,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge_pipeline.codegen.weights import SMALLEST, Halves
+
 if TYPE_CHECKING:
     import onnx
 
 HALF, FLOAT = 10, 1
 """TensorProto.FLOAT16 and FLOAT, also as the values of attributes such as `to` and `dtype`."""
 
+FINER = frozenset({FLOAT, 2, 3})
+"""FLOAT, UINT8 and INT8: weights whose values, or whose scales, are not known to be halves."""
+
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 
-def has_halves(model: onnx.ModelProto) -> bool:
-    """Return whether a weight or an input of ``model`` is in half precision."""
-    weights = any(tensor.data_type == HALF for tensor in model.graph.initializer)
-    return weights or any(value.type.tensor_type.elem_type == HALF for value in model.graph.input)
+def storage(model: onnx.ModelProto) -> Halves:
+    """Return how to store what is in float32 once ``model`` is widened.
+
+    Where all weights were halves, what was made of them is rounded to halves again. Where some were not, these may
+    not lose a bit: only what a half holds exactly is stored as one.
+    """
+    import math
+
+    tensors = [
+        *model.graph.initializer,
+        *(entry.t for node in model.graph.node for entry in node.attribute if entry.HasField("t")),
+    ]
+    if not any(tensor.data_type == HALF for tensor in tensors):
+        return "never"
+    large = {tensor.data_type for tensor in tensors if 4 * math.prod(tensor.dims) >= SMALLEST}
+    return "rounded" if large.isdisjoint(FINER) else "exact"
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:

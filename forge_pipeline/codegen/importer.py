@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
     Raises CompileError: for everything that ``check_supported`` finds, and naming the node that failed.
     """
     check_supported(model)
-    importer = _importer(progress)
+    importer = _importer(_extents(model.graph), progress)
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice on renamed inputs and unknown dimensions, of no use to our users
@@ -149,7 +150,37 @@ def _check_outputs(module: tvm.IRModule, model: onnx.ModelProto) -> None:
             )
 
 
-def _importer(progress: Progress) -> Any:
+def _extents(graph: onnx.GraphProto) -> dict[str, list[Any]]:
+    """Return the extents of every input, with a variable for each name; an extent without one has its own variable.
+
+    TVM would take all nameless extents, and zeros, for the same one, and a name such as `batch-size` for a difference.
+    A name that is made of numbers and the names of other extents is the expression that it says.
+    """
+    from tvm import tirx
+    from tvm.relax.frontend.onnx.onnx_frontend import parse_shape_name
+
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants]
+    dims = {
+        value.name: value.type.tensor_type.shape.dim for value in inputs if value.type.tensor_type.HasField("shape")
+    }
+    names = {dim.dim_param for found in dims.values() for dim in found if dim.dim_param}
+    variables = {name: tirx.Var(name, "int64") for name in names}
+
+    def extent(dim: Any, place: str) -> Any:
+        if dim.HasField("dim_value"):
+            return dim.dim_value
+        if not dim.dim_param:
+            return tirx.Var(place, "int64")
+        parts = [part.strip() for part in re.split(r"[-+*/]+", dim.dim_param)]
+        if len(parts) > 1 and all(part in names or part.isdecimal() for part in parts):
+            return parse_shape_name(dim.dim_param, variables)
+        return variables[dim.dim_param]
+
+    return {name: [extent(dim, f"{name}_{axis}") for axis, dim in enumerate(found)] for name, found in dims.items()}
+
+
+def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
     """Build TVM's graph importer, extended; in a function since its base class is TVM's."""
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
@@ -175,7 +206,7 @@ def _importer(progress: Progress) -> Any:
                 raise node_error(name, op_name, error) from error
             return self.bb.normalize(result)
 
-    return Importer({}, None)
+    return Importer(extents, None)
 
 
 def node_error(name: str, operator: str, error: BaseException) -> CompileError:

@@ -8,7 +8,7 @@ has to be computed from them first is computed by a function `prepare` (``prepar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ SMALLEST = 4096
 """Bytes below which a constant stays in the code: a page of file for less would not pay."""
 
 Array = np.ndarray[Any, Any]
+Halves = Literal["never", "exact", "rounded"]
+"""Which float32 constants are stored in half precision: none, those it holds exactly, or all in its range, rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,8 @@ class _Stored:
         return self.found[key]
 
 
-def separate(module: tvm.IRModule, *, as_halves: bool = False) -> Separated:
-    """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place.
-
-    ``as_halves``: round float32 ones to half precision, and store those.
-    """
+def separate(module: tvm.IRModule, *, as_halves: Halves = "never") -> Separated:
+    """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place."""
     import tvm
     from tvm import relax
 
@@ -110,7 +109,7 @@ class _Preparing:
 
     module: tvm.IRModule
     raw: _Stored
-    as_halves: bool
+    as_halves: Halves
     results: list[relax.Var] = field(default_factory=list)
     bindings: list[Any] = field(default_factory=list)
     made: list[relax.Var] = field(default_factory=list)
@@ -142,8 +141,11 @@ class _Preparing:
 
     def is_stored_as_half(self, array: Array) -> bool:
         """Return whether an array is to be stored in half precision: floats that a half can hold."""
-        if not self.as_halves or array.dtype != np.float32:
+        if self.as_halves == "never" or array.dtype != np.float32:
             return False
+        if self.as_halves == "exact":
+            with np.errstate(over="ignore"):
+                return np.array_equal(array.astype(np.float16).astype(np.float32), array, equal_nan=True)
         finite = array[np.isfinite(array)]
         return bool(finite.size == 0 or np.abs(finite).max() <= np.finfo(np.float16).max)
 

@@ -130,6 +130,24 @@ def test_a_model_in_half_precision_is_computed_in_float32_and_stays_as_small() -
     assert np.abs(halves - expected).max() <= 2.0**-11 * np.abs(expected).max()
 
 
+def test_float32_weights_keep_every_bit_beside_halves() -> None:
+    weight, x = normal(64, 64, 3, 3), normal(1, 64, 28, 28).astype(np.float16)
+    model = convolution(weight)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1.5, np.float16), "scale"))
+    model.graph.node[0].input[0] = "wide"
+    model.graph.node.insert(0, helper.make_node("Mul", ["x", "scale"], ["scaled"]))
+    model.graph.node.insert(1, helper.make_node("Cast", ["scaled"], ["wide"], to=TensorProto.FLOAT))
+    library = build(model, Target.from_tag("host"), TILED)
+    (row,) = library.metadata["weights"]
+    assert row["dtype"] == "float32"
+    assert len(library.weights) == weight.nbytes
+    exact = onnxruntime.InferenceSession(convolution(weight).SerializeToString())
+    (expected,) = exact.run(None, {"x": x.astype(np.float32) * np.float32(1.5)})
+    (found,) = Engine(library.to_bytes(), threads=1)(x)
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
 def test_a_real_half_precision_model_is_nearer_to_the_exact_result_than_onnx_runtime_is() -> None:
     if not HALF_MODEL.exists():
         pytest.skip(f"{HALF_MODEL} is not there")

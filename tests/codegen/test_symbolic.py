@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
@@ -61,3 +62,23 @@ def test_one_library_serves_images_of_any_size() -> None:
         (expected,), (found,) = session.run(None, {"x": x}), engine(x)
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("names", [(None, None, None), ("batch-size", "w/2", "w/4")])
+def test_extents_without_a_name_or_with_any_name_are_each_their_own(names: tuple[str | None, ...]) -> None:
+    weight = np.random.default_rng(1).standard_normal((8, 3, 3, 3)).astype(np.float32)
+    batch, *sizes = names
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, *sizes])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for shape in ((1, 3, 9, 7), (2, 3, 8, 19)):
+        x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+        (expected,), (found,) = session.run(None, {"x": x}), engine(x)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
