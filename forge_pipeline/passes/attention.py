@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
-from forge_pipeline.passes.activations import FLOATS
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Graph
 from forge_pipeline.passes.graph_state import Array
 from forge_pipeline.passes.nodes import attribute, is_op
+
+WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
+"""The operator scales both operands by the root of the scale: in half precision it overflows on other numbers."""
 
 FIRST_OPSET = 23
 HEADS_OUT = [0, 2, 1, 3]  # [batch, tokens, heads, size] to [batch, heads, tokens, size], and back
@@ -106,7 +108,7 @@ def _attention(graph: Graph, last: NodeProto) -> _Found | None:
     value = str(last.input[1])
     if not scale > 0 or not np.isfinite(scale):
         return None
-    if any(graph.rank(name) != 4 or graph.elem_type(name) not in FLOATS for name in (query, key, value)):
+    if any(graph.rank(name) != 4 or graph.elem_type(name) not in WIDE for name in (query, key, value)):
         return None
     found = _Found(query=query, key=key, key_order=order, value=value, mask=mask, scale=scale)
     return found if _same_heads(graph, found) else None

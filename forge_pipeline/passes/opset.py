@@ -8,8 +8,11 @@ from typing import Literal
 import onnx
 import onnx.version_converter
 
+from forge_pipeline.ir.order import every_node
 from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Graph
+
+SCAN_WITHOUT_BATCH = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class ConvertOpset(Transformation[OpsetOptions]):
             return 0
         model = graph.model()
         try:
+            _check_scans(model, graph.opset(), version)
             converted = onnx.version_converter.convert_version(model, version)
             onnx.checker.check_model(converted)
         except (RuntimeError, onnx.checker.ValidationError) as error:
@@ -70,6 +74,14 @@ class ConvertOpset(Transformation[OpsetOptions]):
                 found=str(graph.opset()),
                 fix="report this with the model",
             )
+
+
+def _check_scans(model: onnx.ModelProto, now: int, version: int) -> None:
+    """Raise RuntimeError where a Scan would get another meaning: the converter leaves it as it is, without a word."""
+    if (now < SCAN_WITHOUT_BATCH) is not (version < SCAN_WITHOUT_BATCH) and any(
+        node.op_type == "Scan" for node in every_node(model)
+    ):
+        raise RuntimeError(f"Scan has no batch axis from set {SCAN_WITHOUT_BATCH} on")
 
 
 def _keep_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

@@ -160,3 +160,26 @@ def test_a_model_that_cannot_be_converted_is_refused_or_stays_with_the_reason(mo
     assert "stays at set 23" in outcome.findings["convert-opset"]
     onnx.checker.check_model(outcome.model)
     assert outcome.model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+
+
+def test_half_precision_is_left_alone_since_the_operator_overflows_on_other_numbers(
+    model: Any, run_passes: Any
+) -> None:
+    made = _model(model)
+    for value in (*made.graph.input, *made.graph.output, *made.graph.value_info):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    for tensor in made.graph.initializer:
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float16), tensor.name)
+        )
+    assert run_passes(made, "fuse-attention").history[0].changes == 0
+
+
+def test_a_scan_with_a_batch_axis_is_not_carried_into_a_set_without_it(run_passes: Any) -> None:
+    made = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 8]>
+        g (float[1, 3, 2] x, float[1, 2] start) => (float[1, 2] last) {
+            last = Scan<num_scan_inputs = 1, body = body (float[2] s, float[2] e) => (float[2] t) { t = Add(s, e) }>
+                ("", start, x)
+        }""")
+    outcome = run_passes(made, {"convert-opset": {"version": 24, "required": False}})
+    assert "Scan has no batch axis from set 9 on" in outcome.findings["convert-opset"]
