@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.errors import ArtifactError
+from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime.arguments import Slot
 from forge_pipeline.runtime.ffi import import_ffi
 
@@ -65,16 +65,24 @@ class Machine:
             self._weights += [prepared[index] for index in range(len(prepared))]
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
-        """Run ``main`` on the model's inputs; return its results as arrays of their own."""
+        """Run ``main`` on the model's inputs; return its results as arrays of their own. Raises DataError."""
         with self._lock:
             self._use_threads()
             tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
             is_single = all(arrays[index].shape[0] == 1 for index in self._batched)
-            results = (self._single if is_single else self._main)(*tensors, *self._weights)
-            # Copied, because a result may be an input or a weight itself.
-            if isinstance(results, self._tensor):
-                return [np.from_dlpack(results).copy()]
-            return [np.from_dlpack(tensor).copy() for tensor in results]
+            try:
+                results = (self._single if is_single else self._main)(*tensors, *self._weights)
+                # Copied, because a result may be an input or a weight itself.
+                if isinstance(results, self._tensor):
+                    return [np.from_dlpack(results).copy()]
+                return [np.from_dlpack(tensor).copy() for tensor in results]
+            except _TVM_ERRORS as error:
+                raise DataError(
+                    where="inputs",
+                    expected="sizes that the model can compute with",
+                    found=", ".join(str(array.shape) for array in arrays) + f": {str(error).splitlines()[0][:200]}",
+                    fix="give larger inputs, or sizes that go together: an image must be wider than the kernels",
+                ) from error
 
     def _use_threads(self) -> None:
         if getattr(_pool, "threads", None) != self._threads:

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 
@@ -82,3 +83,27 @@ def test_extents_without_a_name_or_with_any_name_are_each_their_own(names: tuple
         x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
         (expected,), (found,) = session.run(None, {"x": x}), engine(x)
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(3, 9), (1, 1)])
+def test_an_image_smaller_than_the_kernels_is_refused_and_the_engine_goes_on(size: tuple[int, int]) -> None:
+    random = np.random.default_rng(6)
+    weights = {
+        name: random.normal(size=shape).astype(np.float32)
+        for name, shape in {"a": (8, 3, 5, 5), "b": (8, 8, 3, 3)}.items()
+    }
+    nodes = [helper.make_node("Conv", ["x", "a"], ["h"], strides=[2, 2]), helper.make_node("Conv", ["h", "b"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "narrow",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, "height", "width"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    with pytest.raises(DataError, match="expected sizes that the model can compute with"):
+        engine(np.zeros((1, 3, *size), np.float32))
+    x = random.normal(size=(1, 3, 20, 24)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert np.abs(engine(x)[0] - expected).max() <= 5e-5 * np.abs(expected).max()
