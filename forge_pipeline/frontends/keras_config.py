@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends.json_objects import objects_below
 from forge_pipeline.frontends.zips import opened_zip
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check_config(path: Path, text: str | bytes) -> None:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"a configuration that is no JSON ({error})", "copy or save the model again") from error
-    for item in _objects(config):
+    for item in objects_below(config):
         name, module = item.get("class_name"), item.get("module")
         if isinstance(name, str):
             _check_class(path, item, name, module)
@@ -107,17 +107,6 @@ def _check_links(path: Path, group: h5py.Group) -> None:
                 stack.append(item)
             elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
                 raise _refused(path, f"data {str(name)[:80]!r} in another file", "save the model again")
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            yield item
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
 
 
 def _refused(path: Path, found: str, fix: str) -> ModelError:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends.json_objects import objects_below
 from forge_pipeline.frontends.zips import opened_zip
 
 _ENTRY: Final = re.compile(
@@ -71,14 +71,14 @@ def _json(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
 
 
 def _check_payloads(path: Path, payloads: Any) -> None:
-    for item in _objects(payloads):
+    for item in objects_below(payloads):
         name = item.get("path_name", "weight_0")
         if item.get("use_pickle") or not re.fullmatch(r"(?:weight|tensor)_\d+", str(name)):
             raise _refused(path, f"a pickled tensor or object ({str(name)[:80]!r})")
 
 
 def _check_program(path: Path, program: Any) -> None:
-    for item in _objects(program):
+    for item in objects_below(program):
         target, text = item.get("target"), item.get("expr_str")
         called = target if isinstance(target, str) and "inputs" in item else None
         if called is not None and (not _OPERATOR.fullmatch(called) or _FORBIDDEN.search(called)):
@@ -95,18 +95,6 @@ def _is_arithmetic(text: object) -> bool:
         return False
     plain = _ATOM.sub("x", text)
     return _SYMBOLIC.fullmatch(plain) is not None and set(_CALL.findall(plain)) <= _CALLABLE
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Walk the JSON objects below ``value``, itself included."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            yield item
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
 
 
 def _refused(path: Path, found: str) -> ModelError:

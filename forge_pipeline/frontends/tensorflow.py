@@ -54,12 +54,13 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
 
 def _check(path: Path) -> None:
     """Raise ModelError where the graph, or a function that it calls, may run code or reach files."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     content = SavedModel()
     try:
         content.ParseFromString((path / "saved_model.pb").read_bytes())
-    except Exception as error:
+    except DecodeError as error:
         raise _refused(path, f"a damaged saved_model.pb ({error})") from error
     for meta in content.meta_graphs:
         for nodes in (meta.graph_def.node, *(function.node_def for function in meta.graph_def.library.function)):

@@ -34,27 +34,11 @@ ISSUED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transform:
-    """F(m x m, 3 x 3) with integers: ``image`` is B^T, ``kernel`` G, ``result`` A^T.
+class Transform(winograd.Transform):
+    """F(m x m, 3 x 3) with integers; results are ``odd << shift`` times too large."""
 
-    Results are ``odd << shift`` times too large.
-    """
-
-    image: Array
-    kernel: Array
-    result: Array
     odd: int
     shift: int
-
-    @property
-    def step(self) -> int:
-        """Results of a tile along each axis: m."""
-        return int(self.result.shape[0])
-
-    @property
-    def size(self) -> int:
-        """Pixels that a tile reads along each axis: m + 2."""
-        return int(self.result.shape[1])
 
     def of_kernel(self, weight: Array) -> Array:
         """Return (filters, channels, 3, 3), transformed."""
