@@ -1,4 +1,4 @@
-"""How ONNX Runtime is opened as the reference interpreter: one thread, and every node as it is written."""
+"""How ONNX Runtime is opened as the reference interpreter: one thread, every node as it is written, none saturating."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.saturation import without_saturation
 
 CHECK = "check the model with `onnx.checker.check_model(path, full_check=True)`"
 _LONGEST = 500
@@ -35,8 +36,9 @@ def open_session(
     provider: str = "CPUExecutionProvider",
 ) -> ort.InferenceSession:
     """Open a serialised model. Raises ModelError, about ``where`` and with the next step ``fix``, if it cannot run."""
+    exact = without_saturation(model)
     try:
-        return ort.InferenceSession(model, session_options(optimized=optimized), providers=[provider])
+        return ort.InferenceSession(exact, session_options(optimized=optimized), providers=[provider])
     except (
         errors.Fail,
         errors.InvalidArgument,

@@ -21,7 +21,6 @@ from forge_pipeline.stages import STAGES
 from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
-AUTO = "auto"
 ANY = "any"  # a method of conf/quantize that the data decides about
 SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
 
@@ -43,7 +42,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
                 fix=f"{did_you_mean(section, SECTIONS)}correct the name or remove it",
             )
     target = dict(_section(config, "target"))
-    machine = Target.from_config(target)
+    Target.from_config(target)  # refused here, before any work starts
     data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
     raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
     raw["load"]["inputs"] = _section(config, "model").get("inputs", [])
@@ -53,8 +52,6 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     raw["encrypt"].pop("password", None)  # where the secret is: see `password_sources`
     if raw["quantize"].get("method") == ANY:
         raw["quantize"]["method"] = "dynamic" if _section(config, "data").get("path") is None else "static"
-    if raw["quantize"].get("reduce_range") == AUTO:
-        raw["quantize"]["reduce_range"] = HOST if target["tag"] == HOST else machine.saturates_int8
     checked = {name: localized(name, values) for name, values in raw.items()}
     portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
     plain: dict[str, Slice] = json.loads(canonical_json(portable))  # tuples become lists: what YAML can hold
@@ -64,8 +61,6 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
 def localized(stage: str, portable: Slice) -> Slice:
     """Return the slice with `host` replaced by this machine's processor, as the stage's Config understands it."""
     values = dict(portable)
-    if stage == "quantize" and values.get("reduce_range") == HOST:
-        values["reduce_range"] = Target.from_tag(HOST).saturates_int8
     if stage == "compile":
         values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
     if stage == "fold" and isinstance(values.get("imports"), list):
@@ -91,7 +86,7 @@ def _pass_names(entries: object) -> Iterator[str]:
 def _mentions_host(values: Slice) -> bool:
     target = values.get("target")
     named = target.get("tag") if isinstance(target, Mapping) else None
-    return HOST in (values.get("reduce_range"), values.get("machine"), named)
+    return HOST in (values.get("machine"), named)
 
 
 def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ STAGES = Registry(
                 wants=("key",),
             ),
             Stage(
-                name="evaluate", version=3,
+                name="evaluate", version=4,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
                 gives="metrics", tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True,
             ),

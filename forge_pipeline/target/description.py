@@ -121,14 +121,6 @@ class Target:
         """Float32 values in one vector register."""
         return self.vector_bits // 32
 
-    @property
-    def saturates_int8(self) -> bool:
-        """Whether ONNX Runtime sums int8 products in 16 bits there (vpmaddubsw): weights must stay within 7 bits.
-
-        Our own code widens first; but the quantized model is judged with ONNX Runtime, and must mean the same in both.
-        """
-        return self.arch == "x86_64" and self.dot_product in ("none", "pmaddwd")
-
     def spec(self) -> dict[str, Any]:
         """Return TVM's description of this target: the dictionary that ``tvm.target.Target`` takes."""
         cpu: dict[str, Any] = {

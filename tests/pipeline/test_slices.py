@@ -39,3 +39,10 @@ def test_a_slice_is_the_same_when_it_is_localized_twice() -> None:
 def test_any_method_is_static_with_data_and_dynamic_without() -> None:
     for data, method in ((["data=digits"], "static"), ([], "dynamic")):
         assert slices(compose(["model=digits", "quantize=any", *data]))["quantize"]["method"] == method
+
+
+def test_one_quantized_model_serves_all_targets() -> None:
+    targets = ["host", "x86-64/v2", "x86-64/v3", "intel/sapphire-rapids", "raspberry-pi/5"]
+    options = [slices(compose(["experiment=digits", f"target={target}"]))["quantize"] for target in targets]
+    assert all(values == options[0] for values in options)
+    assert options[0]["reduce_range"] is False

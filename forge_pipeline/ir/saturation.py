@@ -1,0 +1,64 @@
+"""Integer products that mean the same on every CPU.
+
+On an x86 without VNNI, ONNX Runtime multiplies unsigned by signed bytes with vpmaddubsw, optimized or not: pairs of
+products are added in 16 bits, which saturate. For unsigned weights it widens first. So signed weights w with the zero
+point z become w + 128 with z + 128: the same product, to the last bit, and none saturates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+
+WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3}
+ZERO_POINTS = {"MatMulInteger": 3, "QLinearMatMul": 5, "QLinearConv": 5}
+"""Where the operators that multiply bytes have their weights and the weights' zero point (optional in the first)."""
+
+SHIFT = 128
+UNSIGNED = "_forge_unsigned"
+
+
+def without_saturation(model: bytes) -> bytes:
+    """Return a serialised model whose integer products have no signed constants: ``model`` itself where none has."""
+    if not any(operator.encode() in model for operator in WEIGHTS):
+        return model
+    parsed = onnx.load_from_string(model)
+    for graph in _graphs(parsed.graph):
+        _make_unsigned(graph)
+    return bytes(parsed.SerializeToString())
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _graphs(inner)
+
+
+def _make_unsigned(graph: GraphProto) -> None:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    added: dict[str, TensorProto] = {}
+    for node in graph.node:
+        weight = constants.get(_input(node, WEIGHTS.get(node.op_type, -1)))
+        if weight is None or weight.data_type != TensorProto.INT8:
+            continue
+        place, zero_place = WEIGHTS[node.op_type], ZERO_POINTS[node.op_type]
+        name = _input(node, zero_place)
+        zero = numpy_helper.from_array(np.int8(0), f"{weight.name}_zero") if not name else constants.get(name)
+        if zero is None:
+            continue  # computed while the model runs: it says of itself what it is
+        node.input.extend([""] * (zero_place + 1 - len(node.input)))
+        for where, tensor in ((place, weight), (zero_place, zero)):
+            moved = tensor.name + UNSIGNED
+            shifted = (numpy_helper.to_array(tensor).astype(np.int16) + SHIFT).astype(np.uint8)
+            added[moved] = numpy_helper.from_array(shifted, moved)
+            node.input[where] = moved
+    graph.initializer.extend(added.values())
+
+
+def _input(node: NodeProto, place: int) -> str:
+    return str(node.input[place]) if 0 <= place < len(node.input) else ""
