@@ -100,7 +100,9 @@ def unwrap(data: bytes, password: Secret, *, pair: Pair | None = None, where: st
 def _parse(data: bytes, where: str) -> tuple[bytes, Kdf, bytes, bytes, Pair]:
     fix = "copy modelKey.bin again from where the model was encrypted"
     if len(data) != SIZE or data[:8] != MAGIC:
-        found = f"{len(data)} bytes" if len(data) != SIZE else "a file of another kind"
+        found = f"more than {SIZE} bytes" if len(data) > SIZE else f"{len(data)} bytes"  # readers stop after SIZE + 1
+        if len(data) >= len(MAGIC) and data[: len(MAGIC)] != MAGIC:
+            found = "a file of another kind"
         raise ArtifactError(where, f"a key file of {SIZE} bytes", found, fix)
     head = data[: _HEAD.size]
     _, version, kdf_kind, wrapping, memory, passes, lanes, salt, key_id, uuid, nonce = _HEAD.unpack(head)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+
+Dtype = Literal[
+    "float16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64"
+]  # what PyTorch computes with and NumPy can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,7 @@ class Declared:
 
     name: str
     shape: tuple[int | str, ...]
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

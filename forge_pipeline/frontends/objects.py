@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from forge_pipeline.config import bind
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Declared
 
@@ -70,7 +71,8 @@ def _scripted(model: Any, folder: Path, inputs: Sequence[Any], dynamic_shapes: A
 
 
 def _described(name: str, example: Any) -> Declared:
-    return Declared(name=name, shape=tuple(example.shape), dtype=str(example.dtype).removeprefix("torch."))
+    dtype = str(example.dtype).removeprefix("torch.")
+    return bind(Declared, {"name": name, "shape": list(example.shape), "dtype": dtype}, where=f"example of {name!r}")
 
 
 def _module(model: Any, folder: Path, inputs: Sequence[Any], dynamic_shapes: Any) -> Saved:

@@ -45,6 +45,7 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
         item.name: {axis: extent for axis, extent in enumerate(item.shape) if isinstance(extent, str)}
         for item in inputs
     }
+    _mend_unflatten()
     buffer = io.BytesIO()
     with torch.no_grad():
         torch.onnx.export(
@@ -76,6 +77,28 @@ def _check(path: Path) -> None:
                     found=f"{match[0][:80]!r} in {name[:80]!r}",
                     fix="remove what reads files or needs a library, and save the module again",
                 )
+
+
+def _mend_unflatten() -> None:
+    """Let PyTorch's exporter know how many dimensions `unflatten` gives.
+
+    It forgets them where a size is computed (torch 2.13), and then refuses the `transpose` behind it: attention whose
+    three projections are one matrix, with an open batch.
+    """
+    import torch
+    from torch.onnx import symbolic_helper
+    from torch.onnx._internal.torchscript_exporter.symbolic_opset13 import unflatten
+
+    def ranked(graph: Any, value: Any, dim: Any, sizes: Any) -> Any:
+        result = unflatten(graph, value, dim, sizes)
+        rank = symbolic_helper._get_tensor_rank(value)
+        parts = symbolic_helper._maybe_get_const(sizes, "is")
+        count = len(parts) if isinstance(parts, list | tuple) else len(list(sizes.node().inputs()))
+        if rank is not None and not result.isCompleteTensor():
+            result.setType(value.type().with_sizes([None] * (rank + count - 1)))
+        return result
+
+    torch.onnx.register_custom_op_symbolic("aten::unflatten", ranked, OPSET)
 
 
 def _check_count(module: Any, inputs: tuple[Declared, ...]) -> None:

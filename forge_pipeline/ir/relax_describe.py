@@ -10,8 +10,8 @@ from forge_pipeline.ir.relax_flat import operands
 from forge_pipeline.ir.tensors import element_count
 
 if TYPE_CHECKING:
-    from forge_pipeline.ir.relax_module import RelaxModule
     from forge_pipeline.ir.relax_node import Node
+    from forge_pipeline.ir.relax_view import RelaxView
 
 ITEM = "tuple_get_item"
 MACS = {  # operator -> whether each output element sums over one filter (or the other way round)
@@ -20,7 +20,7 @@ MACS = {  # operator -> whether each output element sums over one filter (or the
 }
 
 
-def describe(module: RelaxModule) -> dict[str, Any]:
+def describe(module: RelaxView) -> dict[str, Any]:
     """Return what there is to know about a module; the keys are those of ``describe.describe``."""
     sizes: dict[str, tuple[int, int]] = {}  # constant -> elements, bytes
     types: dict[str, int] = {}

@@ -1,27 +1,24 @@
-"""RelaxModule: a module of TVM's graph representation with what people ask of it: looking, editing, identity."""
+"""RelaxModule: a module of TVM's graph representation with what people ask of it: looking, editing, running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.relax_interface import checked, described, tensor_of
+from forge_pipeline.ir.relax_interface import checked
+from forge_pipeline.ir.relax_view import RelaxView
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
-
-    from forge_pipeline.ir.onnx_module import Shape
-    from forge_pipeline.ir.relax_graph import Graph
-    from forge_pipeline.ir.relax_node import Node
 
 
 IRModule = Any
 """``tvm.IRModule``: TVM's classes carry no types, and importing this module does not import TVM."""
 
 
-class RelaxModule:
+class RelaxModule(RelaxView):
     """An extension of TVM's IRModule in Relax. Two are equal when they have the same structure, whatever their weights.
 
     ``params`` are the weights among the parameters of `main`, by name (or as ``relax.frontend.detach_params`` gives
@@ -31,7 +28,7 @@ class RelaxModule:
     without a function `main` in Relax, and for weights that are not its parameters.
     """
 
-    __slots__ = ("_mod", "_names", "_weights")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -44,8 +41,8 @@ class RelaxModule:
         from forge_pipeline.ir import relax_fold, relax_partition
 
         self._mod = checked(mod)
-        self._names: list[str] | None = None
-        self._weights: dict[str, np.ndarray] = relax_fold.checked_parameters(self._mod, params or {})
+        self._names = None
+        self._weights = relax_fold.checked_parameters(self._mod, params or {})
         if inline_partitions:
             self._mod = relax_partition.inlined(self._mod)
         if fold_constants or fold_batch_norms:
@@ -59,195 +56,6 @@ class RelaxModule:
         from forge_pipeline.ir.relax_fold import bound_parameters
 
         self._mod, self._weights = bound_parameters(self._mod, self._weights), {}
-
-    # --- the module itself -----------------------------------------------------------------------------------------
-
-    @property
-    def mod(self) -> tvm.IRModule:
-        """The module as it is now; a graph's edits and this class's methods put another in its place."""
-        return self._mod
-
-    @property
-    def typed_mod(self) -> tvm.IRModule:
-        """The module with all types deduced anew and found well formed. Raises ModelError, in TVM's words."""
-        from tvm import relax
-
-        try:
-            module = relax.transform.Normalize()(self._mod)
-            relax.analysis.well_formed(module)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(
-                where="typed_mod",
-                expected="a well-formed module of Relax",
-                found=str(error).strip().splitlines()[-1][:300],
-                fix="correct the function that it names",
-            ) from error
-        return module
-
-    def replace(self, mod: tvm.IRModule) -> None:
-        """Take ``mod`` in place of the module: what was known about the old one is forgotten. Raises ModelError."""
-        self._mod = checked(mod)
-
-    @property
-    def params(self) -> dict[str, np.ndarray]:
-        """The weights that are not constants of the graph, by name."""
-        return dict(self._weights)
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Iterate over the underlying module: pairs of global variable and function."""
-        return iter(self._mod.functions.items())
-
-    # --- graphs ----------------------------------------------------------------------------------------------------
-
-    @property
-    def graphs(self) -> dict[str, Graph]:
-        """Every function in Relax by name, `main` first: to look at and to edit."""
-        from tvm import relax
-
-        from forge_pipeline.ir.relax_graph import Graph
-
-        names = [
-            str(gv.name_hint) for gv, function in self._mod.functions.items() if isinstance(function, relax.Function)
-        ]
-        return {name: Graph(self, name) for name in sorted(names, key=lambda name: (name != "main", name))}
-
-    @property
-    def main(self) -> Graph:
-        """The graph `main`."""
-        return self.graphs["main"]
-
-    @property
-    def graph_count(self) -> int:
-        """The number of graphs, `main` included."""
-        return len(self.graphs)
-
-    @property
-    def subgraph_count(self) -> int:
-        """The number of graphs other than `main`."""
-        return len(self.graphs) - 1
-
-    @property
-    def operators(self) -> dict[str, int]:
-        """How often each operator is called, in all graphs, by its name in ``tvm.relax.op``."""
-        from tvm import ir, relax
-
-        from forge_pipeline.ir.relax_flat import operator
-
-        counts: dict[str, int] = {}
-
-        def visit(expr: Any) -> None:
-            if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op):
-                counts[operator(expr)] = counts.get(operator(expr), 0) + 1
-
-        for graph in self.graphs.values():
-            relax.analysis.post_order_visit(graph.function, visit)
-        return dict(sorted(counts.items()))
-
-    # --- interface -------------------------------------------------------------------------------------------------
-
-    @property
-    def _inputs(self) -> list[Any]:
-        return [variable for variable in self._mod["main"].params if str(variable.name) not in self._weights]
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs: the parameters of `main` that are no weights."""
-        return [str(variable.name) for variable in self._inputs]
-
-    @property
-    def input_shapes(self) -> list[Shape]:
-        """Shapes of the inputs: a number, or the name of a symbolic dimension, for each."""
-        from forge_pipeline.ir.relax_node import shape_of
-
-        return [shape_of(variable.ty) for variable in self._inputs]
-
-    @property
-    def input_dtypes(self) -> list[str]:
-        """Element types of the inputs."""
-        return [str(variable.ty.dtype) for variable in self._inputs]
-
-    @property
-    def input_nodes(self) -> list[Node]:
-        """The inputs as nodes of `main`."""
-        return [node for node in self.main.input_nodes if node.name not in self._weights]
-
-    @property
-    def input_count(self) -> int:
-        """The number of inputs."""
-        return len(self._inputs)
-
-    @property
-    def output_nodes(self) -> list[Node]:
-        """The outputs as nodes of `main`, each reading the value that it is."""
-        return self.main.output_nodes
-
-    @property
-    def output_node(self) -> Node:
-        """The output of a module that has one. Raises ModelError where there are several."""
-        nodes = self.output_nodes
-        if len(nodes) != 1:
-            raise ModelError("output_node", "a module with one output", f"{len(nodes)}", "use output_nodes")
-        return nodes[0]
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs: those of the model that the module was made from, else ``output_0`` and so on."""
-        count = len(self.output_nodes)
-        return list(self._names) if self._names and len(self._names) == count else [f"output_{n}" for n in range(count)]
-
-    @property
-    def output_shapes(self) -> list[Shape]:
-        """Shapes of the outputs, as ``input_shapes``. Raises ModelError for an output that is no tensor."""
-        return [tensor_of(node)[0] for node in self.output_nodes]
-
-    @property
-    def output_dtypes(self) -> list[str]:
-        """Element types of the outputs. Raises ModelError for an output that is no tensor."""
-        return [tensor_of(node)[1] for node in self.output_nodes]
-
-    @property
-    def output_count(self) -> int:
-        """The number of outputs."""
-        return len(self.output_nodes)
-
-    def describe_inputs(self) -> list[dict[str, Any]]:
-        """Return ``name``, ``shape`` and ``dtype`` of each input, as plain JSON."""
-        return described(self.input_names, self.input_shapes, self.input_dtypes)
-
-    def describe_outputs(self) -> list[dict[str, Any]]:
-        """Return ``name``, ``shape`` and ``dtype`` of each output, as plain JSON. Raises ModelError."""
-        return described(self.output_names, self.output_shapes, self.output_dtypes)
-
-    # --- identity --------------------------------------------------------------------------------------------------
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over structure and weights, as 64 hexadecimal digits; blind to names of inner values."""
-        return self._digest(weights=True)
-
-    @property
-    def structure(self) -> str:
-        """SHA-256 over the structure without the content of weights."""
-        return self._digest(weights=False)
-
-    def _digest(self, *, weights: bool) -> str:
-        from forge_pipeline.ir.relax_fingerprint import digest, digest_arrays
-
-        extra = {"inputs": self.input_names, "outputs": self.output_names, "params": sorted(self._weights)}
-        if weights:
-            extra["content"] = [digest_arrays(self._weights)]
-        return digest(self._mod, extra, weights=weights)
-
-    def __hash__(self) -> int:
-        return int(self.structure[:15], 16)
-
-    def __eq__(self, other: object) -> bool:
-        return self.structure == other.structure if isinstance(other, RelaxModule) else NotImplemented
-
-    def __repr__(self) -> str:
-        operators = sum(self.operators.values())
-        shown = f"{', '.join(self.input_names)} -> {', '.join(self.output_names)}"
-        return f"RelaxModule({shown}; {operators} operators in {self.graph_count} graphs)"
 
     def copy(self) -> RelaxModule:
         """Return a module of its own: what is changed in one is not changed in the other."""
@@ -306,7 +114,7 @@ class RelaxModule:
 
         self.replace(inlined(self._mod))
 
-    # --- running and showing ---------------------------------------------------------------------------------------
+    # --- running ---------------------------------------------------------------------------------------------------
 
     def inference_function(self, target: Mapping[str, Any]) -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` for TVM's description of a target; see ``relax_inference``."""
@@ -318,21 +126,3 @@ class RelaxModule:
         if order != [*self.input_names, *(name for name in order if name in self._weights)]:
             raise ModelError("main", "inputs before weights", ", ".join(order), "fold the weights: fold_constants=True")
         return inference_function(inlined(self._mod), self.input_names, weights, target)
-
-    def describe(self) -> dict[str, Any]:
-        """Return interface, identity, operators and layers of `main` in plain JSON, as ``ONNXModule.describe`` does."""
-        from forge_pipeline.ir.relax_describe import describe
-
-        return describe(self)
-
-    def _repr_svg_(self) -> str:
-        """Show the graph in a notebook."""
-        from forge_pipeline.ir.draw import draw
-
-        return draw(self.describe())
-
-    def _repr_html_(self) -> str:
-        """Show interface and operators as tables, in a notebook."""
-        from forge_pipeline.ir.tables import html
-
-        return html(self.describe())

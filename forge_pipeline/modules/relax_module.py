@@ -84,7 +84,7 @@ class RelaxModule(BaseModule):
 
     def _source(self) -> ONNXModule:
         if self._onnx is None:
-            from forge_pipeline.ir.export import checked_export
+            from forge_pipeline.ir.export_check import checked_export
             from forge_pipeline.ir.relax_partition import inlined
             from forge_pipeline.modules.onnx_module import ONNXModule
 

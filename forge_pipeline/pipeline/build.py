@@ -16,12 +16,11 @@ from forge_pipeline.crypto import keys
 from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
-from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.slices import Slice, password_sources, slices
+from forge_pipeline.pipeline.slices import Model, Slice, password_sources, slices
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store
@@ -43,7 +42,11 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             "data.path", "calibration data for static quantization", "null",
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
         )  # fmt: skip
-    with prepared(out), opened_store(config.get("store")) as store:
+
+    def waiting() -> None:
+        warn(f"another run delivers to {out}; waiting for it to end")
+
+    with prepared(out, on_wait=waiting), opened_store(config.get("store")) as store:
         runner = make_runner(store, password_sources(config), label=str(config["target"]["tag"]))
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, out)
@@ -112,14 +115,6 @@ def checked_where_possible(output: Output) -> bool:
     if not config["verify"]["enabled"] or "skipped" not in report["verification"]:
         return True
     return why_not_here(bind(Target, config["target"], where="target")) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """conf/model/*.yaml."""
-
-    path: str | None
-    inputs: tuple[Declared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,6 +204,13 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
             found=repr(option),
             fix=f"{did_you_mean(option, options)}choose one of those listed",
         )
+    if match := re.search(r"Ambiguous value for argument '(?:\w[^=]*)=([^']*)'", message):
+        return UsageError(
+            where=where,
+            expected="one value, or -m to build every one of several",
+            found=f"{match[1]!r} without -m",
+            fix="add -m to build each of them (a sweep); a value that is a list is written key=[a,b]",
+        )
     found = " ".join(message.split()) or type(error).__name__
     return UsageError(where, "overrides that compose with conf/config.yaml", found, "correct the override")
 

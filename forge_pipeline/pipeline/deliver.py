@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.runner import Output
+from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
+LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 DELIVERABLES = {
     "calibrate": ("ranges.svg",),  # not ranges.npz: it holds some of the user's samples
     "quantize": ("model.onnx",),
@@ -22,19 +24,34 @@ DELIVERABLES = {
 
 
 @contextmanager
-def prepared(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and see that it can be written, before any work; leave none behind when the work fails."""
+def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Make ``folder`` and see that it can be written, before any work; leave none behind when the work fails.
+
+    Another process that delivers there is waited for, after a call of ``on_wait``. Raises ForgeError.
+    """
     created = not folder.exists()
-    with _refusing(f"out={folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
     try:
-        yield
+        with ExitStack() as held:
+            with _refusing(f"out={folder}"):
+                while not _held(folder, held, on_wait):
+                    pass
+                TemporaryFile(dir=folder).close()
+            yield
     except BaseException:
         if created:
             with suppress(OSError):  # not empty: another run delivers there
                 folder.rmdir()
         raise
+
+
+def _held(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
+    """Make ``folder`` and lock it; false where the run that was waited for took it away with its failure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        held.enter_context(locked(folder / LOCK, on_wait=on_wait))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def deliver(outputs: Mapping[str, Output], folder: Path) -> None:

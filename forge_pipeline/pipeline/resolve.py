@@ -16,6 +16,7 @@ import yaml
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
+from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.compose import compose
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.runner import tool_version
@@ -48,7 +49,9 @@ def resolve(root: Path = Path()) -> Sequence[str]:
     if not configs:
         raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
     parts = {target: slices(config) for target, config in configs.items()}
-    files = {INPUTS: inputs_of(next(iter(configs.values())))}
+    inputs = inputs_of(next(iter(configs.values())))
+    files = {INPUTS: inputs}
+    importer = importer_tools(root, inputs["model"])
     for name, stage in STAGES.items():
         by_target = {target: described(name, own[name]) for target, own in parts.items()}
         if stage.per_target:
@@ -56,7 +59,10 @@ def resolve(root: Path = Path()) -> Sequence[str]:
         elif name == "quantize":
             files[slice_path(name)] = by_target
         else:
-            files[slice_path(name)] = _shared(name, by_target)
+            shared = _shared(name, by_target)
+            if "source" in stage.takes.values():
+                shared = {**shared, "tools": {**shared["tools"], **importer}}
+            files[slice_path(name)] = shared
     for path, content in files.items():
         write_atomically(root / path, yaml.safe_dump(content, sort_keys=True, allow_unicode=True).encode())
     for path in (root / RESOLVED).rglob("*.yaml"):  # a target that left the matrix leaves nothing behind
@@ -74,6 +80,17 @@ def described(stage: str, values: Slice) -> dict[str, Any]:
     """Return the slice with the stage's version and the versions of its tools."""
     row = STAGES[stage]
     return {"config": values, "version": row.version, "tools": {tool: tool_version(tool) for tool in row.tools}}
+
+
+def importer_tools(root: Path, model: str | None) -> dict[str, str]:
+    """Return the versions of what reads the model, for the kind of file that it is; ONNX needs nothing.
+
+    A model that is not there yet (``dvc pull`` brings it) has no kind: `load` refuses it by name if it stays away.
+    Raises ModelError where the extra for its kind is missing.
+    """
+    if model is None or not (root / model).exists():
+        return {}
+    return {tool: tool_version(tool) for tool in tools_for(root / model)}
 
 
 def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from forge_pipeline.config import bind
@@ -16,6 +17,7 @@ from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import canonical_json, digest_module
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.evaluation import scores
+from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.passes.table import user_modules
 from forge_pipeline.stages import STAGES
 from forge_pipeline.target import HOST, Target
@@ -25,6 +27,14 @@ ANY = "any"  # a method of conf/quantize that the data decides about
 SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
 
 Slice = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """conf/model/*.yaml."""
+
+    path: str | None
+    inputs: tuple[Declared, ...] = ()
 
 
 def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
@@ -45,7 +55,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     Target.from_config(target)  # refused here, before any work starts
     data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
     raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
-    raw["load"]["inputs"] = _section(config, "model").get("inputs", [])
+    raw["load"]["inputs"] = dataclasses.asdict(bind(Model, _section(config, "model"), where="model"))["inputs"]
     raw["calibrate"]["data"] = data
     raw["evaluate"]["data"] = data
     raw["compile"]["target"] = target

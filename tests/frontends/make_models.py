@@ -67,6 +67,8 @@ def torch_models(random: np.random.Generator) -> None:
     for name, module in (("loop", Loop()), ("writer", Writer())):
         torch.jit.save(torch.jit.script(module), f"{name}.pt")
     torch.save(net.state_dict(), "state.pt")
+    packed = nn.Sequential(torch.ao.nn.quantized.Linear(4, 4))  # holds a class that only a C++ library can make
+    torch.jit.save(torch.jit.script(packed), "packed.pt")
 
 
 def keras_models(random: np.random.Generator) -> None:

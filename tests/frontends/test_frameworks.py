@@ -68,6 +68,33 @@ def test_torchscript_that_writes_a_file_is_refused(made):
         load(made / "writer.pt", inputs=[Declared(name="x", shape=(4,))])
 
 
+def test_torchscript_that_holds_a_class_of_a_library_is_refused_by_its_name(made):
+    with pytest.raises(ModelError, match=r"found '__torch__.torch.classes' in 'packed/code/__torch__/torch/ao/"):
+        load(made / "packed.pt", inputs=[Declared(name="x", shape=("N", 4))])
+
+
+TRACED = """
+import numpy, torch
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+x = torch.randn(5, 7, 16)
+module = torch.jit.trace(torch.nn.TransformerEncoder(layer, 1).eval(), (x,), check_trace=False)
+module.save("traced.pt")
+numpy.savez("traced.npz", x=x.numpy(), y=module(x).detach().numpy())
+"""
+
+
+@pytest.mark.long
+def test_a_traced_encoder_whose_projections_are_one_matrix_keeps_an_open_batch(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", TRACED]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    module = load(tmp_path / "traced.pt", inputs=[Declared(name="x", shape=("N", 7, 16))])
+    assert module.output_shapes == [("N", 7, 16)]
+    with np.load(tmp_path / "traced.npz") as expected:
+        np.testing.assert_allclose(computed(module, x=expected["x"])[0], expected["y"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_state_dict_is_never_read(made):
     with pytest.raises(ModelError, match="found a pickled PyTorch checkpoint, which runs code when it is read"):
         load(made / "state.pt")

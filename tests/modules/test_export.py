@@ -19,7 +19,7 @@ with torch_hidden():
     from tvm.relax import op
     from tvm.relax.frontend.onnx import from_onnx
 
-from forge_pipeline.ir.export import checked_export
+from forge_pipeline.ir.export_check import checked_export
 from forge_pipeline.ir.export_indexing import INDEXED
 from forge_pipeline.ir.export_layers import LAYERS
 from forge_pipeline.ir.export_reductions import REDUCED

@@ -1,0 +1,37 @@
+"""What DVC depends on: the slice of `load` names the versions of what reads this kind of model, and of nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from forge_pipeline.pipeline.resolve import resolve
+
+ROOT = Path(__file__).parent.parent.parent
+MODELS = {
+    "tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(64), {"onnx", "tflite"}),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(64), {"onnx", "keras", "torch", "onnxscript"}),
+    "onnx": (ROOT / "examples" / "digits" / "digits.onnx", {"onnx"}),
+    "absent": (None, {"onnx"}),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_slice_of_load_names_the_importers_of_this_kind_of_model(tmp_path: Path, kind: str) -> None:
+    content, tools = MODELS[kind]
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    config = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())
+    config["matrix"] = {"experiment": "own", "targets": ["x86-64/v2"]}
+    (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    own = {"defaults": [{"override /model": "file"}], "model": {"path": "net.bin"}}
+    (tmp_path / "conf" / "experiment" / "own.yaml").write_text("# @package _global_\n" + yaml.safe_dump(own))
+    if content is not None:
+        (tmp_path / "net.bin").write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    resolve(tmp_path)
+    written = yaml.safe_load((tmp_path / "resolved" / "load.yaml").read_text())
+    assert written["tools"] == {tool: importlib.metadata.version(tool) for tool in tools}
+    assert "tflite" not in (tmp_path / "resolved" / "fold.yaml").read_text()
