@@ -11,6 +11,7 @@ from forge_pipeline.codegen.attention import convert_attention, convert_swish
 from forge_pipeline.codegen.blockwise import dequantize
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
+from forge_pipeline.codegen.resize import convert_resize, convert_upsample
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
@@ -146,38 +147,6 @@ def _non_max_suppression(builder: Any, inputs: list[Any], attributes: dict[str, 
     return NonMaxSuppression.get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
-def _resize(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Resize by whole factors of extents that are not known, as products: TVM's converter multiplies in floating point.
-
-    What follows can then compare the extents with others.
-    """
-    import numpy as np
-    from tvm import relax, tirx
-    from tvm.ir import GenericConst
-    from tvm.relax.frontend.onnx.onnx_frontend import Resize
-
-    scales = inputs[2] if len(inputs) > 2 else None
-    if isinstance(scales, GenericConst) and scales.value.numpy().size and len(inputs[0].ty.shape.values) == 4:
-        factors, extents = scales.value.numpy(), list(inputs[0].ty.shape.values)
-        symbolic = any(not isinstance(extent, tirx.IntImm) for extent in extents[2:])
-        if symbolic and np.array_equal(factors, factors.astype(np.int64)) and (factors[:2] == 1).all():
-            mode = attributes.get("mode", b"nearest").decode()
-            sizes = [extent * int(factor) for extent, factor in zip(extents, factors, strict=True)][2:]
-            return relax.op.image.resize2d(
-                inputs[0],
-                size=relax.ShapeExpr(sizes),
-                roi=[0.0] * 4,
-                layout="NCHW",
-                method="nearest_neighbor" if mode == "nearest" else mode,
-                coordinate_transformation_mode=attributes.get("coordinate_transformation_mode", b"half_pixel").decode(),
-                rounding_method=attributes.get("nearest_mode", b"round_prefer_floor").decode(),
-                cubic_alpha=attributes.get("cubic_coeff_a", -0.75),
-                cubic_exclude=attributes.get("exclude_outside", 0),
-                extrapolation_value=attributes.get("extrapolation_value", 0.0),
-            )
-    return Resize.get_converter(opset)(builder, inputs, attributes, [{}, {}])
-
-
 def _elementwise(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
     """Add and its like, also of extents that are only equal when the model runs, which is checked then."""
     from tvm.relax.frontend.onnx import onnx_frontend
@@ -226,7 +195,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
         "Pow": _pow,
-        "Resize": _resize,
+        "Resize": convert_resize,
+        "Upsample": convert_upsample,
         **{name: partial(_elementwise, name) for name in ("Add", "Div", "Mul", "Sub")},
         "Slice": _slice,
         "LSTM": convert_lstm,

@@ -82,8 +82,8 @@ def _renewed(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> rela
     """Return a binding's value with the variables of the new function."""
     from tvm import relax
 
-    if isinstance(expression, relax.Var):
-        return new[expression]
+    if isinstance(expression, relax.Var):  # an extent may be an argument of a kernel
+        return new[expression] if expression in new else names.renewed(expression)
     if isinstance(expression, relax.Tuple):
         return relax.Tuple([_renewed(item, new, names) for item in expression.fields])
     if isinstance(expression, relax.TupleGetItem):

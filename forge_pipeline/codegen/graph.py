@@ -71,6 +71,8 @@ class Graph:
         from tvm.ir import GenericConst
 
         if isinstance(expression, relax.Var):
+            if expression not in self.values:  # an extent, which kernels may take beside tensors
+                self.values[expression] = Value(plain=expression)
             return self.values[expression]
         if isinstance(expression, relax.Tuple):
             return Value(parts=tuple(self.look(item) for item in expression.fields))

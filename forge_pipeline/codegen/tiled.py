@@ -31,7 +31,7 @@ OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
-    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool",
+    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "resample",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd",
 )  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}

@@ -141,20 +141,27 @@ def _needs_constants(*indices: int) -> Trap:
 
 
 def _resize(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    mode = _attribute(node, "mode", b"nearest")
-    if _attribute(node, "antialias", 0):
-        yield "antialias"
-    if mode != b"nearest" and _shrinks(node, facts):
-        yield f"{mode.decode()} to a smaller or an unknown size"
+    mode, dtype = _attribute(node, "mode", b"nearest").decode(), facts.dtype(node.input[0])
+    transformation = _attribute(node, "coordinate_transformation_mode", b"half_pixel").decode()
+    if mode != "nearest" and dtype and "float" not in dtype:
+        yield f"{mode} of {dtype}"
+    if transformation == "tf_crop_and_resize" and facts.constant(_input(node, 1)) is None:
+        yield "a roi that is not a constant"
+    if _attribute(node, "antialias", 0) or transformation == "tf_crop_and_resize":
+        asked = "antialias" if _attribute(node, "antialias", 0) else transformation
+        if not _keeps_what_is_open(node, facts):
+            yield f"{asked} of an extent that is not known"
 
 
-def _shrinks(node: onnx.NodeProto, facts: Facts) -> bool:
-    """Return whether an axis becomes smaller, or may: the result's extents against the source's."""
-    before, after = facts.shapes.get(node.input[0]), facts.shapes.get(node.output[0])
-    if before is None or after is None or len(before) != len(after):
+def _keeps_what_is_open(node: onnx.NodeProto, facts: Facts) -> bool:
+    """Return whether only axes with known extents are resized; where that cannot be told here, the converter tells."""
+    before, scales = facts.shapes.get(node.input[0]), facts.constant(_input(node, 2))
+    if before is None:
+        return False
+    axes = _attribute(node, "axes", range(len(before)))
+    if scales is None or len(scales) != len(axes):
         return True
-    known = zip(before, after, strict=True)
-    return any(b is None or a is None or a < b for b, a in known if not (b is None and a is None))
+    return all(before[axis] is not None or scale == 1 for axis, scale in zip(axes, scales, strict=True))
 
 
 def _recurrent(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
@@ -197,6 +204,7 @@ TRAPS: Mapping[str, Trap] = MappingProxyType(
         "RMSNormalization": _rms_normalization,
         "RNN": _recurrent,
         "Resize": _resize,
+        "Upsample": _resize,
         "RoiAlign": _roi_align,
         "SpaceToDepth": _space_to_depth,
         "TopK": _top_k,

@@ -38,17 +38,6 @@ def integers(*values: int, dtype: str = "int64") -> np.ndarray:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "resize cubic to smaller": (
-        "Resize", {"x": IMAGE, "": None, "s": scales(1, 1, 0.6, 0.6)}, {"mode": "cubic"},
-        "cubic to a smaller or an unknown size",
-    ),
-    "resize linear to smaller": (
-        "Resize", {"x": IMAGE, "": None, "s": scales(1, 1, 0.6, 0.6)}, {"mode": "linear"},
-        "linear to a smaller or an unknown size",
-    ),
-    "resize antialias": (
-        "Resize", {"x": IMAGE, "": None, "s": scales(1, 1, 2, 2)}, {"mode": "linear", "antialias": 1}, "antialias",
-    ),
     "roialign max": (
         "RoiAlign", {"x": IMAGE, "r": scales(0, 0, 3, 3).reshape(1, 4), "b": integers(0)}, {"mode": "max"}, "mode max",
     ),

@@ -1,0 +1,103 @@
+"""Resizing one axis by a table: which pixels a result reads, and with which weights. One kernel for each axis.
+
+In blocked form a pixel is a vector, wherever it is read from; in plain form a row is vectorized by LLVM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.graph import Graph, Value, ints
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import moves
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "resample"
+AXIS = "forge.axis"
+"""The annotation with the axis that is resized."""
+
+PIXEL_AXES = (2, 3)
+"""Height and width, in either layout."""
+
+UNROLLED = 8
+"""Taps up to this are unrolled."""
+
+
+def resample(image: te.Tensor, first: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
+    """Describe ``out[.., o, ..]`` as the sum over k of ``weights[o, k] * image[.., first[o] + k, ..]``."""
+    from tvm import te
+
+    output, count = (int(extent) for extent in weights.shape)
+    tap = te.reduce_axis((0, count), "tap")
+
+    def element(*index: Any) -> Any:
+        place = index[axis]
+        pixel = image(*index[:axis], first[place] + tap, *index[axis + 1 :])
+        return te.sum(pixel * weights[place, tap], axis=[tap])
+
+    shape = (*image.shape[:axis], output, *image.shape[axis + 1 :])
+    return te.compute(shape, element, name=NAME, attrs={moves.FAMILY: NAME, AXIS: axis})
+
+
+def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
+    """Resize height or width of an image that is blocked already."""
+    from tvm import s_tir
+
+    kernel = graph.builder.get()[call.args[0]]
+    sch = s_tir.Schedule(kernel)
+    found = [block for block in moves.blocks(sch) if moves.family_of(sch, block) == NAME]
+    if not found:
+        return None
+    axis = int(sch.get(found[0]).annotations[AXIS])
+    source, first, weights = call.args[1].fields
+    value = graph.look(source)
+    if axis not in PIXEL_AXES or not graph.is_blocked(value):
+        return None
+    tables = [graph.plain(graph.look(table)) for table in (first, weights)]
+    return Value(blocked=graph.kernel(resample, value.blocked, *tables, name=NAME, axis=axis), channels=value.channels)
+
+
+def blocked_take(graph: Graph, call: relax.Call) -> Value | None:
+    """Choose rows or columns of an image that is blocked already."""
+    from tvm import relax
+
+    value, chosen = (graph.look(argument) for argument in call.args)
+    axis = call.attrs.axis
+    if axis is None or ints([axis])[0] not in PIXEL_AXES or chosen.constant is None or chosen.constant.ndim != 1:
+        return None
+    if not graph.is_blocked(value):
+        return None
+    made = relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs)
+    return Value(blocked=graph.emit(made), channels=value.channels)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Sum the taps of one vector, or of one number, in a register."""
+    anchor = moves.find(sch, NAME)
+    before, last = moves.split_around(sch, anchor)
+    for block in before:
+        moves.spread(sch, block, machine)
+    *outer, inner, tap = sch.get_loops(anchor)
+    extents = [moves.extent(sch, loop) for loop in (*outer, inner, tap)]
+    innermost, lanes = extents[-2], machine.lanes
+    is_vector = innermost is not None and innermost % lanes == 0 and int(sch.get(anchor).annotations[AXIS]) < len(outer)
+    at = inner
+    if is_vector:
+        at, inner = sch.split(inner, [None, lanes])
+    sch.reverse_compute_at(last, at)
+    moves.parallel_if_worth(sch, moves.fuse(sch, outer), moves.product(extents)) if outer else None
+    if is_vector:
+        sch.reorder(tap, inner)
+        sch.vectorize(inner)
+        moves.vectorize_and_unroll(sch, last, below=len(sch.get_loops(last)), lanes=lanes)
+    start = sch.decompose_reduction(anchor, tap)
+    if is_vector:
+        moves.vectorize_and_unroll(sch, start, below=len(sch.get_loops(start)), lanes=lanes)
+    if (moves.extent(sch, tap) or UNROLLED + 1) <= UNROLLED:
+        sch.unroll(tap)
+
+
+HANDLERS = {"relax.call_tir": blocked_resample, "relax.take": blocked_take}
