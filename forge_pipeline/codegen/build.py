@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.amx import needed
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.functions import install
 from forge_pipeline.codegen.halves import storage, widened
@@ -34,6 +35,7 @@ def build(
     The metadata describes interface, weights, target, options and fallbacks; whose build it is, the stage adds.
     ``progress`` is told what is being worked on. Raises CompileError, ModelError and TargetError.
     """
+    target = needed(target, options)
     model = prepare(model)
     wide = model if target.kind == "cuda" else widened(model)
     imported = import_model(wide, progress)
@@ -120,6 +122,7 @@ def _describe(
             "opt_level": options.opt_level,
             "float16": options.float16,
             "channel_layout": options.channel_layout,
+            "amx": options.amx,
             "fallbacks": [
                 {"operator": item.operator, "shape": list(item.shape), "share": item.share}
                 for item in lowered.fallbacks

@@ -40,7 +40,8 @@ class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
     ``fused``: multiply and add are one instruction. ``indexed``: arithmetic takes one element of a vector (NEON), so
-    that activations are loaded by vectors and stay in registers. ``dot_product`` is what the target has for bytes.
+    that activations are loaded by vectors and stay in registers. ``dot_product`` is what the target has for bytes;
+    ``amx``: products of bytes may use tile registers.
     """
 
     lanes: int
@@ -53,6 +54,7 @@ class Machine:
     cores: int
     dot_product: str = "none"
     indexed: bool = False
+    amx: bool = False
 
     @classmethod
     def of(cls, target: Target) -> Machine:

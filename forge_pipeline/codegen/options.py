@@ -18,9 +18,11 @@ class Options:
     up to rounding; 4 also approximations of transcendental functions. ``float16`` stores weights in half
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its
     interface. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
+    ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system.
     """
 
     generator: str
     opt_level: OptLevel
     float16: bool
     channel_layout: ChannelLayout | None
+    amx: bool = False

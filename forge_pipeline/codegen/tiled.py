@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.extents import name_extents
@@ -32,7 +33,7 @@ OPAQUE = 8
 
 ANCHORS = (
     "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "resample",
-    "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd",
+    "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
 )  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
@@ -59,7 +60,8 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     import tvm
     from tvm import relax
 
-    machine, quantized, level = Machine.of(target), is_quantized(module), options.opt_level
+    machine = replace(Machine.of(target), amx=options.amx)
+    quantized, level = is_quantized(module), options.opt_level
     if quantized and options.channel_layout == "last":
         raise ConfigError(
             where="compile.set_channel_layout",

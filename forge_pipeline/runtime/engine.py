@@ -10,6 +10,7 @@ from typing import Any
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
+from forge_pipeline.runtime.host import ask_for_tiles
 from forge_pipeline.runtime.interface import Array, Interface, Tensor
 from forge_pipeline.runtime.machine import Machine, available_cores
 
@@ -45,6 +46,8 @@ class Engine:
         self._interface = Interface(inputs=(), outputs=(), weights=())  # for the repr in the traceback of a refusal
         with opened_library(library, key, password, plaintext_folder=folder) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
+            if found.metadata.get("compile", {}).get("amx", False):
+                ask_for_tiles(where=self._where)
             self._machine = Machine(path, interface, threads=_checked_threads(threads), where=self._where)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:

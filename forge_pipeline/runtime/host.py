@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import struct
 import sys
@@ -20,6 +22,7 @@ ELF_MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv6
 
 _ELF = struct.Struct("<4sBBB9xHH")  # magic, class, byte order, version, then type and machine
 _ET_DYN = 3
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # asm/prctl.h: ARCH_REQ_XCOMP_PERM; the state's number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,25 @@ class Host:
                 f"one made for {found}, {32 * bits}-bit, byte order {order}, ELF type {kind}",
                 fix,
             )
+
+
+def ask_for_tiles(*, where: str) -> None:
+    """Ask Linux for AMX's tile registers, for this process and its threads: without, their use ends the process.
+
+    Raises ArtifactError where the system has none to give.
+    """
+    try:
+        refused = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+        reason = os.strerror(ctypes.get_errno())
+    except (OSError, AttributeError) as error:
+        refused, reason = 1, str(error)
+    if refused:
+        raise ArtifactError(
+            where,
+            "a system that lets processes use AMX's tiles, which the library was compiled for (Linux 5.16)",
+            reason,
+            "compile the model with compile.amx=false",
+        )
 
 
 def _cpu_flags() -> frozenset[str] | None:

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.amx import needed
 from forge_pipeline.codegen.apart import Job, compile_apart
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
@@ -32,6 +33,7 @@ class Config:
     opt_level: OptLevel
     set_float16: bool
     set_channel_layout: ChannelLayout | None
+    amx: bool
     export_relax: bool
     uuid: str | None
     verify: Checks
@@ -49,11 +51,13 @@ def run(config: Config, model: ONNXModule, *, key: str) -> Result:
         opt_level=config.opt_level,
         float16=config.set_float16,
         channel_layout=config.set_channel_layout,
+        amx=config.amx,
     )
-    unverified = why_not_here(config.target) if config.verify.enabled else "compile.verify.enabled is false"
+    target = needed(config.target, options)
+    unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
         model=model.to_bytes(),
-        target=config.target,
+        target=target,
         options=options,
         checks=config.verify if unverified is None else None,
         relax_text=config.export_relax,

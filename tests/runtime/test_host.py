@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.runtime.host import Host
+from forge_pipeline.runtime.host import Host, ask_for_tiles
 from forge_pipeline.target import described
 
 X86 = Host(arch="x86_64", system="linux", bits=64, flags=frozenset({"avx2", "fma"}))
@@ -77,6 +77,16 @@ def test_every_described_machine_takes_its_own_target_and_no_other_architecture(
 def test_this_machine_is_described() -> None:
     here = Host.this()
     here.check_target(target(f"{here.arch}-{here.system}", *sorted(here.flags or ())), where="model")
+
+
+@pytest.mark.skipif("amx_tile" in (Host.this().flags or ()), reason="this CPU has AMX")
+def test_tiles_that_the_system_does_not_have_are_refused() -> None:
+    with pytest.raises(ArtifactError) as refusal:
+        ask_for_tiles(where="model")
+    assert (
+        "model: expected a system that lets processes use AMX's tiles, which the library was compiled for (Linux 5.16)"
+        in str(refusal.value)
+    )
 
 
 def test_a_shared_object_of_this_machine_passes() -> None:

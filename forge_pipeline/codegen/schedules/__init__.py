@@ -17,6 +17,7 @@ from forge_pipeline.codegen.schedules import (
     depthwise,
     direct,
     elementwise,
+    integer_amx,
     integer_boundary,
     integer_conv,
     integer_depthwise,
@@ -51,6 +52,7 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "integer": Family(handlers=integer_boundary.HANDLERS),
     integer_conv.NAME: Family(handlers=integer_conv.HANDLERS, schedule=integer_conv.schedule),
+    integer_amx.NAME: Family(schedule=integer_amx.schedule),
     integer_winograd.NAME: Family(schedule=integer_winograd.schedule),
     integer_depthwise.NAME: Family(schedule=integer_depthwise.schedule),
     integer_matmul.NAME: Family(handlers=integer_matmul.HANDLERS, schedule=integer_matmul.schedule),

@@ -24,7 +24,7 @@ from forge_pipeline.codegen.integer import (
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_depthwise, integer_winograd, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_winograd, moves
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
@@ -80,7 +80,7 @@ class Convolution:
         shift = self.zero - known_dot(graph.machine).taken
         bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
-        for algorithm in (integer_depthwise.emit, integer_winograd.emit, _emit_direct):
+        for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_winograd.emit, _emit_direct):
             blocked = algorithm(graph, self.source, self.zero, self.weight, self.geometry, finish)
             if blocked is not None:
                 break

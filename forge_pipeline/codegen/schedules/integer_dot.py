@@ -226,11 +226,12 @@ def _intrinsic(machine: Machine, reads: str, weights: str) -> str:
     words["shape"], words["read"], words["value"] = (part.format(**words) for part in _READS[pattern])
     words["activations"] = _ACTIVATIONS[pattern].format(**words)
     name = f"forge.{machine.dot_product}.{lanes}.{reads}.{weights}"
-    _register(name, _FRAME, _MEANING, way.body, words)
+    register(name, _FRAME, _MEANING, way.body, words)
     return name
 
 
-def _register(name: str, frame: str, meaning: str, body: str, words: Mapping[str, Any]) -> None:
+def register(name: str, frame: str, meaning: str, body: str, words: Mapping[str, Any]) -> None:
+    """Make a tensor intrinsic known by what it means and what it does, two bodies of one frame, unless it is."""
     from tvm import script
     from tvm.s_tir import TensorIntrin
 

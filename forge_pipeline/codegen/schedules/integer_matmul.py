@@ -18,7 +18,7 @@ from forge_pipeline.codegen.integer import (
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules import integer_amx, moves
 from forge_pipeline.codegen.schedules.integer_conv import integer_bias
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
 
@@ -62,26 +62,31 @@ class Product:
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
 
-        steps, columns = self.weight.shape
-        way = known_dot(graph.machine)
-        shift = self.zero - way.taken
+        shift = self.zero - known_dot(graph.machine).taken
         bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
         rows = moves.product(self.shape[:-1])
         flat = graph.plain(self.source)
         if len(self.shape) != 2:
-            flat = graph.emit(relax.op.reshape(flat, (rows, steps)))
+            flat = graph.emit(relax.op.reshape(flat, (rows, self.weight.shape[0])))
+        result = integer_amx.emit_product(graph, flat, rows, self.weight, finish)
+        if result is None:
+            result = self._by_panels(graph, flat, rows, finish)
+        if len(self.shape) != 2:
+            result = graph.emit(relax.op.reshape(result, self.shape))
+        return Value(plain=result)
+
+    def _by_panels(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
+        steps, columns = self.weight.shape
+        way = known_dot(graph.machine)
         high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // way.group))
         width = wide * graph.machine.lanes
         packed = pack_weight(self.weight, width, way.group)
         constants = finish.constants(graph, lambda array: _filled(array, packed.shape[0] * width))
-        result = graph.kernel(
+        return graph.kernel(
             by_panels, flat, graph.constant(packed), *constants,
             name="dense_u8", columns=columns, finish=finish, high=high, way=way,
         )  # fmt: skip
-        if len(self.shape) != 2:
-            result = graph.emit(relax.op.reshape(result, self.shape))
-        return Value(plain=result)
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:

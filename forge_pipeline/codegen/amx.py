@@ -1,0 +1,48 @@
+"""AMX, Intel's tile registers for products of matrices: asked for by a person, since a process must ask its system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import ConfigError, TargetError
+from forge_pipeline.target import Target
+
+GENERATOR = "tiled"
+FEATURE = "amx-int8"
+FLAGS = ("amx_int8", "amx_tile")
+"""What LLVM calls it, and what Linux calls what a CPU must have for it."""
+
+
+def needed(target: Target, options: Options) -> Target:
+    """Return the target with all flags that a machine must have to run what is compiled with ``options``.
+
+    Raises TargetError where AMX is asked for and the target's CPU has none, ConfigError where the generator does not
+    know it.
+    """
+    if not options.amx:
+        return target
+    if options.generator not in ("auto", GENERATOR):
+        raise ConfigError(
+            where="compile.amx",
+            expected=f"a generator that uses AMX: compile.generator=auto, or {GENERATOR}",
+            found=options.generator,
+            fix="leave compile.amx false, or compile.generator auto",
+        )
+    if target.kind != "llvm" or not _has_tiles(target):
+        raise TargetError(
+            where="compile.amx",
+            expected="a target whose CPU multiplies bytes in AMX's tiles, such as intel/sapphire-rapids",
+            found=f"{target.tag} ({target.cpu}), which has no {FEATURE}",
+            fix="leave compile.amx false: vectors compute the same",
+        )
+    return replace(target, cpu_flags=tuple(sorted({*target.cpu_flags, *FLAGS})))
+
+
+def _has_tiles(target: Target) -> bool:
+    if target.arch != "x86_64":
+        return False
+    machine = target.tvm()  # imports the compiler as it must be imported
+    from tvm.target import codegen
+
+    return FEATURE in codegen.llvm_get_cpu_features(machine)

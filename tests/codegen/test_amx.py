@@ -1,0 +1,191 @@
+"""Tiles of AMX, computed by instructions that C code stands in for: the same bytes as ONNX Runtime stores."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.importer import import_model, prepare
+from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
+from forge_pipeline.errors import ConfigError, TargetError
+from forge_pipeline.target import Target
+
+
+def neighbour(name: str) -> Any:
+    """Return another test module: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+QDQ = neighbour("test_integer")
+IN, OUT, OPTIONS = QDQ.IN, QDQ.OUT, QDQ.OPTIONS
+convolution, exact_scales, reference = QDQ.convolution, QDQ.exact_scales, QDQ.reference
+AMX = "intel/sapphire-rapids"
+TILES = replace(OPTIONS, amx=True)
+TILE_REGISTERS = 8
+INSTRUCTIONS = ("ldtilecfg", "tileloadd64", "tilestored64", "tdpbusd", "tilerelease")
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The object file of the instructions' stand-ins."""
+    folder = tmp_path_factory.mktemp("amx")
+    package = importlib.util.find_spec("ziglang")
+    assert package is not None
+    assert package.origin is not None
+    source, result = Path(__file__).parent / "amx_shim.c", folder / "shim.o"
+    zig = [str(Path(package.origin).parent / "zig"), "cc", "-c", "-O1", "-fPIC", "-fno-sanitize=undefined"]
+    caches = {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    subprocess.run(
+        [*zig, "-target", "x86_64-linux-gnu", str(source), "-o", str(result)], check=True, env={**os.environ, **caches}
+    )
+    return result
+
+
+def emulated(net: Any, output: str, shim: Path, folder: Path) -> Callable[[Any], Any]:
+    """Return a model as compiled for AMX, with calls of the stand-ins for its instructions, as a function."""
+    import tvm
+    import tvm_ffi
+    from tvm import relax, tirx
+    from tvm.ir import Call
+
+    module = lower(import_model(prepare(net.finish(output))), Target.from_tag(AMX), TILES).module
+    names = {int(tvm.target.codegen.llvm_lookup_intrinsic_id(f"llvm.x86.{name}")): name for name in INSTRUCTIONS}
+    replaced: set[str] = set()
+
+    def exchange(call: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != "tirx.call_llvm_intrin" or int(call.args[0]) not in names:
+            return call
+        name = names[int(call.args[0])]
+        replaced.add(name)
+        tiles = [isinstance(argument, tirx.IntImm) and int(argument) < TILE_REGISTERS for argument in call.args]
+        given = [
+            tirx.const(int(argument), "int32") if is_tile else argument
+            for argument, is_tile in zip(call.args[1:], tiles[1:], strict=True)
+        ]
+        return tirx.call_extern("void", f"forge_{name}", *given)
+
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            module[variable] = tvm_ffi.structural_map(function, [(Call, exchange)])
+    assert replaced == set(INSTRUCTIONS)
+    machine = Target.from_tag("x86-64/v2" if Target.from_tag("host").lanes < 8 else "x86-64/v3")
+    with machine.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
+        built = relax.build(module, machine.tvm(), relax_pipeline="default")
+    path = folder / "model.so"
+
+    def join(_name: str, objects: list[str], **_ignored: Any) -> None:
+        path.write_bytes(link([*map(Path, objects), shim], machine))
+
+    join.get_target_triple = lambda: machine.triple  # type: ignore[attr-defined]
+    built.export_library("model_library.so", fcompile=join, workspace_dir=str(folder))
+    vm = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+    return lambda x: vm["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def stacked(net: Any) -> str:
+    """Two convolutions, whose blocked bytes go from tiles to tiles."""
+    first = net.pair(convolution(net, 64, 64, 3, pads=[1] * 4), OUT)
+    second = net.node("Conv", first, net.weight((32, 64, 1, 1), exact_scales(32)), net.bias(exact_scales(32) * OUT[0]))
+    return net.pair(net.node("Relu", second), (4096.0, 9))
+
+
+def product(net: Any, columns: int) -> str:
+    weight = net.weight((net.shape[-1], columns), exact_scales(columns), axis=1)
+    y = net.node("MatMul", net.pair("x", IN), weight)
+    return net.pair(net.node("Add", y, net.tensor(np.arange(columns).astype(np.float32) * 32)), OUT)
+
+
+CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], str]]] = {
+    "pixels that fill no tile": ((1, 64, 9, 9), lambda net: net.pair(convolution(net, 64, 48, 1), OUT)),
+    "filters that fill no tile, a result in float": ((1, 40, 10, 10), lambda net: convolution(net, 40, 56, 3)),
+    "strided, padded on one side": (
+        (2, 32, 12, 12), lambda net: net.pair(convolution(net, 32, 16, 3, pads=[0, 0, 1, 1], strides=[2, 2]), OUT),
+    ),
+    "dilated, many rows": (
+        (1, 16, 20, 20), lambda net: net.pair(convolution(net, 16, 96, 3, pads=[2] * 4, dilations=[2, 2]), OUT),
+    ),
+    "one after the other": ((1, 64, 8, 8), stacked),
+    "a matrix of few rows": ((16, 64), lambda net: product(net, 32)),
+    "a batch of matrices": ((2, 30, 200), lambda net: product(net, 80)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_products_in_tiles_store_what_onnx_runtime_stores(case: str, shim: Path, tmp_path: Path) -> None:
+    shape, describe = CASES[case]
+    net = QDQ.Net(*shape)
+    output = describe(net)
+    x = (net.random.standard_normal(shape) * 40).astype(np.float32)
+    wanted = reference(net.finish(output), x, optimized=False)[0]
+    assert len(np.unique(wanted)) > 3
+    np.testing.assert_array_equal(emulated(net, output, shim, tmp_path)(x), wanted)
+
+
+def test_the_code_configures_uses_and_releases_tiles() -> None:
+    import tvm
+    from tvm import tirx
+
+    net = QDQ.Net(1, 128, 8, 8)
+    model = net.finish(net.pair(convolution(net, 128, 64, 3, pads=[1] * 4), OUT))
+    target = Target.from_tag(AMX)
+    module = lower(import_model(prepare(model)), target, TILES).module
+    kernels = {
+        variable: function.with_attr("global_symbol", variable.name_hint)
+        for variable, function in module.functions_items()
+        if isinstance(function, tirx.PrimFunc) and "conv2d" in variable.name_hint
+    }  # fmt: skip
+    with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
+        built = tvm.compile(tvm.IRModule(kernels), target=target.tvm())
+    found = re.findall(r"\t(ldtilecfg|tile\w+|tdp\w+)", built.mod.inspect_source("asm"))
+    chunks = 128 * 9 // 64
+    repeats = found.count("tdpbusd") // 4  # LLVM may unroll the loop over chunks
+    assert repeats in (1, chunks)
+    assert {name: found.count(name) for name in set(found)} == {
+        "ldtilecfg": 1, "tileloadd": 4 + 4 * repeats, "tdpbusd": 4 * repeats, "tilestored": 4, "tilerelease": 1,
+    }  # fmt: skip
+    order = [found.index(name) for name in ("ldtilecfg", "tileloadd", "tdpbusd", "tilestored", "tilerelease")]
+    assert order == sorted(order)
+
+
+def test_a_library_with_tiles_says_which_machines_can_run_it() -> None:
+    net = QDQ.Net(1, 64, 8, 8)
+    model = net.finish(net.pair(convolution(net, 64, 64, 1), OUT))
+    plain, tiled = (build(model, Target.from_tag(AMX), options).metadata for options in (OPTIONS, TILES))
+    assert set(tiled["target"]["cpu_flags"]) - set(plain["target"]["cpu_flags"]) == {"amx_int8", "amx_tile"}
+    assert (plain["compile"]["amx"], tiled["compile"]["amx"]) == (False, True)
+
+
+def test_tiles_for_a_cpu_without_them_are_refused() -> None:
+    net = QDQ.Net(1, 64, 8, 8)
+    model = net.finish(net.pair(convolution(net, 64, 64, 1), OUT))
+    with pytest.raises(TargetError) as refusal:
+        build(model, Target.from_tag("intel/cascade-lake"), TILES)
+    assert str(refusal.value) == (
+        "compile.amx: expected a target whose CPU multiplies bytes in AMX's tiles, such as intel/sapphire-rapids, "
+        "found intel/cascade-lake (cascadelake), which has no amx-int8\n"
+        "fix: leave compile.amx false: vectors compute the same"
+    )
+    with pytest.raises(TargetError):
+        build(model, Target.from_tag("raspberry-pi/5"), TILES)
+    with pytest.raises(ConfigError) as unknown:
+        build(model, Target.from_tag(AMX), replace(TILES, generator="stock"))
+    assert str(unknown.value) == (
+        "compile.amx: expected a generator that uses AMX: compile.generator=auto, or tiled, found stock\n"
+        "fix: leave compile.amx false, or compile.generator auto"
+    )
