@@ -9,6 +9,7 @@ from typing import Any
 
 from forge_pipeline.codegen.attention import convert_attention, convert_swish
 from forge_pipeline.codegen.blockwise import dequantize
+from forge_pipeline.codegen.depth_space import convert_depth_to_space, convert_space_to_depth
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
@@ -191,6 +192,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Clip": _clip,
         "IsInf": _is_inf,
         "ConvTranspose": _conv_transpose,
+        "DepthToSpace": convert_depth_to_space,
         "DequantizeLinear": dequantize,
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
@@ -199,6 +201,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Upsample": convert_upsample,
         **{name: partial(_elementwise, name) for name in ("Add", "Div", "Mul", "Sub")},
         "Slice": _slice,
+        "SpaceToDepth": convert_space_to_depth,
         "LSTM": convert_lstm,
         "GRU": convert_gru,
         "RNN": convert_rnn,

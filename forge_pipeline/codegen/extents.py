@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class _Names:
-    """Variables by the expression, in text form, that they stand for."""
+    """Variables, each with the expression that it stands for: two may read alike and mean other variables."""
 
-    known: dict[str, Any] = field(default_factory=dict)
+    known: list[tuple[Any, Any]] = field(default_factory=list)
 
     def of(self, kind: Any) -> Any:
         """Return a tensor's type with variables for the extents that are expressions."""
@@ -34,9 +34,9 @@ class _Names:
 
     def renewed(self, extent: Any) -> Any:
         """Return an extent with the variables for the parts of it that have a name by now."""
-        text = str(extent)
-        if text in self.known:
-            return self.known[text]
+        variable = self._known(extent)
+        if variable is not None:
+            return variable
         if hasattr(extent, "a") and hasattr(extent, "b"):
             return type(extent)(self.renewed(extent.a), self.renewed(extent.b))
         return extent
@@ -46,10 +46,16 @@ class _Names:
 
         if isinstance(extent, tirx.IntImm | tirx.Var):
             return extent
-        text = str(extent)
-        if text not in self.known:
-            self.known[text] = tirx.Var(f"extent{len(self.known)}", "int64")
-        return self.known[text]
+        variable = self._known(extent)
+        if variable is None:
+            variable = tirx.Var(f"extent{len(self.known)}", "int64")
+            self.known.append((extent, variable))
+        return variable
+
+    def _known(self, extent: Any) -> Any:
+        import tvm_ffi
+
+        return next((made for found, made in self.known if tvm_ffi.structural_equal(found, extent)), None)
 
 
 def name_extents(module: tvm.IRModule) -> tvm.IRModule:
@@ -60,7 +66,8 @@ def name_extents(module: tvm.IRModule) -> tvm.IRModule:
 
     main, names = module["main"], _Names()
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    if all(names.of(binding.var.ty) is binding.var.ty for binding in bindings):
+    seen = _Names()  # another: a name stands for its expression only from where it is bound
+    if all(seen.of(binding.var.ty) is binding.var.ty for binding in bindings):
         return module
     builder = relax.BlockBuilder(tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]

@@ -6,6 +6,7 @@ and the compiler, which wants them as constants, gets them as such.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ UNSTABLE: Final = frozenset(
     }
 )
 """Operators that are not folded: random ones, and those that say how a model is quantized."""
+
+
+NO_LARGER: Final = frozenset({"Compress", "NonZero", "Unique"})
+"""Operators whose results are about as large as what they read, and of a size that is known only when they are."""
 
 
 def fold_shapes(model: ModelProto) -> None:
@@ -103,13 +108,27 @@ def _evaluated(node: NodeProto, known: dict[str, np.ndarray], model: ModelProto)
         [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
     )
     opset = [onnx.helper.make_opsetid("", opsets.get("", opsets.get("ai.onnx", 1)))]
-    evaluator: Any = ReferenceEvaluator(onnx.helper.make_model(alone, opset_imports=opset))
+    single = onnx.helper.make_model(alone, opset_imports=opset)
+    if node.op_type not in NO_LARGER and not _is_small(single, known):
+        return None
+    evaluator: Any = ReferenceEvaluator(single)
     found = evaluator.run(None, {name: known[name] for name in node.input if name})
     arrays = [np.asarray(array) for array in found]
     if any(array.size > LARGEST or array.dtype.kind in "OUS" for array in arrays):
         return None
     results = iter(arrays)
     return [next(results) if name else np.empty(0) for name in node.output]
+
+
+def _is_small(single: ModelProto, known: dict[str, np.ndarray]) -> bool:
+    """Return whether the results of a model of one node are small, before they are computed."""
+    given = ModelProto()
+    given.CopyFrom(single)
+    inputs = [value.name for value in given.graph.input]
+    given.graph.initializer.extend(numpy_helper.from_array(known[name], name) for name in inputs)
+    del given.graph.input[:]
+    shapes = _shapes(onnx.shape_inference.infer_shapes(given, data_prop=True).graph)
+    return all(value.name in shapes and math.prod(shapes[value.name]) <= LARGEST for value in single.graph.output)
 
 
 def _value(name: str, array: np.ndarray) -> onnx.ValueInfoProto:

@@ -53,7 +53,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     names = {tensor.name for tensor in wide.graph.initializer}
     inputs = [value.name for value in model.graph.input if _is_half(value) and value.name not in names]
-    outputs = [value.name for value in model.graph.output if _is_half(value)]
+    outputs = [value.name for value in model.graph.output if _is_half(value) and value.name not in inputs]
     _rename(wide.graph, {name: f"{name}:float32" for name in {*inputs, *outputs}})
     for value in wide.graph.input:
         if value.name in inputs:

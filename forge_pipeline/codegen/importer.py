@@ -171,13 +171,20 @@ def _extents(graph: onnx.GraphProto) -> dict[str, list[Any]]:
         if dim.HasField("dim_value"):
             return dim.dim_value
         if not dim.dim_param:
-            return tirx.Var(place, "int64")
+            return tirx.Var(_unlike(place, names), "int64")
         parts = [part.strip() for part in re.split(r"[-+*/]+", dim.dim_param)]
         if len(parts) > 1 and all(part in names or part.isdecimal() for part in parts):
             return parse_shape_name(dim.dim_param, variables)
         return variables[dim.dim_param]
 
     return {name: [extent(dim, f"{name}_{axis}") for axis, dim in enumerate(found)] for name, found in dims.items()}
+
+
+def _unlike(name: str, names: set[str]) -> str:
+    """Return the name of an extent that has none, told apart from those that have."""
+    while name in names:
+        name += "_"
+    return name
 
 
 def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
@@ -231,11 +238,15 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     from onnx import helper
 
     rows = []
+    values = list(values)
+    names = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
     for value in values:
         tensor = value.type.tensor_type
         shape: list[int | str] = []
         for axis, dim in enumerate(tensor.shape.dim):
-            shape.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_{axis}")
+            shape.append(
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or _unlike(f"{value.name}_{axis}", names)
+            )
         rows.append(
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
         )

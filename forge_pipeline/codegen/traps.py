@@ -125,11 +125,6 @@ def _roi_align(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
         yield "mode max"
 
 
-def _space_to_depth(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
-    if _attribute(node, "mode", b"DCR") != b"DCR":
-        yield "mode CRD"
-
-
 def _needs_constants(*indices: int) -> Trap:
     def trap(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
         for index in indices:
@@ -206,7 +201,6 @@ TRAPS: Mapping[str, Trap] = MappingProxyType(
         "Resize": _resize,
         "Upsample": _resize,
         "RoiAlign": _roi_align,
-        "SpaceToDepth": _space_to_depth,
         "TopK": _top_k,
         **dict.fromkeys(
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -83,6 +85,24 @@ def test_extents_without_a_name_or_with_any_name_are_each_their_own(names: tuple
         x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
         (expected,), (found,) = session.run(None, {"x": x}), engine(x)
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_two_extents_that_read_alike_are_still_two() -> None:
+    weight = np.random.default_rng(1).standard_normal((8, 3, 3, 3)).astype(np.float32)
+    shapes: dict[str, list[Any]] = {"x": [1, 3, None, 8], "y": [1, 3, "x_2", 8]}  # x_2: how a nameless one is called
+    graph = helper.make_graph(
+        [helper.make_node("Conv", [name, "w"], [f"{name}_out"], strides=[2, 2]) for name in shapes],
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None) for name in shapes],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    x, y = (np.random.default_rng(size).standard_normal((1, 3, size, 8)).astype(np.float32) for size in (9, 15))
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "y": y})
+    found = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)(x, y)
+    for want, have in zip(expected, found, strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(3, 9), (1, 1)])

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.importer import check_supported
@@ -90,6 +91,13 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "mod with fmod": ("Mod", {"x": ([4], FLOAT), "y": array(4)}, {"fmod": 1}, FLOAT),
 }  # fmt: skip
 
+REARRANGED = {
+    "depth to space, offsets first": ("DepthToSpace", 13, "DCR"),
+    "depth to space, channels first": ("DepthToSpace", 13, "CRD"),
+    "space to depth, offsets first": ("SpaceToDepth", 28, "DCR"),
+    "space to depth, channels first": ("SpaceToDepth", 28, "CRD"),
+}
+
 RECURRENT = {
     "LSTM": {"w": array(2, 16, 3), "r": array(2, 16, 4), "b": array(2, 32)},
     "GRU": {"w": array(2, 12, 3), "r": array(2, 12, 4), "b": array(2, 24)},
@@ -142,6 +150,18 @@ def test_what_was_mended_computes_what_onnx_runtime_computes(case: str, model_of
     expect_equal(
         model_of(operator, inputs, outputs=(dtype,), **attributes), stock, {"x": np.abs(x) if operator == "Pow" else x}
     )
+
+
+@pytest.mark.parametrize("shape", [[2, 8, 4, 6], ["N", 8, "H", "W"]])
+@pytest.mark.parametrize("case", REARRANGED)
+def test_blocks_of_pixels_and_channels_change_places_in_every_mode(
+    case: str, shape: list[Any], model_of: Make, stock: Options
+) -> None:
+    operator, opset, mode = REARRANGED[case]
+    model = model_of(operator, {"x": (shape, FLOAT)}, opset=opset, blocksize=2, mode=mode)
+    x = array(2, 8, 4, 6)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})  # type: ignore[misc]
+    np.testing.assert_array_equal(result(model, stock, {"x": x})[0], expected)
 
 
 @pytest.mark.parametrize("variant", ["plain", "with state", "batch first"])
