@@ -148,6 +148,24 @@ def _non_max_suppression(builder: Any, inputs: list[Any], attributes: dict[str, 
     return NonMaxSuppression.get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
+def _pad(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Pad with a constant as Relax's operator, whose numbers can be read; TVM's converter makes a kernel of it."""
+    from tvm import relax
+    from tvm.ir import GenericConst
+    from tvm.relax.frontend.onnx.onnx_frontend import Pad
+
+    pads, filler, axes = (inputs[index] if len(inputs) > index else None for index in (1, 2, 3))
+    known = (filler is None or isinstance(filler, GenericConst)) and axes is None
+    known = known and attributes.get("mode", b"constant").decode() == "constant"
+    if opset >= 11 and known and isinstance(pads, GenericConst) and str(inputs[0].ty.dtype) == "float32":
+        before, after = pads.value.numpy().reshape(2, -1).tolist()
+        if min(*before, *after) >= 0:
+            widths = [width for pair in zip(before, after, strict=True) for width in pair]
+            value = 0.0 if filler is None else float(filler.value.numpy().item())
+            return relax.op.nn.pad(inputs[0], widths, pad_value=value)
+    return Pad.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
 def _elementwise(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
     """Add and its like, also of extents that are only equal when the model runs, which is checked then."""
     from tvm.relax.frontend.onnx import onnx_frontend
@@ -196,6 +214,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "DequantizeLinear": dequantize,
         "Expand": _expand,
         "NonMaxSuppression": _non_max_suppression,
+        "Pad": _pad,
         "Pow": _pow,
         "Resize": convert_resize,
         "Upsample": convert_upsample,

@@ -108,6 +108,15 @@ class Graph:
                 value.plain = unpack(self, value)
         return value.plain
 
+    def operand(self, argument: relax.Expr) -> relax.Expr:
+        """Return an argument of an operator that stays as it is, in plain form."""
+        from tvm import relax
+        from tvm.ir import GenericConst
+
+        if isinstance(argument, relax.Var | relax.Tuple | GenericConst):
+            return self.plain(self.look(argument))
+        return argument
+
     def blocked(self, value: Value) -> relax.Expr:
         """Return the blocked form of an image (four axes)."""
         from forge_pipeline.codegen.schedules.elementwise import pack

@@ -30,6 +30,9 @@ ROUNDS = 1.5 * 2**23
 SUM_LIMIT = 1 << 30
 """Constant part of a sum from which on int32 might not hold the rest."""
 
+TAME = (1e-18, 1e18)
+"""Divisors between these have neither reciprocals nor remainders outside the normal numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affine:
@@ -148,6 +151,14 @@ def to_integers(image: te.Tensor, affine: Affine, clip: Clip) -> te.Tensor:
     return te.compute(image.shape, lambda *at: stored(image(*at) / scale, affine, clip), name="quantize")
 
 
+def divided(graph: Graph, value: Value, affine: Affine, clip: Clip) -> Value:
+    """Emit the quantization of floats, in the form that they have."""
+    if graph.is_blocked(value):
+        integers = graph.kernel(to_integers, value.blocked, name="quantize", affine=affine, clip=clip)
+        return Value(blocked=integers, channels=value.channels)
+    return Value(plain=graph.kernel(to_integers, graph.plain(value), name="quantize", affine=affine, clip=clip))
+
+
 def stored(steps: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
     """Return ``x / scale`` rounded, clipped and moved to the zero point: an uint8 expression."""
     from tvm import tirx
@@ -155,6 +166,47 @@ def stored(steps: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
     low, high = (tirx.const(bound, "float32") for bound in clip.steps(affine))
     shifted = tirx.max(tirx.min(steps, high), low) + tirx.const(ROUNDS, "float32")
     return (tirx.reinterpret("int32", shifted) + affine.zero).astype("uint8")
+
+
+def clipped_float(value: tirx.PrimExpr, clip: Clip) -> tirx.PrimExpr:
+    """Return a float32 expression within bounds."""
+    from tvm import tirx
+
+    if clip.low > float("-inf"):
+        value = tirx.max(value, tirx.const(clip.low, "float32"))
+    if clip.high < float("inf"):
+        value = tirx.min(value, tirx.const(clip.high, "float32"))
+    return value
+
+
+def rounded(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return a float32 product that is rounded before it is added to: no multiply-add takes it in."""
+    from tvm import tirx
+
+    return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence", value)
+
+
+def quotient(value: tirx.PrimExpr, divisor: float, *, fused: bool) -> tirx.PrimExpr:
+    """Return a float32 expression divided and rounded as IEEE 754 says.
+
+    With ``fused`` multiply-adds that takes three instructions: a product by the reciprocal, its remainder, and a
+    correction by that (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990).
+    """
+    from tvm import tirx
+
+    scale, inverse = tirx.const(divisor, "float32"), np.float32(1) / np.float32(divisor)
+    if float(inverse) * divisor == 1.0:
+        return value * tirx.const(float(inverse), "float32")
+    if not fused or not TAME[0] < divisor < TAME[1]:
+        return value / scale
+    factor = tirx.const(float(inverse), "float32")
+
+    def multiply_add(*operands: tirx.PrimExpr) -> tirx.PrimExpr:
+        return tirx.call_llvm_pure_intrin("float32", "llvm.fma", *operands)
+
+    real, first = tirx.Var("real", "float32"), tirx.Var("first", "float32")
+    rest = multiply_add(-first, scale, real)
+    return tirx.Let(real, value, tirx.Let(first, real * factor, multiply_add(rest, factor, first)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,18 +240,10 @@ class Finish:
 
     def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
         """Return the result's expression."""
-        from tvm import tirx
-
         value = (total + bias).astype("float32") * factor
         if offset:
             value = value + offset[0]
-        if self.affine is not None:
-            return stored(value, self.affine, self.clip)
-        if self.clip.low > float("-inf"):
-            value = tirx.max(value, tirx.const(self.clip.low, "float32"))
-        if self.clip.high < float("inf"):
-            value = tirx.min(value, tirx.const(self.clip.high, "float32"))
-        return value
+        return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
 
 
 def to_float_if_needed(affine: Affine | None) -> str:

@@ -132,14 +132,5 @@ def _value(graph: Graph, expression: relax.Expr) -> Value:
         value = handler(graph, expression)
         if value is not None:
             return value
-    arguments = [_plain_operand(graph, argument) for argument in expression.args]
+    arguments = [graph.operand(argument) for argument in expression.args]
     return Value(plain=graph.emit(relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)))
-
-
-def _plain_operand(graph: Graph, argument: relax.Expr) -> relax.Expr:
-    from tvm import relax
-    from tvm.ir import GenericConst
-
-    if isinstance(argument, relax.Var | relax.Tuple | GenericConst):
-        return graph.plain(graph.look(argument))
-    return argument

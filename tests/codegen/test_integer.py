@@ -256,16 +256,6 @@ def test_a_sum_of_two_scales_after_a_convolution() -> None:
     check(net, net.pair(net.node("Relu", net.node("Add", left, right)), (32.0, 3)))
 
 
-def test_a_sum_with_scales_that_are_no_powers_of_two_is_within_one_step() -> None:
-    net = Net(1, 16, 12, 12)
-    y = net.node("Add", net.pair("x", (0.37, 113)), net.pair("x", (0.59, 90)))
-    model = net.finish(net.pair(y, (0.83, 120)))
-    x = (net.random.standard_normal(net.shape) * 30).astype(np.float32)
-    steps = np.abs(compiled(model)(x)[0] - reference(model, x, optimized=False)[0]) / np.float32(0.83)
-    assert steps.max() < 1.01
-    assert (steps > 0.5).mean() < 0.01
-
-
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 def test_pooling_keeps_to_integers(operator: str, pads: list[int]) -> None:
@@ -300,11 +290,10 @@ def test_a_value_that_is_also_read_in_float_is_not_rounded_for_that_reader() -> 
 
 def test_what_is_not_recognised_stays_float_and_right() -> None:
     net = Net(1, 16, 6, 6)
-    x = net.pair("x", IN)
-    y = net.pair(net.node("Sigmoid", net.node("Mul", x, net.tensor(np.float32(0.0625)))), (0.00390625, 0))
+    y = net.pair(net.node("Softmax", net.pair("x", (0.0625, 113)), axis=1), (0.00390625, 0))
     model = net.finish(y)
-    values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
-    error = np.abs(compiled(model, in_float="sigmoid")(values)[0] - reference(model, values, optimized=False)[0])
+    values = (net.random.standard_normal(net.shape) * 4).astype(np.float32)
+    error = np.abs(compiled(model, in_float="softmax")(values)[0] - reference(model, values, optimized=False)[0])
     assert error.max() <= 0.00390625
 
 

@@ -119,9 +119,14 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
     """Split into whole blocks, when every part fills its own."""
+    parts = split_blocks(graph, graph.look(call.args[0]), call)
+    return None if parts is None else Value(parts=tuple(parts))
+
+
+def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | None:
+    """Return the parts of a value that is split as ``call`` says, as whole blocks; None where it has none."""
     from tvm import relax, tirx
 
-    value = graph.look(call.args[0])
     if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
         return None
     axis, lanes = (4, 1) if graph.channels_last else (1, graph.machine.lanes)
@@ -139,7 +144,7 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
     for start, stop in pairwise(edges):
         piece = relax.op.strided_slice(value.blocked, axes=[axis], begin=[start // lanes], end=[stop // lanes])
         parts.append(Value(blocked=graph.emit(piece), channels=stop - start))
-    return Value(parts=tuple(parts))
+    return parts
 
 
 def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
