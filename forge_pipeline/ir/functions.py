@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import onnx.checker
 import onnx.inliner
 from onnx import FunctionProto, ModelProto
 
@@ -18,7 +19,8 @@ def inlined(model: ModelProto) -> ModelProto:
     """Return ``model`` without local functions: itself where it has none, else a new model.
 
     The inliner serialises the model twice, so it is given the weights' names without their content. Raises
-    ModelError for functions that call themselves, that grow past MAX_NODES, or of another opset than the model's.
+    ModelError for functions that call themselves, that grow past MAX_NODES, of another opset than the model's, with
+    one name for two of them, or called with more values than they take or give.
     """
     if not model.functions:
         return model
@@ -29,7 +31,15 @@ def inlined(model: ModelProto) -> ModelProto:
         getattr(light.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
         light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    result = onnx.inliner.inline_local_functions(light)
+    try:
+        result = onnx.inliner.inline_local_functions(light)
+    except (RuntimeError, onnx.checker.ValidationError) as error:  # a failed assertion of the inliner, or its check
+        raise ModelError(
+            where="local functions",
+            expected="functions with names of their own, and calls that fit them",
+            found=str(error).strip().splitlines()[-1].split(" failed: ")[-1][:300],
+            fix="export the model again, or inline its functions with onnx.inliner",
+        ) from error
     if result.functions:
         names = ", ".join(sorted(repr(function.name[:80]) for function in result.functions))
         raise ModelError(

@@ -102,11 +102,12 @@ def _work(folder: Path, number: int, stop: int, answers: int) -> None:
     watching = False
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if (watching and event in CHANGES) or (
-            watching and event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        ):
+        if not watching:
+            return
+        writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes or event in CHANGES:
             opened.append(str(arguments[0]))
-        elif watching and event in STARTS:
+        elif event in STARTS:
             opened.append(f"{event}{arguments}")
 
     sys.addaudithook(watch)

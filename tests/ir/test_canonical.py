@@ -562,6 +562,18 @@ def test_functions_that_call_themselves_are_refused(make):
         canonical_model(model)
 
 
+@pytest.mark.parametrize(
+    ("operands", "copies", "found"),
+    [(9, 1, "Number of actual parameters cannot exceed"), (2, 2, "multiple local fu")],
+)
+def test_functions_that_share_a_name_or_are_called_with_too_much_are_refused(make, operands, copies, found):
+    model = make("functions")
+    model.graph.node[0].input[:] = ["x"] * operands
+    model.functions.extend([model.functions[0]] * (copies - 1))
+    with pytest.raises(ModelError, match=found):
+        canonical_model(model)
+
+
 def test_functions_that_grow_without_bound_are_refused_before_they_grow(make):
     model = make("functions")
     body = helper.make_opsetid("", 17), helper.make_opsetid("my", 1)
