@@ -19,6 +19,7 @@ from forge_pipeline.frontends.agreement import relative_difference
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "frontends" / "models"
+DYNAMIC_RANGE = ("dynamic", "kws")
 Row = tuple[str, str, float]  # model, by which way, largest relative difference
 
 
@@ -206,6 +207,29 @@ def _tflite_rows() -> Iterator[Row]:
         if interpreter.get_signature_list():
             wanted = interpreter.get_signature_runner()(**{module.input_names[0]: feed})
         yield path.name, "own reader", _worst(module, [feed], [wanted[name] for name in module.output_names])
+        if path.stem in DYNAMIC_RANGE:
+            yield from _hybrid_rows(path, module, feed, wanted)
+
+
+def _hybrid_rows(path: Path, module: Any, feed: np.ndarray, fast: Any) -> Iterator[Row]:
+    """Compare with the interpreter's plain kernels, whose rounding is known, and these with its default ones."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    sys.path.insert(0, str(FIXTURES.parent))
+    from hybrid import rounded
+
+    interpreter = Interpreter(str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], feed)
+    interpreter.invoke()
+    wanted = {item["name"]: interpreter.get_tensor(item["index"]) for item in interpreter.get_output_details()}
+    if interpreter.get_signature_list():
+        wanted = interpreter.get_signature_runner()(**{module.input_names[0]: feed})
+    expected = [wanted[name] for name in module.output_names]
+    same = forge_pipeline.ONNXModule(rounded(module.copy().mod))
+    yield f"{path.name}, rounded as its plain kernels", "own reader", _worst(same, [feed], expected)
+    spread = max(relative_difference(fast[name], wanted[name]) for name in module.output_names)
+    yield f"{path.name}, its default kernels beside its plain ones", "LiteRT alone", spread
 
 
 ROWS: dict[str, Callable[[], Iterator[Row]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,17 @@ def test_a_dynamic_range_model_keeps_its_integer_weights_and_computes_in_float(e
     found = run(model, expected["image"])
     # The interpreter rounds what goes into a product to 8 bits, at run time.
     np.testing.assert_allclose(found["probs"], expected["dynamic/probs"], atol=0.03)
+
+
+def test_a_dynamic_range_model_differs_by_the_interpreters_rounding_and_nothing_else(expected):
+    sys.path.insert(0, str(Path(__file__).parent))
+    from hybrid import rounded
+
+    found = run(rounded(tflite.convert(MODELS / "dynamic.tflite", ()).model), expected["image"])
+    with np.load(MODELS / "dynamic_plain.npz") as plain:
+        assert found.keys() == set(plain)
+        for key, value in plain.items():
+            np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-6 * np.abs(value).max(), err_msg=key)
 
 
 def test_a_full_integer_model_is_in_qdq_form_and_off_by_a_step_at_most(expected):

@@ -105,6 +105,13 @@ def convert(name, function, inputs, **settings):
     return {f"{name}/{key}": value for key, value in runner(image=inputs).items()}
 
 
+def plain_kernels(name, inputs):
+    """Return what the interpreter computes without XNNPACK."""
+    kernels = tf.lite.experimental.OpResolverType.BUILTIN_REF
+    interpreter = tf.lite.Interpreter(f"{name}.tflite", experimental_op_resolver_type=kernels)
+    return interpreter.get_signature_runner()(image=inputs)
+
+
 def samples():
     for _ in range(50):
         yield [random.normal(size=(1, 8, 8, 3)).astype("float32")]
@@ -127,6 +134,7 @@ def main():
     expected |= convert("moves", moves, image)
     expected |= convert("numbers", numbers, image)
     np.savez_compressed("expected.npz", **expected)
+    np.savez_compressed("dynamic_plain.npz", **plain_kernels("dynamic", image))
 
 
 if __name__ == "__main__":
