@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.graph import Graph, Value
 from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.renamed import cast
 
 if TYPE_CHECKING:
     import tvm
     from tvm import relax
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
-    """A value that is not emitted yet, whose extents have other names; what can be folded into it still can."""
-
-    inner: Any
-    kind: Any
-
-    @property
-    def weight(self) -> Array:
-        """Weights, filters first."""
-        weight: Array = self.inner.weight
-        return weight
-
-    @property
-    def filters(self) -> int:
-        """Channels of the result."""
-        return int(self.inner.filters)
-
-    def scaled(self, scale: Array, shift: Array) -> Renamed:
-        """Return it followed by ``* scale + shift`` for each filter."""
-        return Renamed(inner=self.inner.scaled(scale, shift), kind=self.kind)
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        return _cast(graph, self.inner.emit(graph), self.kind)
 
 
 def lay_out(
@@ -94,22 +67,8 @@ def _emit(graph: Graph, binding: relax.Binding) -> Value:
     from tvm import relax
 
     if isinstance(binding, relax.MatchCast):
-        return _cast(graph, _value(graph, binding.value), binding.ty)
+        return cast(graph, _value(graph, binding.value), binding.ty)
     return _value(graph, binding.value)
-
-
-def _cast(graph: Graph, value: Value, kind: relax.TensorType) -> Value:
-    """Give a value's extents other names, in the form that it comes in."""
-    from tvm import relax
-
-    if value.pending is not None:
-        return Value(pending=Renamed(inner=value.pending, kind=kind), channels=value.channels)
-    if value.blocked is None:
-        return Value(plain=graph.builder.match_cast(graph.plain(value), kind))
-    batch, _, height, width = kind.shape.values
-    _, blocks, _, _, lanes = shape_of(value.blocked)
-    blocked = relax.TensorType((batch, blocks, height, width, lanes), kind.dtype)
-    return Value(blocked=graph.builder.match_cast(value.blocked, blocked), channels=value.channels)
 
 
 def _value(graph: Graph, expression: relax.Expr) -> Value:

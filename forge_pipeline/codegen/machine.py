@@ -93,6 +93,10 @@ class Machine:
             max(self.fma_cycles(pixels * vectors), loads / LOADS, LATENCY) + LOAD_COST * loads + WEIGHT_COST * vectors
         )
 
+    def tile_cycles(self, pixels: int, vectors: int) -> float:
+        """Cycles of a tile besides its steps: until the last sums are there, and what is done with them."""
+        return LATENCY + STORE_CYCLES * pixels * vectors
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import FAMILIES, Scheduler, elementwise, fallback, moves, rowwise
+from forge_pipeline.codegen.schedules import (
+    FAMILIES,
+    Scheduler,
+    edges,
+    elementwise,
+    fallback,
+    flat,
+    moves,
+    rowwise,
+    tails,
+)
 
 if TYPE_CHECKING:
     import tvm
@@ -45,18 +54,18 @@ def _schedule(function: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc,
     from tvm import s_tir
     from tvm.s_tir import ScheduleError
 
-    sch = s_tir.Schedule(function)
-    scheduler = _pick(sch)
+    function = flat.flattened(function)
+    scheduler = _pick(s_tir.Schedule(function))
     reason = "no family knows it"
     if scheduler is not None:
         try:
-            return _apply(sch, scheduler, machine), None
+            return _apply(function, scheduler, machine), None
         except (
             ScheduleError,
             ValueError,
         ) as error:  # what a schedule cannot do is TVM's to find out: reported, and served
             reason = " ".join(str(error).split())[-200:]
-    return _apply(s_tir.Schedule(function), fallback.schedule, machine), reason
+    return _apply(function, fallback.schedule, machine), reason
 
 
 def _pick(sch: Schedule) -> Scheduler | None:
@@ -70,6 +79,17 @@ def _pick(sch: Schedule) -> Scheduler | None:
     return rowwise.schedule if rowwise.applies(sch) else None
 
 
-def _apply(sch: Schedule, scheduler: Callable[[Schedule, Machine], None], machine: Machine) -> tirx.PrimFunc:
+def _apply(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> tirx.PrimFunc:
+    done = _scheduled(function, scheduler, machine)
+    if tails.is_open(done):
+        narrow = _scheduled(function.with_attr(tails.NARROW, True), scheduler, machine)
+        done = tails.closed(done, narrow)
+    return done.with_attr("tirx.is_scheduled", True)
+
+
+def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> tirx.PrimFunc:
+    from tvm import s_tir
+
+    sch = s_tir.Schedule(function)
     scheduler(sch, machine)
-    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+    return edges.peeled(sch.mod["main"])

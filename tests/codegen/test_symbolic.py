@@ -127,3 +127,57 @@ def test_an_image_smaller_than_the_kernels_is_refused_and_the_engine_goes_on(siz
     x = random.normal(size=(1, 3, 20, 24)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     assert np.abs(engine(x)[0] - expected).max() <= 5e-5 * np.abs(expected).max()
+
+
+def _convolutions(channels: int) -> onnx.ModelProto:
+    """Return one convolution of each kind that reads the same image, and a residual sum behind two of them."""
+    random = np.random.default_rng(7)
+    kinds = {  # filters, channels of a group, kernel, stride, padding (top, left, bottom, right), groups
+        "pointwise": (24, channels, (1, 1), 1, (0, 0, 0, 0), 1),
+        "one_filter": (1, channels, (1, 1), 1, (0, 0, 0, 0), 1),
+        "grouped": (2 * channels, channels // 2, (1, 1), 1, (0, 0, 0, 0), 2),
+        "strided": (8, channels, (3, 3), 2, (1, 1, 1, 1), 1),
+        "lopsided": (8, channels, (3, 2), 1, (0, 1, 2, 0), 1),
+        "depthwise": (channels, 1, (3, 3), 1, (1, 1, 1, 1), channels),
+        "depthwise_strided": (channels, 1, (5, 5), 2, (2, 2, 2, 2), channels),
+    }
+    weights = {
+        name: (random.standard_normal((filters, inputs, *kernel)) / 5).astype(np.float32)
+        for name, (filters, inputs, kernel, _, _, _) in kinds.items()
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", name], [f"{name}_y"], strides=[stride] * 2, pads=list(pads), group=groups)
+        for name, (_, _, _, stride, pads, groups) in kinds.items()
+    ]
+    weights["mixing"] = (random.standard_normal((channels, 24, 1, 1)) / 5).astype(np.float32)
+    nodes += [
+        helper.make_node("Relu", ["pointwise_y"], ["positive"]),
+        helper.make_node("Conv", ["positive", "mixing"], ["mixed"]),
+        helper.make_node("Add", ["mixed", "depthwise_y"], ["sum"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, "height", "width"])],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+            for name in (*(f"{kind}_y" for kind in kinds), "sum")
+        ],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def test_every_kind_of_convolution_is_right_at_every_width_also_less_than_a_tile() -> None:
+    model = _convolutions(16)
+    library = build(model, Target.from_tag("host"), TILED)
+    assert library.metadata["compile"]["fallbacks"] == []
+    engine = Engine(library.to_bytes(), threads=2)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    random = np.random.default_rng(3)
+    for height, width in [(3, width) for width in range(2, 30)] + [(17, 9), (9, 17), (8, 8), (41, 47)]:
+        x = random.standard_normal((1, 16, height, width)).astype(np.float32)
+        for name, expected, found in zip(
+            (output.name for output in engine.outputs), session.run(None, {"x": x}), engine(x), strict=True
+        ):
+            assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max(), (name, x.shape)

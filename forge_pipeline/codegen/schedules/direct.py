@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.machine import Machine, Tile, choose_tile, divisors
-from forge_pipeline.codegen.schedules import moves, unsized
+from forge_pipeline.codegen.schedules import flat, moves, unsized
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 
 if TYPE_CHECKING:
@@ -164,6 +164,16 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
         )
 
     attributes: dict[str, Any] = {moves.FAMILY: NAME}
+    if plan is None and is_pointwise(geometry):
+        axes = [block, *lane]
+
+        def pixel(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
+            first = row // rows_per_group * blocks if geometry.groups > 1 else 0
+            return te.sum(image(n, first + block, h, w, *lane) * weight(row, block, 0, 0, *lane, out), axis=axes)
+
+        return te.compute(
+            (batch, rows, tall, wide, lanes), pixel, name="convolve", attrs={**attributes, flat.ANY_ORDER: True}
+        )
     if plan is not None:
         attributes |= {BANDS: plan.bands, PIXELS: plan.tile.pixels, VECTORS: plan.tile.vectors}
     if plan is None or not is_pointwise(geometry):
@@ -189,7 +199,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sums = moves.find(sch, NAME)
     annotations = dict(sch.get(sums).annotations)
     if BANDS not in annotations:
-        unsized.schedule_direct(sch, machine, sums)
+        is_pointwise = flat.ANY_ORDER in annotations
+        (unsized.schedule_pointwise if is_pointwise else unsized.schedule_direct)(sch, machine, sums)
         return
     bands, pixels, vectors = (int(annotations[key]) for key in (BANDS, PIXELS, VECTORS))
     before, last = moves.split_around(sch, sums)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.graph import Extent, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.renamed import Cast, Renamed
 from forge_pipeline.codegen.schedules import moves
 
 if TYPE_CHECKING:
@@ -66,15 +67,24 @@ def _unpack(image: te.Tensor, channels: int) -> te.Tensor:
 
 
 def unary(graph: Graph, call: relax.Call) -> Value | None:
-    """Stay in the blocked layout."""
-    from tvm import relax
-
+    """Stay in the blocked layout; before a cast of the operand's extents, if nothing else reads that."""
     value = graph.look(call.args[0])
+    if isinstance(value.pending, Renamed):
+        value.pending = Cast(value=value.pending.inner.emit(graph), kind=value.pending.kind)
+    if isinstance(value.pending, Cast) and graph.is_used_once(call.args[0]):
+        inner, kind = value.pending.value, value.pending.kind
+        if inner.blocked is not None:
+            done = Value(blocked=_called(graph, call, inner.blocked), channels=inner.channels)
+            return Value(pending=Cast(value=done, kind=kind), channels=inner.channels)
     if not graph.is_blocked(value):
         return None
-    return Value(
-        blocked=graph.emit(relax.Call(call.op, [value.blocked, *call.args[1:]], call.attrs)), channels=value.channels
-    )
+    return Value(blocked=_called(graph, call, value.blocked), channels=value.channels)
+
+
+def _called(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
+    from tvm import relax
+
+    return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
 
 
 def binary(graph: Graph, call: relax.Call) -> Value | None:

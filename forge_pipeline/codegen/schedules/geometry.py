@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.edges import EDGES
 
 if TYPE_CHECKING:
     from tvm import te
@@ -91,4 +92,7 @@ def surround(image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: 
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 
     shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
-    return te.compute(shape, element, name=moves.PAD, attrs={moves.FAMILY: moves.PAD})
+    attributes: dict[str, Any] = {moves.FAMILY: moves.PAD}
+    if not geometry.is_sized:
+        attributes[EDGES] = (left, right)
+    return te.compute(shape, element, name=moves.PAD, attrs=attributes)

@@ -23,6 +23,9 @@ COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "p
 SERIAL_WORK = 16384
 """Results below which waking another thread costs more than it saves."""
 
+UNKNOWN = 64
+"""What a symbolic extent is taken for where it is decided whether threads pay; a symbolic batch is taken for one."""
+
 MULTIPLY_ADDS = 16
 """Multiply-adds of a convolution that take as long as storing one result: a few microseconds of them stay serial."""
 
@@ -171,7 +174,7 @@ def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     lanes = machine.lanes
     extents = [extent(sch, loop) for loop in loops]
-    work = product(extents)
+    work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
     last = extents[-1]
     if last is not None and last % lanes == 0 and len(loops) > 1:
         inner = loops[-1]
@@ -180,6 +183,8 @@ def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         sch.vectorize(inner)
         outer = sch.get_loops(block)[:-1]
         outer = outer if last <= lanes else outer[:-1]
+        if None in extents[1:] and len(outer) > 1:
+            outer = outer[:-1]  # to tell pixels apart in a fused loop takes a division by their number in a row
         parallel_if_worth(sch, fuse(sch, outer), work)
         return
     if None in extents:

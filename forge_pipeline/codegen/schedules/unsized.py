@@ -1,46 +1,46 @@
 """Convolutions over images whose height and width are known only when they run.
 
-The templates are those of `direct` and `depthwise`; tiles are chosen as for a wide image. A row's last tile is cut off
-by TVM's loop partitioning, which makes it a copy of its own, so that the tiles before it have no tests in their loops.
+The templates are those of `direct` and `depthwise`. Pixels of a pointwise convolution are one row (``flat``); the last
+tile of a row is moved back to end with it (``tails``). A band of rows is computed from a padded copy of what it reads.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen.machine import Machine, choose_tile
+from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.tails import NARROW, TILES
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
-WIDTH = 64
-"""Pixels of a row for which tiles are chosen."""
+WIDTHS = (10, 20, 40, 80, 160)
+"""Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
 
-ROWS = 64
-"""Rows for which it is decided whether threads pay."""
-
-DEPTHWISE_PIXELS = 8
-"""Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
+BAND = 8
+"""Rows that are computed from one padded copy."""
 
 
-def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
-    """Hold a tile of pixels by filters in registers along the reduction."""
+def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
+    """Compute all filters from a band of pixels that stays in the second cache, then the next."""
     before, last = moves.split_around(sch, anchor)
     for block in before:
         moves.spread(sch, block, machine)
     n, row, h, w, out, *reduction = sch.get_loops(anchor)
     rows, lanes = (moves.static(sch, loop) for loop in (row, out))
     steps = moves.product(moves.static(sch, loop) for loop in reduction)
-    tile = choose_tile(machine, pixels=WIDTH, vectors=rows, steps=steps)
-    row_out, row_in = sch.split(row, [None, tile.vectors])
-    w_out, w_in = sch.split(w, [None, tile.pixels])
-    sch.annotate(w_out, "pragma_loop_partition_hint", 1)
-    sch.reorder(n, row_out, h, w_out, *reduction, w_in, row_in, out)
-    shared = moves.fuse(sch, [n, row_out, h])
+    pixels, vectors = _tile(sch, machine, rows, steps, widths=(moves.UNKNOWN**2,))
+    tiles = max(1, machine.l2 // 2 // (4 * steps * pixels))
+    row_out, row_in = sch.split(row, [None, vectors])
+    band, w_out, w_in = sch.split(w, [None, tiles, pixels])
+    if pixels > 1:
+        sch.annotate(w_out, TILES, pixels)
+    sch.reorder(n, h, band, row_out, w_out, *reduction, w_in, row_in, out)
+    shared = moves.fuse(sch, [n, h, band, row_out])
     sch.reverse_compute_at(last, w_out)
-    moves.parallel_if_worth(sch, shared, rows * lanes * ROWS * WIDTH * steps)
+    moves.parallel_if_worth(sch, shared, rows * lanes * moves.UNKNOWN**2 * steps)
     sch.vectorize(out)
     sch.unroll(w_in)
     sch.unroll(row_in)
@@ -48,22 +48,81 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)
 
 
+def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
+    """Hold a tile of pixels by filters in registers along the reduction."""
+    before, last = moves.split_around(sch, anchor)
+    n, row, h, w, out, *reduction = sch.get_loops(anchor)
+    rows, lanes = (moves.static(sch, loop) for loop in (row, out))
+    steps = moves.product(moves.static(sch, loop) for loop in reduction)
+    pixels, vectors = _tile(sch, machine, rows, steps, widths=WIDTHS)
+    row_out, row_in = sch.split(row, [None, vectors])
+    band, h_in = sch.split(h, [None, BAND])
+    w_out, w_in = sch.split(w, [None, pixels])
+    if pixels > 1:
+        sch.annotate(w_out, TILES, pixels)
+    sch.reorder(n, band, row_out, h_in, w_out, *reduction, w_in, row_in, out)
+    is_padded = any(moves.family_of(sch, block) == moves.PAD for block in before)
+    shared = moves.fuse(sch, [n, band] if is_padded else [n, band, row_out])
+    depth = 4 if is_padded else 3
+    sch.reverse_compute_at(last, w_out)
+    moves.parallel_if_worth(sch, shared, rows * lanes * moves.UNKNOWN**2 * steps)
+    for block in before:
+        if moves.family_of(sch, block) == moves.PAD:
+            sch.compute_at(block, shared)
+            moves.vectorize_and_unroll(sch, block, below=100, lanes=lanes)
+        else:
+            moves.spread(sch, block, machine)
+    sch.vectorize(out)
+    sch.unroll(w_in)
+    sch.unroll(row_in)
+    moves.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
+
+
 def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     """A lane for each channel, a tile of pixels at a time."""
     before, last = moves.split_around(sch, anchor)
-    for block in before:
-        moves.spread(sch, block, machine)
     n, row, h, w, lane, down, along = sch.get_loops(anchor)
     rows, lanes = (moves.static(sch, loop) for loop in (row, lane))
     taps = moves.static(sch, down) * moves.static(sch, along)
-    w_out, w_in = sch.split(w, [None, min(DEPTHWISE_PIXELS, machine.registers // 2)])
-    sch.annotate(w_out, "pragma_loop_partition_hint", 1)
-    sch.reorder(n, row, h, w_out, down, along, w_in, lane)
-    shared = moves.fuse(sch, [n, row, h])
+    pixels = 1 if _is_narrow(sch) else min(DEPTHWISE_PIXELS, machine.registers // 2)
+    band, h_in = sch.split(h, [None, BAND])
+    w_out, w_in = sch.split(w, [None, pixels])
+    if pixels > 1:
+        sch.annotate(w_out, TILES, pixels)
+    sch.reorder(n, row, band, h_in, w_out, down, along, w_in, lane)
+    shared = moves.fuse(sch, [n, row, band])
     sch.reverse_compute_at(last, w_out)
-    moves.parallel_if_worth(sch, shared, rows * lanes * ROWS * WIDTH * taps)
+    moves.parallel_if_worth(sch, shared, rows * lanes * moves.UNKNOWN**2 * taps)
+    for block in before:
+        sch.compute_at(block, shared)
+        sch.vectorize(sch.get_loops(block)[-1])
     sch.vectorize(lane)
     for loop in (w_in, down, along):
         sch.unroll(loop)
-    moves.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
-    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, down), below=2, lanes=lanes)
+    moves.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, down), below=3, lanes=lanes)
+
+
+DEPTHWISE_PIXELS = 8
+"""Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
+
+
+def _is_narrow(sch: Schedule) -> bool:
+    return NARROW in (sch.mod["main"].attrs or {})
+
+
+def _tile(sch: Schedule, machine: Machine, rows: int, steps: int, *, widths: tuple[int, ...]) -> tuple[int, int]:
+    """Return pixels and vectors of the tile that takes the fewest cycles for a pixel, on average over ``widths``."""
+    best: tuple[float, int, int] | None = None
+    for vectors in (wide for wide in (1, 2, 3, 4) if rows % wide == 0):
+        for pixels in range(1, (1 if _is_narrow(sch) else machine.registers) + 1):
+            pairs = pixels if machine.indexed else 0  # activations of two steps, which LLVM loads at once
+            if not machine.fits(pixels, vectors) or pixels * vectors + vectors + 2 * pairs > machine.registers:
+                break
+            tile = machine.step_cycles(pixels, vectors) * steps + machine.tile_cycles(pixels, vectors)
+            cycles = sum(-(-width // pixels) * tile / width for width in widths) / vectors
+            if best is None or cycles <= best[0]:
+                best = (cycles, pixels, vectors)
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1], best[2]

@@ -1,0 +1,98 @@
+"""Rewriting kernels where TVM's schedules cannot: what is read, replaced and renewed in loops and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm.s_tir import SBlockRealize
+
+
+def realizes(tree: Any) -> list[SBlockRealize]:
+    """Return the blocks in ``tree`` that have axes, in program order."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    found: list[SBlockRealize] = []
+    tvm_ffi.structural_walk(tree, [(s_tir.SBlockRealize, found.append)], order="pre")
+    return [realize for realize in found if realize.block.iter_vars]
+
+
+def reads(expression: Any, variable: Any) -> bool:
+    """Return whether ``variable`` occurs in ``expression``."""
+    import tvm_ffi
+    from tvm.ir import Var
+
+    found: list[bool] = []
+    tvm_ffi.structural_walk(expression, [(Var, lambda seen: found.append(True) if seen.same_as(variable) else None)])
+    return bool(found)
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """Return the conditions that are to hold together; none for a constant."""
+    from tvm import tirx
+
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [] if isinstance(condition, tirx.IntImm) else [condition]
+
+
+def replaced(tree: Any, new: Callable[[Any], Any]) -> Any:
+    """Return ``tree`` with ``new(variable)`` for each variable where that is not None but a number or more."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Var
+
+    def replace(variable: Any) -> Any:
+        other = new(variable)
+        if other is None:
+            return variable
+        return tirx.const(other, variable.ty.dtype) if isinstance(other, int) else other
+
+    return tvm_ffi.structural_map(tree, [(Var, replace)])
+
+
+def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
+    """Return ``expression`` with zero for each of ``variables``."""
+    return replaced(expression, lambda seen: 0 if any(seen.same_as(variable) for variable in variables) else None)
+
+
+def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
+    """Return ``body`` with loop variables of its own, and new buffers for ``buffers``."""
+    import tvm_ffi
+    from tvm import tirx
+
+    fresh: dict[Any, Any] = {
+        buffer: tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
+        for buffer in buffers
+    }
+
+    def renew(loop: tirx.For) -> None:
+        variable = loop.loop_var
+        fresh[variable] = tirx.Var(variable.name, variable.ty.dtype)
+
+    tvm_ffi.structural_walk(body, [(tirx.For, renew)])
+    return replaced(body, fresh.get)
+
+
+def with_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
+    """Return ``body`` with ``change`` done to each of its blocks that have axes."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    def changed(realize: SBlockRealize) -> SBlockRealize:
+        return change(realize) if realize.block.iter_vars else realize
+
+    return tvm_ffi.structural_map(body, [(s_tir.SBlockRealize, changed)])
+
+
+def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> SBlockRealize:
+    """Return a block of one store at another place along one axis, with another content, under no condition."""
+    from tvm import s_tir, tirx
+
+    old = realize.block
+    store = tirx.BufferStore(old.body.buffer, content, old.body.indices)
+    block = s_tir.SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, store, annotations=old.annotations)
+    values = [place if index == axis else value for index, value in enumerate(realize.iter_values)]
+    return s_tir.SBlockRealize(values, True, block)

@@ -1,0 +1,114 @@
+"""Tiles over an extent that is known only when a kernel runs: the last tile is moved back, to end where the others do.
+
+A tile that is cut off needs a test for each of its pixels, and sums that TVM then keeps in memory. One that is moved
+back computes a few pixels twice, to the same values, by the same code as all others. Where the extent is less than a
+tile, a second version of the kernel takes over, with tiles of one pixel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.schedules import rewriting
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import SBlockRealize
+
+TILES = "forge.tiles"
+"""The annotation of a loop over tiles: how many pixels each has."""
+
+NARROW = "forge.narrow"
+"""The attribute of a function that is to be scheduled with tiles of one pixel."""
+
+
+def is_open(function: tirx.PrimFunc) -> bool:
+    """Return whether a scheduled kernel has tiles whose last one may reach too far."""
+    return bool(_loops(function))
+
+
+def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with its last tiles moved back, or ``narrow`` where there is not room for one tile."""
+    from tvm import s_tir, tirx
+
+    wide, least = _moved_back(function.body), {}
+    for loop in _loops(function):
+        tile, extent = int(loop.annotations[TILES]), _extent(loop)
+        least[str(extent)] = extent >= tile
+    fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
+    first, second = wide.block, rewriting.renewed(narrow.body, narrow.body.block.alloc_buffers).block
+    body = tirx.IfThenElse(fits, first.body, second.body)
+    buffers = [*first.alloc_buffers, *second.alloc_buffers]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
+    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _loops(function: tirx.PrimFunc) -> list[tirx.For]:
+    import tvm_ffi
+    from tvm import tirx
+
+    found: list[tirx.For] = []
+
+    def look(loop: tirx.For) -> None:
+        if TILES in loop.annotations:
+            found.append(loop)
+
+    tvm_ffi.structural_walk(function.body, [(tirx.For, look)])
+    return found
+
+
+def _extent(loop: tirx.For) -> Any:
+    """Return the extent that a loop's tiles are cut from."""
+    for realize in rewriting.realizes(loop):
+        for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if rewriting.reads(value, loop.loop_var):
+                return variable.dom.extent
+    raise ValueError("no block in the loop over tiles depends on it")
+
+
+def _moved_back(body: Any) -> Any:
+    import tvm_ffi
+    from tvm import tirx
+
+    def move(loop: tirx.For, mutator: Any) -> Any:
+        return _moved(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
+
+    return tvm_ffi.structural_mutate(body, [(tirx.For, move)])
+
+
+def _moved(loop: tirx.For) -> Any:
+    """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
+    import tvm_ffi
+    from tvm import s_tir, tirx
+    from tvm.sym.analyzer import Analyzer
+
+    tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
+    inside: list[Any] = []
+    tvm_ffi.structural_walk(loop.body, [(tirx.For, lambda inner: inside.append(inner.loop_var))])
+    outer: dict[str, Any] = {}
+    starts: dict[str, Any] = {}
+
+    def move(realize: SBlockRealize) -> SBlockRealize:
+        values = []
+        for value in realize.iter_values:
+            if not rewriting.reads(value, counter):
+                values.append(value)
+                continue
+            start = analyzer.simplify(rewriting.at_zero(value, inside))
+            starts[str(start)] = start
+            values.append(tirx.min(start, extent - tile) + analyzer.simplify(value - start))
+        for condition in rewriting.conjuncts(realize.predicate):
+            if not rewriting.reads(condition, counter):
+                if any(rewriting.reads(condition, variable) for variable in inside):
+                    raise ValueError(f"the condition {condition} is inside of a tile")
+                outer[str(condition)] = condition
+        return s_tir.SBlockRealize(values, True, realize.block)
+
+    body = rewriting.with_realizes(loop.body, move)
+    (start,) = starts.values()
+    first = rewriting.at_zero(start, [counter])
+    tiles = tirx.min(loop.extent, tirx.floordiv(extent - first + (tile - 1), tile))
+    result: Any = tirx.For(counter, loop.min, analyzer.simplify(tiles), loop.kind, body)
+    for condition in outer.values():
+        result = tirx.IfThenElse(condition, result, None)
+    return result
