@@ -13,6 +13,7 @@ from forge_pipeline.codegen.depth_space import convert_depth_to_space, convert_s
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
+from forge_pipeline.codegen.vectors import convert_lp_normalization, convert_one_hot
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
@@ -213,6 +214,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "DepthToSpace": convert_depth_to_space,
         "DequantizeLinear": dequantize,
         "Expand": _expand,
+        "LpNormalization": convert_lp_normalization,
+        "OneHot": convert_one_hot,
         "NonMaxSuppression": _non_max_suppression,
         "Pad": _pad,
         "Pow": _pow,

@@ -18,7 +18,7 @@ CONVOLUTIONS: Final = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
 def bound_parameters(module: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
     """Return ``module`` with the parameters of `main` that ``params`` names as constants."""
-    values = {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in params.items()}
+    values = {name: tvm.runtime.tensor(np.asarray(array, order="C")) for name, array in params.items()}
     return relax.transform.BindParams("main", values)(module) if values else module
 
 

@@ -29,7 +29,7 @@ def inference_function(
     if not device.exist:
         raise ConfigError("target", "a device of this machine", str(described.kind), "use target='llvm'")
     machine = relax.VirtualMachine(_built(module, described), device)
-    fixed = [tvm.runtime.tensor(np.ascontiguousarray(array), device) for array in weights]
+    fixed = [tvm.runtime.tensor(np.asarray(array, order="C"), device) for array in weights]
     wanted = [variable.ty for variable in module["main"].params]
 
     def infer(*arrays: Array) -> Array | list[Array]:
@@ -40,7 +40,7 @@ def inference_function(
             if str(array.dtype) != str(kind.dtype) or array.ndim != int(kind.ndim):
                 raise DataError(f"input {name!r}", str(kind), f"{array.dtype}{list(array.shape)}", "convert the array")
         try:
-            found = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(a), device) for a in fed), *fixed)
+            found = machine["main"](*(tvm.runtime.tensor(np.asarray(a, order="C"), device) for a in fed), *fixed)
         except (RuntimeError, ValueError, TypeError) as error:
             shown = ", ".join(f"{array.dtype}{list(array.shape)}" for array in fed)
             last = [line for line in str(error).splitlines() if line.strip()][-1]

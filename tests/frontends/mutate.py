@@ -171,7 +171,7 @@ def _scalar(rng: random.Random, field: FieldDescriptor, everything: list[Any]) -
         value = rng.choice(INTEGERS) if rng.random() < 0.8 else rng.randrange(40)
         if kind == FieldDescriptor.CPPTYPE_INT32:
             return max(-(1 << 31), min(value * rng.choice((1, -1)), (1 << 31) - 1))
-        return value if kind == FieldDescriptor.CPPTYPE_UINT64 else value * rng.choice((1, -1))
+        return abs(value) if kind == FieldDescriptor.CPPTYPE_UINT64 else value * rng.choice((1, -1))
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return rng.choice(field.enum_type.values).number
     if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
