@@ -10,6 +10,7 @@ from typing import Any
 from forge_pipeline.codegen.attention import convert_attention, convert_swish
 from forge_pipeline.codegen.blockwise import dequantize
 from forge_pipeline.codegen.depth_space import convert_depth_to_space, convert_space_to_depth
+from forge_pipeline.codegen.dynamic import convert_dynamic_quantize
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
@@ -213,6 +214,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "ConvTranspose": _conv_transpose,
         "DepthToSpace": convert_depth_to_space,
         "DequantizeLinear": dequantize,
+        "DynamicQuantizeLinear": convert_dynamic_quantize,
         "Expand": _expand,
         "LpNormalization": convert_lp_normalization,
         "OneHot": convert_one_hot,

@@ -51,6 +51,24 @@ class Dequantized(Value):
 
 
 @dataclass(slots=True, kw_only=True)
+class Measured(Value):
+    """A float value that is known as bytes, whose scale and zero point are found when the model runs."""
+
+    source: Value
+    scale: relax.Expr
+    zero: relax.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Scale and zero point of bytes that are summed, and the ``sums`` of the weights of each channel, int32."""
+
+    scale: relax.Expr
+    zero: relax.Expr
+    sums: Array
+
+
+@dataclass(slots=True, kw_only=True)
 class IntegerWeight(Value):
     """A constant that is known as integers without zero point; ``scale`` has one element, or one along ``axis``."""
 
@@ -221,6 +239,7 @@ class Finish:
     offset: Array | None
     affine: Affine | None
     clip: Clip
+    measured: Measurement | None = None
 
     @classmethod
     def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
@@ -236,7 +255,13 @@ class Finish:
         arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
         if self.offset is not None:
             arrays.append(self.offset.astype(np.float32))
-        return [graph.constant(arrange(array)) for array in arrays]
+        constants = [graph.constant(arrange(array)) for array in arrays]
+        if self.measured is not None:
+            scale, zero = self.measured.scale, self.measured.zero
+            sums = graph.constant(arrange(self.measured.sums))
+            constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
+            constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
+        return constants
 
     def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
         """Return the result's expression."""
@@ -244,6 +269,18 @@ class Finish:
         if offset:
             value = value + offset[0]
         return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
+
+
+def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:
+    from tvm import te
+
+    return te.compute(bias.shape, lambda *at: bias(*at) - zero().astype("int32") * sums(*at), name="quantize_bias")
+
+
+def _times_scale(factor: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    from tvm import te
+
+    return te.compute(factor.shape, lambda *at: factor(*at) * scale(), name="quantize_factor")
 
 
 def to_float_if_needed(affine: Affine | None) -> str:

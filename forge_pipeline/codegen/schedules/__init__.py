@@ -21,6 +21,7 @@ from forge_pipeline.codegen.schedules import (
     integer_boundary,
     integer_conv,
     integer_depthwise,
+    integer_dynamic,
     integer_matmul,
     integer_moves,
     integer_pair,
@@ -54,6 +55,7 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "integer": Family(handlers=integer_boundary.HANDLERS),
     "integer_moves": Family(handlers=integer_moves.HANDLERS),
+    integer_dynamic.NAME: Family(handlers=integer_dynamic.HANDLERS, schedule=integer_dynamic.schedule),
     integer_table.NAME: Family(handlers=integer_table.HANDLERS, schedule=integer_table.schedule),
     integer_conv.NAME: Family(handlers=integer_conv.HANDLERS, schedule=integer_conv.schedule),
     integer_amx.NAME: Family(schedule=integer_amx.schedule),

@@ -20,11 +20,12 @@ from forge_pipeline.codegen.integer import (
     Dequantized,
     Finish,
     IntegerWeight,
+    Measured,
     to_float_if_needed,
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_winograd, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_dynamic, integer_winograd, moves
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
@@ -67,6 +68,7 @@ class Convolution:
     offset: Array | None
     clip: Clip
     geometry: Geometry
+    measured: Measured | None = None
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
@@ -78,10 +80,14 @@ class Convolution:
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         shift = self.zero - known_dot(graph.machine).taken
-        bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=(1, 2, 3))
-        finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
+        sums = self.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
+        source, geometry = self.source, self.geometry
+        if self.measured is not None:
+            source, geometry = integer_dynamic.padded(graph, self.measured, geometry)
+            finish = integer_dynamic.measured_finish(finish, self.measured, sums)
         for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_winograd.emit, _emit_direct):
-            blocked = algorithm(graph, self.source, self.zero, self.weight, self.geometry, finish)
+            blocked = algorithm(graph, source, self.zero, self.weight, geometry, finish)
             if blocked is not None:
                 break
         return Value(blocked=blocked, channels=self.geometry.filters)
@@ -90,7 +96,9 @@ class Convolution:
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     """Take convolutions of a dequantized image by dequantized weights that fit int8."""
     image, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(image, Dequantized) or not isinstance(weight, IntegerWeight):
+    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+        return None
+    if not isinstance(image, Dequantized | Measured):
         return None
     if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
         return None
@@ -111,17 +119,19 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         padding=ints(call.attrs.padding),
         dilation=ints(call.attrs.dilation),
     )
-    scale = np.float32(image.affine.scale) * np.broadcast_to(weight.scale, (filters,))
+    affine = image.affine if isinstance(image, Dequantized) else Affine(scale=1.0, zero=0)
+    scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (filters,))
     return Value(
         pending=Convolution(
             source=image.source,
-            zero=image.affine.zero,
+            zero=affine.zero,
             weight=integers.astype(np.int8),
             scale=scale.astype(np.float32),
             bias=np.zeros(filters, np.int64),
             offset=None,
             clip=Clip(),
             geometry=geometry,
+            measured=image if isinstance(image, Measured) else None,
         ),
         channels=filters,
     )
@@ -136,7 +146,7 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
         filters = pending.geometry.filters
         if term.constant.shape not in ((1, filters, 1, 1), (filters, 1, 1)) or pending.offset is not None:
             continue
-        exact = integer_bias(term, pending.scale)
+        exact = integer_bias(term, pending.scale) if pending.measured is None else None
         if exact is not None and not pending.bias.any():
             return Value(pending=replace(pending, bias=exact), channels=filters)
         return Value(pending=replace(pending, offset=term.constant.reshape(-1)), channels=filters)

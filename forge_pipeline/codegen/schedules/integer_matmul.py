@@ -14,11 +14,12 @@ from forge_pipeline.codegen.integer import (
     Dequantized,
     Finish,
     IntegerWeight,
+    Measured,
     to_float_if_needed,
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import integer_amx, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, moves
 from forge_pipeline.codegen.schedules.integer_conv import integer_bias
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
 
@@ -50,6 +51,7 @@ class Product:
     offset: Array | None
     clip: Clip
     shape: tuple[Extent, ...]
+    measured: Measured | None = None
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
@@ -63,8 +65,10 @@ class Product:
         from tvm import relax
 
         shift = self.zero - known_dot(graph.machine).taken
-        bias = self.bias - shift * self.weight.astype(np.int64).sum(axis=0)
-        finish = Finish.of(self.scale, bias, self.offset, affine, self.clip)
+        sums = self.weight.astype(np.int64).sum(axis=0)
+        finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
+        if self.measured is not None:
+            finish = integer_dynamic.measured_finish(finish, self.measured, sums)
         rows = moves.product(self.shape[:-1])
         flat = graph.plain(self.source)
         if len(self.shape) != 2:
@@ -92,7 +96,9 @@ class Product:
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(left, Dequantized) or not isinstance(weight, IntegerWeight):
+    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+        return None
+    if not isinstance(left, Dequantized | Measured):
         return None
     integers = weight.integers
     if integers.ndim != 2 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 1):
@@ -103,17 +109,19 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if len(shape) != 2 and not all(isinstance(extent, int) for extent in shape):
         return None
     columns = integers.shape[1]
-    scale = np.float32(left.affine.scale) * np.broadcast_to(weight.scale, (columns,))
+    affine = left.affine if isinstance(left, Dequantized) else Affine(scale=1.0, zero=0)
+    scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (columns,))
     return Value(
         pending=Product(
             source=left.source,
-            zero=left.affine.zero,
+            zero=affine.zero,
             weight=integers.astype(np.int8),
             scale=scale.astype(np.float32),
             bias=np.zeros(columns, np.int64),
             offset=None,
             clip=Clip(),
             shape=shape,
+            measured=left if isinstance(left, Measured) else None,
         )
     )
 
@@ -129,7 +137,7 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
             continue
         if term.constant.ndim > len(pending.shape):
             continue
-        exact = integer_bias(term, pending.scale)
+        exact = integer_bias(term, pending.scale) if pending.measured is None else None
         if exact is not None and not pending.bias.any():
             return Value(pending=replace(pending, bias=exact))
         return Value(pending=replace(pending, offset=term.constant.reshape(-1)))
