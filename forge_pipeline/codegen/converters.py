@@ -102,14 +102,30 @@ def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tup
 
 
 def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Expand to a shape that is known, or computed from shapes; TVM gets one computed from data wrong."""
-    from tvm import relax
+    """Expand, where one of two extents is 1 or both are equal; TVM reads extents as numbers, and those of data wrong."""
+    from tvm import relax, tirx
     from tvm.ir import GenericConst
-    from tvm.relax.frontend.onnx.onnx_frontend import Expand
+    from tvm.sym.analyzer import Analyzer
 
-    if not isinstance(inputs[1], GenericConst | relax.ShapeExpr):
+    data, shape = inputs
+    if isinstance(shape, GenericConst):
+        wanted = [tirx.IntImm("int64", int(extent)) for extent in shape.value.numpy()]
+    elif isinstance(shape, relax.ShapeExpr):
+        wanted = list(shape.values)
+    else:
         raise NotImplementedError("its shape is computed from data")
-    return Expand.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+    own, analyzer = list(data.ty.shape.values), Analyzer()
+    rank, one = max(len(own), len(wanted)), tirx.IntImm("int64", 1)
+    own, wanted = [one] * (rank - len(own)) + own, [one] * (rank - len(wanted)) + wanted
+    extents = []
+    for before, after in zip(own, wanted, strict=True):
+        if analyzer.can_prove_equal(after, 1) or analyzer.can_prove_equal(before, after):
+            extents.append(before)
+        elif analyzer.can_prove_equal(before, 1):
+            extents.append(after)
+        else:
+            raise NotImplementedError(f"an extent {before} to {after}, not known to be 1 or the same")
+    return relax.op.broadcast_to(data, relax.ShapeExpr(extents))
 
 
 def _pow(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:

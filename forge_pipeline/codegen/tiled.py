@@ -32,7 +32,7 @@ OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
-    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "resample",
+    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "pool_rows", "resample",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
 )  # fmt: skip
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}

@@ -90,6 +90,31 @@ CASES: dict[str, tuple[list[int | str], tuple[list[Node], dict[str, np.ndarray]]
             conv(32, 32, 1)[1],
         ),
     ),
+    "pooling of volumes": (
+        [1, 8, 9, 7, 6],
+        (
+            [
+                ("MaxPool", ["@"], {"kernel_shape": [2, 3, 2], "pads": [1, 0, 0, 0, 1, 1]}),
+                ("AveragePool", ["@"], {"kernel_shape": [2] * 3, "strides": [2] * 3, "pads": [1] * 6, "ceil_mode": 1}),
+                ("GlobalMaxPool", ["@"], {}),
+            ],
+            {},
+        ),
+    ),
+    "pooling along a sequence": (
+        ["N", 8, 41],
+        (
+            [
+                ("AveragePool", ["@"], {"kernel_shape": [3], "pads": [1, 1], "count_include_pad": 1}),
+                ("MaxPool", ["@"], {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
+            ],
+            {},
+        ),
+    ),
+    "the largest pixel of blocked images": (
+        [1, 8, 6, 6],
+        ([*conv(20, 8, 1)[0], ("GlobalMaxPool", ["@"], {})], conv(20, 8, 1)[1]),
+    ),
     "a product of one row": ([1, 200], ([("MatMul", ["@", "w"], {})], {"w": normal(200, 70)})),
     "a product with a tail": ([3, 29, 64], ([("MatMul", ["@", "w"], {}), ("Relu", ["@"], {})], {"w": normal(64, 100)})),
     "a product of a symbolic batch": (["N", 64], ([("MatMul", ["@", "w"], {})], {"w": normal(64, 48)})),
@@ -131,11 +156,11 @@ def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
 
 
 def test_what_no_family_knows_is_reported_with_its_share() -> None:
-    model = model_of([1, 8, 6, 6, 6], [("MaxPool", ["@"], {"kernel_shape": [2, 2, 2]})], {})
+    model = model_of([4, 8, 6], [("ReduceL1", ["@"], {"axes": [1], "keepdims": 0})], {})
     library = build(model, Target.from_tag("host"), TILED)
     (fallback,) = library.metadata["compile"]["fallbacks"]
-    assert "pool" in fallback["operator"]
-    assert fallback["shape"] == [1, 8, 5, 5, 5]
+    assert "sum" in fallback["operator"]
+    assert fallback["shape"] == [4, 6]
 
 
 def test_a_symbolic_batch_has_an_entry_for_one_which_shares_its_weights() -> None:

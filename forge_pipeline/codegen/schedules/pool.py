@@ -1,10 +1,10 @@
-"""Pooling over blocked images: windows of any shape, and the mean over a whole image."""
+"""Pooling over blocked images: windows of any shape, and mean and maximum of a whole image or volume."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.graph import Graph, Value, ints, shape_of
+from forge_pipeline.codegen.graph import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 
@@ -31,16 +31,25 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     )
 
 
-def mean(graph: Graph, call: relax.Call) -> Value | None:
-    """Average a whole image in the blocked layout."""
+def whole(graph: Graph, call: relax.Call) -> Value | None:
+    """Average a whole image or volume, or find its maximum, in the blocked layout; a volume becomes an image first."""
     from tvm import relax
 
-    value = graph.look(call.args[0])
-    axes = call.attrs.axis
-    if axes is None or sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not graph.is_blocked(value):
+    value, axes = graph.look(call.args[0]), call.attrs.axis
+    rank = len(shape_of(call.args[0])) if has_known_shape(call.args[0], symbolic_axes=range(8)) else 0
+    if axes is None or rank not in (4, 5) or sorted(axis % rank for axis in ints(axes)) != list(range(2, rank)):
         return None
-    pooled = Value(blocked=graph.kernel(_global_average, value.blocked, name="global_average"), channels=value.channels)
-    if call.attrs.keepdims:
+    if rank == 5:
+        if not has_known_shape(call.args[0]):
+            return None
+        batch, channels, depth, height, width = shape_of(call.args[0])
+        value = Value(plain=graph.emit(relax.op.reshape(graph.plain(value), (batch, channels, depth * height, width))))
+    elif not graph.is_blocked(value):
+        return None
+    describe = _global_average if call.op.name == "relax.mean" else _global_maximum
+    kernel = graph.kernel(describe, graph.blocked(value), name=describe.__name__.strip("_"))
+    pooled = Value(blocked=kernel, channels=value.channels)
+    if call.attrs.keepdims and rank == 4:
         return pooled
     return Value(plain=graph.emit(relax.op.reshape(graph.plain(pooled), shape_of(call))))
 
@@ -101,19 +110,31 @@ def _average(image: te.Tensor, attributes: Any) -> te.Tensor:
     return te.compute(sums.shape, lambda n, block, h, w, lane: sums[n, block, h, w, lane] * share(h, w), name="average")
 
 
-def _global_average(image: te.Tensor) -> te.Tensor:
-    from tvm import te, tirx
+def _over_all(image: te.Tensor, combine: Any) -> te.Tensor:
+    from tvm import te
 
     batch, blocks, height, width, lanes = image.shape
     down, along = te.reduce_axis((0, height), "down"), te.reduce_axis((0, width), "along")
-    sums = te.compute(
+    return te.compute(
         (batch, blocks, 1, 1, lanes),
-        lambda n, block, h, w, lane: te.sum(image[n, block, down, along, lane], axis=[down, along]),
+        lambda n, block, h, w, lane: combine(image[n, block, down, along, lane], axis=[down, along]),
         name="pool",
         attrs={moves.FAMILY: NAME},
     )
-    scale = tirx.const(1.0, image.dtype) / (height * width).astype(image.dtype)
+
+
+def _global_average(image: te.Tensor) -> te.Tensor:
+    from tvm import te, tirx
+
+    sums = _over_all(image, te.sum)
+    scale = tirx.const(1.0, image.dtype) / (image.shape[2] * image.shape[3]).astype(image.dtype)
     return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
+
+
+def _global_maximum(image: te.Tensor) -> te.Tensor:
+    from tvm import te
+
+    return _over_all(image, te.max)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -139,4 +160,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, down), below=2, lanes=machine.lanes)
 
 
-HANDLERS = {"relax.nn.max_pool2d": window, "relax.nn.avg_pool2d": window, "relax.mean": mean}
+HANDLERS = {
+    "relax.nn.max_pool2d": window,
+    "relax.nn.avg_pool2d": window,
+    "relax.mean": whole,
+    "relax.max": whole,
+}

@@ -1,0 +1,75 @@
+"""Recurrent layers, whatever their kind, direction, width, activations and state: what ONNX Runtime computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+
+TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
+FEATURES = 5
+SIZES = ((1, 1), (6, 3))
+"""Steps and batch: both are symbolic."""
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> onnx.ModelProto:
+    operator = draw(st.sampled_from(sorted(GATES)))
+    direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
+    hidden, ways = draw(st.sampled_from([1, 3, 4, 12])), 1 + (direction == "bidirectional")
+    rows, random = GATES[operator] * hidden, np.random.default_rng(draw(st.integers(0, 99)))
+    shapes = {"w": (ways, rows, FEATURES), "r": (ways, rows, hidden)}
+    if draw(st.booleans()):
+        shapes["b"] = (ways, 2 * rows)
+    states = ["h", "c"][: 1 + (operator == "LSTM")] if draw(st.booleans()) else []
+    if operator == "LSTM" and states and draw(st.booleans()):
+        shapes["p"] = (ways, 3 * hidden)
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+    if draw(st.booleans()):
+        count = FUNCTIONS[operator]
+        functions = st.lists(st.sampled_from(["Sigmoid", "Tanh", "Relu"]), min_size=count, max_size=count)
+        attributes["activations"] = draw(functions) * ways
+    if operator == "GRU":
+        attributes["linear_before_reset"] = draw(st.integers(0, 1))
+    names = ["x", "w", "r", "b" if "b" in shapes else "", "", *states, *(["p"] if "p" in shapes else [])]
+    outputs = ["y", "y_h", "y_c"][: 2 + (operator == "LSTM")]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", "batch", FEATURES])]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ways, "batch", hidden]) for name in states]
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, outputs, **attributes)],
+        "graph",
+        inputs,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array((random.standard_normal(s) / 2).astype(np.float32), n) for n, s in shapes.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@settings(max_examples=5)
+@given(model=layers())
+def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.ModelProto) -> None:
+    engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for steps, batch in SIZES:
+        extents = {"steps": steps, "batch": batch}
+        feeds = {
+            value.name: np.random.default_rng(steps)
+            .standard_normal([d.dim_value or extents[d.dim_param] for d in value.type.tensor_type.shape.dim])
+            .astype(np.float32)
+            for value in model.graph.input
+        }
+        for want, have in zip(session.run(None, feeds), engine(*feeds.values()), strict=True):
+            assert have.shape == want.shape
+            assert np.abs(have - want).max() <= 5e-5 * max(np.abs(want).max(), 1)
