@@ -102,7 +102,7 @@ def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tup
 
 
 def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Expand, where one of two extents is 1 or both are equal; TVM reads extents as numbers, and those of data wrong."""
+    """Expand, where an extent is 1 or both are equal; TVM reads extents as numbers, and gets those of data wrong."""
     from tvm import relax, tirx
     from tvm.ir import GenericConst
     from tvm.sym.analyzer import Analyzer
