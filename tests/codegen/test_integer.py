@@ -7,6 +7,7 @@ one float32 factor for each channel, as ours.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -324,6 +325,37 @@ def test_an_image_stays_in_bytes_from_kernel_to_kernel() -> None:
     text = module["main"].script(show_meta=False)
     assert text.count("conv2d_u8") == 2
     assert "float32" not in text.split("conv2d_u8")[1].split("dtype")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN, "x86-64/v4"])
+def test_sums_stay_in_registers_along_a_whole_reduction(tag: str) -> None:
+    net = Net(96, 256)
+    product = net.node("MatMul", net.pair("x", IN), net.weight((256, 64), exact_scales(64), axis=1))
+    assembly = assembly_of(net.finish(net.pair(product, OUT)), tag)
+    blocks = re.split(r"\n\.?\w+:|\tj\w+\t", assembly)  # at labels and jumps
+    loop = max(blocks, key=lambda block: block.count("pmaddwd"))
+    assert loop.count("pmaddwd") >= 8
+    assert not re.findall(r"\tv?paddd\t-?\d*\(%r", loop)
+
+
+def assembly_of(model: onnx.ModelProto, tag: str) -> str:
+    """Return the machine code of a model's product."""
+    import tvm
+    from tvm import tirx
+
+    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
+
+    target = Target.from_tag(tag)
+    module = lower(import_model(prepare(model)), target, OPTIONS).module
+    kernels = {
+        variable: function.with_attr("global_symbol", variable.name_hint)
+        for variable, function in module.functions_items()
+        if isinstance(function, tirx.PrimFunc) and "dense" in variable.name_hint
+    }
+    with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
+        built = tvm.compile(tvm.IRModule(kernels), target=target.tvm())
+    return str(built.mod.inspect_source("asm"))
 
 
 @pytest.mark.parametrize(

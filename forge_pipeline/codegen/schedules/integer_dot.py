@@ -78,9 +78,10 @@ _USDOT = (
     "B.vload([0, 0], 'int8x16'), dtype='int32x4')"
 )
 _FENCE = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('llvm.arithmetic.fence'), "
+_FLOATS = f"T.reinterpret({_SUM}, dtype='float32x{{lanes}}')"
 _PMADDWD = (
     f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret("
-    f"T.reinterpret({_SUM}, dtype='uint32x{{lanes}}') + T.reinterpret({_CALL}"
+    f"T.reinterpret({_FENCE}{_FLOATS}, dtype='float32x{{lanes}}'), dtype='uint32x{{lanes}}') + T.reinterpret({_CALL}"
     "T.reinterpret({activations}, dtype='int16x{elements}'), "
     "T.Cast('int16x{elements}', B.vload([0, 0], '{weights}x{elements}')), dtype='int32x{lanes}'), "
     "dtype='uint32x{lanes}'), dtype='float32x{lanes}'), dtype='float32x{lanes}'), dtype='int32x{lanes}')"
@@ -96,7 +97,8 @@ _SMULL = (
     )
     + ", dtype='int32x4'), dtype='float32x4'), dtype='float32x4'), dtype='int32x4')"
 )
-"""The fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
+"""The outer fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
+The inner one has sums read in the type in which they are written: else LLVM leaves some of them in memory.
 
 Sums are added up modulo 2^32.
 Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
