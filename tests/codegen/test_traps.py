@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.importer import check_supported
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.traps import TRAPS
 from forge_pipeline.errors import CompileError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
@@ -55,6 +57,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "BatchNormalization", {"x": IMAGE, **{k: np.abs(array(4)) for k in "sbmv"}}, {"training_mode": 1},
         "training mode",
     ),
+    "axes that are data": (
+        "ReduceSum", {"x": ([2, 3], FLOAT), "a": ([1], INT64)}, {}, "axes are not a constant",
+    ),
+    "limits that are data": (
+        "NonMaxSuppression",
+        {"b": ([1, 4, 4], FLOAT), "s": ([1, 1, 4], FLOAT), "m": integers(2), "i": ([1], FLOAT)}, {},
+        "input 3 is not a constant",
+    ),
     "several lengths": (
         "LSTM",
         {"x": SEQUENCE, "w": array(1, 16, 3), "r": array(1, 16, 4), "": None, "l": integers(5, 3, dtype="int32")},
@@ -88,6 +98,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "slice of opset 9 to the end": (
         "Slice", {"x": ([4, 5], FLOAT)}, {"starts": [1], "ends": [2**63 - 1], "axes": [1], "opset": 9}, FLOAT,
     ),
+    "maximum of infinities": ("ReduceMax", {"x": ([2, 3], FLOAT), "a": integers(1)}, {}, FLOAT),
     "mod with fmod": ("Mod", {"x": ([4], FLOAT), "y": array(4)}, {"fmod": 1}, FLOAT),
 }  # fmt: skip
 
@@ -147,9 +158,66 @@ def test_what_was_mended_computes_what_onnx_runtime_computes(case: str, model_of
     operator, inputs, attributes, dtype = RIGHT[case]
     shape = inputs["x"][0]
     x = array(*shape) if operator != "IsInf" else scales(np.inf, -np.inf, np.nan, 1)
+    if operator == "ReduceMax":
+        x[0] = -np.inf
     expect_equal(
         model_of(operator, inputs, outputs=(dtype,), **attributes), stock, {"x": np.abs(x) if operator == "Pow" else x}
     )
+
+
+DEFINED: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
+    "layer norm's mean": ("LayerNormalization", {"x": IMAGE, "s": array(6)}, {"opset": 17}, 2),
+    "rms norm over two": ("RMSNormalization", {"x": IMAGE, "s": array(6, 6)}, {"axis": -2, "opset": 23}, 1),
+}
+
+
+@pytest.mark.parametrize("case", DEFINED)
+def test_what_a_definition_mends_computes_what_onnx_runtime_computes(case: str, model_of: Make, stock: Options) -> None:
+    operator, inputs, attributes, outputs = DEFINED[case]
+    model = model_of(operator, inputs, outputs=(FLOAT,) * outputs, **attributes)
+    with pytest.raises(CompileError):
+        check_supported(model)
+    expect_equal(model, stock, {"x": array(1, 4, 6, 6)})
+
+
+def test_an_expansion_to_a_shape_that_is_data_is_refused(model_of: Make, stock: Options) -> None:
+    model = model_of("Expand", {"x": ([1, 3], FLOAT), "s": ([2], INT64)})
+    with pytest.raises(CompileError, match="its shape is computed from data"):
+        build(model, Target.from_tag("host"), stock)
+
+
+def test_sorting_a_type_that_the_runtime_does_not_sort_is_refused(model_of: Make) -> None:
+    model = model_of("TopK", {"x": ([5], TensorProto.UINT32), "k": integers(2)}, outputs=(TensorProto.UINT32, INT64))
+    with pytest.raises(CompileError, match="a type that TVM's runtime does not sort"):
+        check_supported(model)
+
+
+def test_a_product_without_the_own_number_is_refused(model_of: Make, stock: Options) -> None:
+    model = model_of("CumProd", {"x": ([4], FLOAT), "a": np.int64(0)}, opset=26, exclusive=1)
+    with pytest.raises(CompileError, match="the exclusive form"):
+        build(model, Target.from_tag("host"), stock)
+
+
+def test_a_box_that_overlaps_by_the_threshold_stays(model_of: Make, stock: Options) -> None:
+    boxes = scales(0, 0, 1, 1, 0, 0.5, 1, 1.5, 0, 3, 1, 4).reshape(1, 3, 4)  # the first two overlap by a third
+    inputs = {
+        "b": boxes, "x": ([1, 1, 3], FLOAT), "m": integers(3), "i": scales(1 / 3), "t": scales(0.1),
+    }  # fmt: skip
+    model = model_of("NonMaxSuppression", inputs, outputs=(INT64,))
+    expect_equal(model, stock, {"x": scales(0.9, 0.8, 0.7).reshape(1, 1, 3)})
+
+
+def test_the_table_of_traps_names_every_trap_and_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/traps.md").read_text()
+    rows = [row.split(" | ") for row in text.splitlines() if "::" in row]
+    for place, name in (row[-1].removesuffix(" |").split("::") for row in rows):
+        test, _, case = name.partition("[")
+        source = (root / "tests" / place).read_text()
+        assert f"def {test}(" in source, name
+        assert not case or f'"{case.removesuffix("]")}"' in source, name
+    missing = [operator for operator in TRAPS if not any(operator in row[0] for row in rows)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("shape", [[2, 8, 4, 6], ["N", 8, "H", "W"]])
