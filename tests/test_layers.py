@@ -14,7 +14,7 @@ from forge_pipeline.stages import STAGES
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "forge_pipeline"
 
-FOUNDATION = {"errors", "registry", "digest", "config", "locate", "exits"}
+FOUNDATION = {"content", "errors", "registry", "digest", "config", "locate", "exits"}
 MAY_IMPORT = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
     "target": FOUNDATION | {"runtime"},

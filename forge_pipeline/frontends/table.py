@@ -109,10 +109,12 @@ def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: L
         from forge_pipeline.frontends import onnx
 
         opened = onnx.read(source.path)
-        return Imported(model=opened.model, external=opened.external, kind=kind, notes={})
+        return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.holds)
     from forge_pipeline.frontends import onnx
     from forge_pipeline.frontends.apart import import_apart
 
     answer = import_apart(row.module, source.path, inputs, limits)
     opened = onnx.read(answer.model)
-    return Imported(model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=answer.folder)
+    return Imported(
+        model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=(opened.holds, answer.folder)
+    )

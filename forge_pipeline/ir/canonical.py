@@ -92,8 +92,16 @@ def whole(form: Canonical) -> ModelProto:
                 where="model",
                 expected=f"weights of at most {PROTOBUF_LIMIT} bytes, what one protobuf message holds",
                 found=f"{sum(weight.size for weight in form.weights)} bytes",
-                fix="use a smaller model, or store its weights in float16",
+                fix="work with ONNXModule, whose weights stay in their files, or store them in float16",
             )
+    return model
+
+
+def by_reference(form: Canonical) -> ModelProto:
+    """Return a canonical form as one model whose large weights stay in the files they are in (``ir.held``)."""
+    model = ModelProto()
+    model.CopyFrom(form.skeleton)
+    model.graph.initializer.extend(weight.reference() for weight in form.weights)
     return model
 
 

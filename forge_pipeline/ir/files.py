@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
+from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import wire
-from forge_pipeline.ir.external import OWN_FILE, ExternalFiles, OwnFile
+from forge_pipeline.ir.held import Held, holds, refer
 from forge_pipeline.ir.order import every_graph
+from forge_pipeline.ir.references import ExternalFiles
+from forge_pipeline.ir.tensors import byte_count
 
 _LARGE = 4096  # bytes; smaller weights are read with the graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A parsed model whose large weights are still in its file, and what reads them."""
+    """A parsed model whose large weights are still in its file or beside it, and what reads them.
+
+    ``holds`` are open files that its tensors refer to: the references are good for as long as somebody has this.
+    """
 
     model: ModelProto
     external: ExternalFiles
+    holds: tuple[Held, ...] = ()
+
+    @property
+    def outside(self) -> int:
+        """How many bytes of the main graph's weights are not in ``model``."""
+        return sum(byte_count(tensor) for tensor in self.model.graph.initializer if _is_elsewhere(tensor))
 
 
-def open_model(path: Path) -> OpenModel:
-    """Parse the model in ``path``; external data is found, not read. Raises ModelError where it does not parse."""
-    own = OwnFile(path)
+def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
+    """Parse the model in ``path``; external data is found, not read. Raises ModelError where it does not parse.
+
+    ``own`` are data files that this project wrote, by the name that the model has for them.
+    """
+    held = Held(OpenFile.of(path))
     try:
-        with mmap.mmap(own.descriptor, 0, access=mmap.ACCESS_READ) as data:
-            wire.check_text(data)
-            light = wire.without_weights(data, location=OWN_FILE, at_least=_LARGE)
+        with mmap.mmap(held.file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+            light = wire.without_weights(data, location=held.location, at_least=_LARGE)
+        wire.check_text(light)
         model = ModelProto.FromString(light)
     except (DecodeError, wire.WireError, ValueError) as error:  # ValueError: mmap of an empty file
         raise ModelError(
@@ -41,18 +56,41 @@ def open_model(path: Path) -> OpenModel:
             found=f"a damaged or cut file ({error})",
             fix="copy or export the model again",
         ) from error
-    return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own))
+    return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own or {}), holds=(held,))
 
 
 def with_weights(opened: OpenModel) -> ModelProto:
     """Return the model with every tensor's content inside; ``opened`` gives its model away. Raises ModelError."""
     for graph in every_graph(opened.model):
         for tensor in _tensors(graph):
-            if tensor.data_location == TensorProto.EXTERNAL:
-                tensor.raw_data = opened.external(tensor)
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
+            _fetch(tensor, opened.external)
     return opened.model
+
+
+def with_references(opened: OpenModel) -> OpenModel:
+    """Return the model with the main graph's large weights as references to open files, all else inside.
+
+    ``opened`` gives its model away. Raises ModelError.
+    """
+    weights = {id(tensor) for tensor in opened.model.graph.initializer}
+    for graph in every_graph(opened.model):
+        for tensor in _tensors(graph):
+            if id(tensor) in weights and byte_count(tensor) >= _LARGE and _is_elsewhere(tensor):
+                refer(tensor, *opened.external.place(tensor))
+            else:
+                _fetch(tensor, opened.external)
+    return OpenModel(model=opened.model, external=opened.external, holds=holds(opened.model))
+
+
+def _is_elsewhere(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _fetch(tensor: TensorProto, external: ExternalFiles) -> None:
+    if _is_elsewhere(tensor):
+        tensor.raw_data = external(tensor)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, TensorProto
 
-from forge_pipeline.ir.ahead import read_ahead
+from forge_pipeline.content import Buffer
 from forge_pipeline.ir.canonical import Canonical, canonical
 from forge_pipeline.ir.tensors import ExternalData
 from forge_pipeline.ir.wire import tag
@@ -37,7 +37,7 @@ def structure(model: ModelProto, *, external: ExternalData | None = None) -> str
     return digest(pieces(canonical(model, external=external), weights=False))
 
 
-def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes]:
+def pieces(form: Canonical, *, weights: bool = True) -> Iterator[Buffer]:
     """Yield the canonical model's bytes in order; without ``weights``, as if every weight were empty."""
     skeleton = form.skeleton
     before, after = GraphProto(), GraphProto()
@@ -47,8 +47,11 @@ def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes]:
     after.output.extend(skeleton.graph.output)
     after.sparse_initializer.extend(skeleton.graph.sparse_initializer)
     head, tail = _bytes(before), _bytes(after)
-    headers = [_header(weight, content=weights) for weight in form.weights]
     sizes = [weight.size if weights and weight.is_raw else 0 for weight in form.weights]
+    headers = [
+        _header(weight, size if weights and weight.is_raw else None)
+        for weight, size in zip(form.weights, sizes, strict=True)
+    ]
     length = len(head) + len(tail) + sum(map(len, headers)) + sum(sizes)
     yield _bytes(ModelProto(ir_version=skeleton.ir_version))
     yield tag(_MODEL_GRAPH, length)
@@ -61,22 +64,21 @@ def pieces(form: Canonical, *, weights: bool = True) -> Iterator[bytes]:
     yield _bytes(ModelProto(opset_import=skeleton.opset_import))
 
 
-def _header(weight: Weight, *, content: bool) -> bytes:
-    """What precedes an initializer's content: its own tag and length, its header, the content's tag."""
+def _header(weight: Weight, size: int | None) -> bytes:
+    """What precedes ``size`` bytes of an initializer's content: its own tag and length, its header, their tag."""
     header = _bytes(weight.header)
-    if content and weight.is_raw:
-        header += tag(_TENSOR_RAW_DATA, weight.size)
-    length = len(header) + (weight.size if content and weight.is_raw else 0)
-    return tag(_GRAPH_INITIALIZER, length) + header
+    if size is not None:
+        header += tag(_TENSOR_RAW_DATA, size)
+    return tag(_GRAPH_INITIALIZER, len(header) + (size or 0)) + header
 
 
-def _bytes(message: GraphProto | ModelProto) -> bytes:
+def _bytes(message: GraphProto | ModelProto | TensorProto) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def digest(parts: Iterable[bytes]) -> str:
+def digest(parts: Iterable[Buffer]) -> str:
     """Return the SHA-256 of the parts, one after the other, in hexadecimal."""
     sha256 = hashlib.sha256()
-    for part in read_ahead(parts):
+    for part in parts:
         sha256.update(part)
     return sha256.hexdigest()

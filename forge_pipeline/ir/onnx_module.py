@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int | str, ...]
 
+INLINE_BYTES = 1 << 30
+"""Weights up to this are worked with in memory and lie inside the model's own file; more stay in files of their own."""
+
 MAX_SHOWN_BYTES = 1 << 40  # a model may be looked at that is too large to build
 
 
@@ -28,22 +31,32 @@ class ONNXModule:
     names of inner values and nodes, to storage and to everything else that the canonical form leaves out.
     """
 
-    __slots__ = ("_file", "_model")
+    __slots__ = ("_file", "_inline_bytes", "_model")
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, folder: Path | str | None = None) -> None:
+        """Wrap ``model``; ``folder`` is where its external data is, if it has any, which then stays there."""
         self._model = model
-        self._file: OpenModel | None = None
+        self._file = _outside(model, None if folder is None else Path(folder))
+        self._inline_bytes = INLINE_BYTES
 
     @classmethod
-    def from_file(cls, path: Path | str) -> Self:
+    def held(cls, model: onnx.ModelProto) -> Self:
+        """Wrap a model whose large weights refer to open files (see ``ir.held``), where they stay."""
+        module = cls(model)
+        module._inline_bytes = 0
+        return module
+
+    @classmethod
+    def from_file(cls, path: Path | str, *, own: Mapping[str, Path] | None = None) -> Self:
         """Open a model. Its weights stay in the file, or beside it, until ``mod`` is asked for.
 
-        Shapes, operators and the fingerprint need no more than that. Raises ModelError where it is damaged.
+        Shapes, operators and the fingerprint need no more than that. ``own`` are data files that this project wrote,
+        by the name that the model has for them. Raises ModelError where it is damaged.
         """
         from forge_pipeline.ir.files import open_model
 
         try:
-            opened = open_model(Path(path))
+            opened = open_model(Path(path), own)
         except OSError as error:
             raise ModelError(
                 where=str(path),
@@ -57,12 +70,33 @@ class ONNXModule:
 
     @property
     def mod(self) -> onnx.ModelProto:
-        """The wrapped model itself, not a copy: what is changed in it is changed in the module."""
+        """The wrapped model itself, not a copy: what is changed in it is changed in the module.
+
+        It has all its weights inside: of a model of any size, they come into memory. See ``light``.
+        """
         if self._file is not None:
             from forge_pipeline.ir.files import with_weights
 
             self._model, self._file = with_weights(self._file), None
         return self._model
+
+    @property
+    def light(self) -> onnx.ModelProto:
+        """The wrapped model; if its weights are more than INLINE_BYTES, with references to the files they are in.
+
+        Such references are for this package (``ir.held``), and good for as long as this module is. Raises ModelError.
+        """
+        if self._file is None or self._file.outside <= self._inline_bytes:
+            return self.mod
+        from forge_pipeline.ir.files import with_references
+
+        self._file = with_references(self._file)
+        return self._file.model
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ``light`` has references in the place of large weights."""
+        return self._file is not None and self._file.outside > self._inline_bytes
 
     @property
     def _form(self) -> Canonical:
@@ -71,7 +105,7 @@ class ONNXModule:
         return canonical(self._model, external=self._file.external if self._file else None)
 
     def to_bytes(self) -> bytes:
-        """Serialise: same content, same bytes. Raises ModelError over protobuf's limit of 2 GiB."""
+        """Serialise with all weights inside: same content, same bytes. Raises ModelError over protobuf's 2 GiB."""
         from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
         try:
@@ -81,14 +115,24 @@ class ONNXModule:
                 where=f"model {self._model.graph.name!r}",
                 expected="at most 2 GiB in one protobuf message",
                 found=str(error),
-                fix="use a smaller model, or weights in float16",
+                fix="write it with save(path), which puts large weights into a file beside it",
             ) from error
+
+    def save(self, path: Path | str) -> None:
+        """Write the model to ``path``; weights of more than INLINE_BYTES go to ``path`` with ``.data`` at its end.
+
+        Same content, same bytes, the name of the data file aside. Both are complete before either takes its place.
+        Raises ModelError for a place that cannot be written.
+        """
+        from forge_pipeline.ir.storage import save
+
+        save(self, Path(path))
 
     def canonical(self) -> ONNXModule:
         """Return a module in canonical form: equal fingerprint, equal ``to_bytes()``. Raises ModelError."""
-        from forge_pipeline.ir.canonical import whole
+        from forge_pipeline.ir.canonical import by_reference, whole
 
-        return ONNXModule(whole(self._form))
+        return ONNXModule.held(by_reference(self._form)) if self.is_held else ONNXModule(whole(self._form))
 
     @property
     def fingerprint(self) -> str:
@@ -124,8 +168,10 @@ class ONNXModule:
         import onnx
 
         duplicate = onnx.ModelProto()
-        duplicate.CopyFrom(self.mod)
-        return type(self)(duplicate)
+        duplicate.CopyFrom(self.light)
+        made = type(self)(duplicate)
+        made._inline_bytes = self._inline_bytes
+        return made
 
     @property
     def operators(self) -> dict[str, int]:
@@ -249,7 +295,21 @@ class ONNXModule:
         """
         from forge_pipeline.ir.reference import inference_function
 
-        return inference_function(self.to_bytes(), self.input_names, target)
+        return inference_function(self.light, self.input_names, target)
+
+
+def _outside(model: onnx.ModelProto, folder: Path | None) -> OpenModel | None:
+    """Return a model that refers to open files, or to files in ``folder``, with what reads them; else None."""
+    if folder is None and not any(tensor.data_location for tensor in model.graph.initializer):
+        return None
+    from forge_pipeline.ir.files import OpenModel
+    from forge_pipeline.ir.held import holds
+    from forge_pipeline.ir.references import ExternalFiles
+
+    held = holds(model)
+    if folder is None and not held:
+        return None  # where its data is, nobody has said: what needs it says so
+    return OpenModel(model=model, external=ExternalFiles(folder=folder), holds=held)
 
 
 def _describe(names: list[str], shapes: list[Shape], dtypes: list[str]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 from forge_pipeline.errors import ConfigError, DataError
@@ -21,8 +22,8 @@ PROVIDERS = Registry(
 )
 
 
-def inference_function(model: bytes, inputs: Sequence[str], target: str) -> Callable[..., Array | list[Array]]:
-    """Return ``f(input0, input1, ...)`` for a serialised model: as it is written, without optimisations.
+def inference_function(model: ModelProto, inputs: Sequence[str], target: str) -> Callable[..., Array | list[Array]]:
+    """Return ``f(input0, input1, ...)`` for a model: as it is written, without optimisations.
 
     The function gives one array, or a list where the model has several outputs; it raises DataError for arrays that
     the model cannot take. Raises ConfigError for a

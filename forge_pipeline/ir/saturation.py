@@ -8,27 +8,39 @@ point z become w + 128 with z + 128: the same product, to the last bit, and none
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
+from forge_pipeline.ir.held import array_of, tensor_of
+from forge_pipeline.ir.order import every_node
+
 WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3}
 ZERO_POINTS = {"MatMulInteger": 3, "QLinearMatMul": 5, "QLinearConv": 5}
 """Where the operators that multiply bytes have their weights and the weights' zero point (optional in the first)."""
+
+Model = TypeVar("Model", bytes, onnx.ModelProto)
 
 SHIFT = 128
 UNSIGNED = "_forge_unsigned"
 
 
-def without_saturation(model: bytes) -> bytes:
-    """Return a serialised model whose integer products have no signed constants: ``model`` itself where none has."""
-    if not any(operator.encode() in model for operator in WEIGHTS):
-        return model
-    parsed = onnx.load_from_string(model)
+def without_saturation(model: Model) -> Model:
+    """Return a model, serialised or not, whose integer products have no signed constants: itself where none has."""
+    if isinstance(model, bytes):
+        if not any(operator.encode() in model for operator in WEIGHTS):
+            return model
+        parsed = onnx.load_from_string(model)
+    else:
+        if not any(node.op_type in WEIGHTS for node in every_node(model)):
+            return model
+        parsed = onnx.ModelProto()
+        parsed.CopyFrom(model)
     for graph in _graphs(parsed.graph):
         _make_unsigned(graph)
-    return bytes(parsed.SerializeToString())
+    return bytes(parsed.SerializeToString()) if isinstance(model, bytes) else parsed
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -54,8 +66,8 @@ def _make_unsigned(graph: GraphProto) -> None:
         node.input.extend([""] * (zero_place + 1 - len(node.input)))
         for where, tensor in ((place, weight), (zero_place, zero)):
             moved = tensor.name + UNSIGNED
-            shifted = (numpy_helper.to_array(tensor).astype(np.int16) + SHIFT).astype(np.uint8)
-            added[moved] = numpy_helper.from_array(shifted, moved)
+            shifted = (array_of(tensor).astype(np.int16) + SHIFT).astype(np.uint8)
+            added[moved] = tensor_of(shifted, moved)
             node.input[where] = moved
     graph.initializer.extend(added.values())
 

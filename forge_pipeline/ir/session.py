@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import onnxruntime as ort
+from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.held import held_of, holds
 from forge_pipeline.ir.saturation import without_saturation
 
 CHECK = "check the model with `onnx.checker.check_model(path, full_check=True)`"
@@ -28,17 +30,17 @@ def session_options(*, optimized: bool = False) -> ort.SessionOptions:
 
 
 def open_session(
-    model: bytes,
+    model: ModelProto | bytes,
     *,
     where: str,
     fix: str = CHECK,
     optimized: bool = False,
     provider: str = "CPUExecutionProvider",
 ) -> ort.InferenceSession:
-    """Open a serialised model. Raises ModelError, about ``where`` and with the next step ``fix``, if it cannot run."""
+    """Open a model, serialised or not. Raises ModelError, about ``where`` and with ``fix``, if it cannot run."""
     exact = without_saturation(model)
     try:
-        return ort.InferenceSession(exact, session_options(optimized=optimized), providers=[provider])
+        return session(exact, session_options(optimized=optimized), provider)
     except (
         errors.Fail,
         errors.InvalidArgument,
@@ -49,3 +51,26 @@ def open_session(
     ) as error:
         found = " ".join(str(error).split())[:_LONGEST]
         raise ModelError(where=where, expected="a model that ONNX Runtime can run", found=found, fix=fix) from error
+
+
+def session(
+    model: ModelProto | bytes, options: ort.SessionOptions, provider: str = "CPUExecutionProvider"
+) -> ort.InferenceSession:
+    """Open a model; weights that are held in files (``ir.held``) are mapped from there. Raises what ONNX Runtime does.
+
+    Such weights are not packed anew for the kernels, which would be a second copy of them in memory.
+    """
+    if isinstance(model, bytes):
+        return ort.InferenceSession(model, options, providers=[provider])
+    held = holds(model)
+    if not held:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    placed = ModelProto()
+    placed.CopyFrom(model)
+    for tensor in placed.graph.initializer:
+        file = held_of(tensor)
+        if file is not None:
+            tensor.external_data[0].value = f"proc/self/fd/{file.file.descriptor}"
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(placed.SerializeToString(), options, providers=[provider])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from forge_pipeline.errors import ModelError
+
+if TYPE_CHECKING:
+    from forge_pipeline.ir.held import Held
 
 DTYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
@@ -118,8 +121,11 @@ class ExternalData(Protocol):
     def __call__(self, tensor: TensorProto) -> bytes:
         """Return the bytes that ``tensor.external_data`` refers to. Raises ModelError."""
 
-    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
-        """Yield them in pieces. Raises ModelError."""
+    def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
+        """Yield them in windows, each good until the next. Raises ModelError."""
+
+    def place(self, tensor: TensorProto) -> tuple[Held, int, int]:
+        """Return the open file that they are in, their start and their length. Raises ModelError."""
 
 
 def content(tensor: TensorProto, external: ExternalData | None) -> bytes:
@@ -152,12 +158,17 @@ def _misfit(tensor: TensorProto, expected: str, found: str) -> ModelError:
 
 def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes:
     if tensor.data_location == TensorProto.EXTERNAL:
+        from forge_pipeline.ir.held import windows_of
+
+        windows = windows_of(tensor)
+        if windows is not None:
+            return b"".join(windows)
         if external is None:
             raise ModelError(
                 where=f"tensor {tensor.name!r}",
                 expected="its content inside the model",
                 found="a reference to another file",
-                fix="load the model from its file, so that the file's folder is known",
+                fix="load the model from its file, or give its folder: ONNXModule(model, folder=FOLDER)",
             )
         return external(tensor)
     if tensor.HasField("raw_data"):

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from forge_pipeline.content import Buffer
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.held import held_of, refer, windows_of
 from forge_pipeline.ir.order import post_order
 from forge_pipeline.ir.tensors import ExternalData, byte_count, check_strings, content, dtype_name
 
@@ -30,12 +32,31 @@ class Weight:
         """Return the content as ``raw_data`` holds it, whatever the source's storage. Raises ModelError."""
         return content(self.source, self.external)
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the content in pieces. Raises ModelError."""
-        if self.external is not None and self.source.data_location == TensorProto.EXTERNAL:
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the content in pieces, each good until the next. Raises ModelError."""
+        windows = windows_of(self.source)
+        if windows is not None:
+            yield from windows
+        elif self.external is not None and self.source.data_location == TensorProto.EXTERNAL:
             yield from self.external.chunks(self.source)
         else:
             yield self.raw()
+
+    def reference(self) -> TensorProto:
+        """Return the whole initializer in canonical form, its content left in the file that has it. ModelError."""
+        if self.source.data_location != TensorProto.EXTERNAL:
+            return self.tensor()
+        tensor = TensorProto()
+        tensor.CopyFrom(self.header)
+        held = held_of(self.source)
+        if held is not None:
+            tensor.external_data.extend(self.source.external_data)
+            tensor.data_location = TensorProto.EXTERNAL
+        elif self.external is not None:
+            refer(tensor, *self.external.place(self.source))
+        else:
+            return self.tensor()
+        return tensor
 
     def tensor(self) -> TensorProto:
         """Return the whole initializer in canonical form. Raises ModelError."""

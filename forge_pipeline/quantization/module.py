@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from forge_pipeline.config import bind
@@ -37,8 +38,8 @@ class QuantizableModule(ONNXModule):
 
     __slots__ = ("_ranges", "_split")
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__(model)
+    def __init__(self, model: onnx.ModelProto, folder: Path | str | None = None) -> None:
+        super().__init__(model, folder)
         self._ranges: Ranges | None = None
         self._split = False
 

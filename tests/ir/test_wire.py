@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
-
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from forge_pipeline.errors import ModelError
+from forge_pipeline.content import OpenFile
 from forge_pipeline.ir import wire
-from forge_pipeline.ir.ahead import read_ahead
-from forge_pipeline.ir.external import OWN_FILE, ExternalFiles, OwnFile
+from forge_pipeline.ir.held import Held
+from forge_pipeline.ir.references import ExternalFiles
 
 
 def test_a_model_without_its_weights_still_knows_where_they_are(any_model, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(any_model.SerializeToString())
-    light = onnx.ModelProto.FromString(wire.without_weights(path.read_bytes(), location=OWN_FILE, at_least=1))
-    read = ExternalFiles(folder=tmp_path, own=OwnFile(path))
+    held = Held(OpenFile.of(path))
+    light = onnx.ModelProto.FromString(wire.without_weights(path.read_bytes(), location=held.location, at_least=1))
+    read = ExternalFiles(folder=tmp_path)
     for tensor, original in zip(light.graph.initializer, any_model.graph.initializer, strict=True):
         if original.HasField("raw_data"):
             assert not tensor.HasField("raw_data")
@@ -33,14 +30,14 @@ def test_a_model_without_its_weights_still_knows_where_they_are(any_model, tmp_p
 
 def test_large_weights_alone_are_left_out(any_model):
     data = any_model.SerializeToString()
-    assert onnx.ModelProto.FromString(wire.without_weights(data, location=OWN_FILE, at_least=1 << 20)) == any_model
+    assert onnx.ModelProto.FromString(wire.without_weights(data, location="\0", at_least=1 << 20)) == any_model
 
 
-def test_a_reference_to_a_models_own_file_works_for_the_reader_alone(tmp_path):
+def test_a_reference_to_an_open_file_cannot_be_made_up(tmp_path):
     from forge_pipeline.errors import ModelError
 
     tensor = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=1)
-    tensor.external_data.add(key="location", value=OWN_FILE)
+    tensor.external_data.add(key="location", value="\0" + "0" * 32)
     with pytest.raises(ModelError, match="inside the model's folder"):
         ExternalFiles(folder=tmp_path)(tensor)
 
@@ -99,28 +96,3 @@ def test_a_helper_made_model_looks_like_one_and_other_bytes_do_not(make):
     assert wire.looks_like_model(make("loop").SerializeToString())
     assert not wire.looks_like_model(b"")
     assert not wire.looks_like_model(helper.make_tensor("t", 1, [1], [1.0]).SerializeToString())
-
-
-@given(pieces=st.lists(st.integers(0, 200_000).map(bytes), max_size=12))
-def test_reading_ahead_gives_the_same_bytes(pieces: list[bytes]) -> None:
-    assert b"".join(read_ahead(iter(pieces))) == b"".join(pieces)
-
-
-def test_what_fails_while_reading_ahead_fails_where_it_is_read() -> None:
-    def cut() -> Iterator[bytes]:
-        yield b"a"
-        raise ModelError("file", "all of it", "a part", "copy it again")
-
-    with pytest.raises(ModelError, match="found a part"):
-        list(read_ahead(cut()))
-
-
-def test_who_stops_reading_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
-    reading = read_ahead(bytes(1 << 17) for _ in range(100))
-    next(reading)
-    reading.close()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before

@@ -1,0 +1,264 @@
+"""Weights that stay in a file while their model is worked with: a tensor refers to a range of an open file.
+
+Such a reference has the form of ONNX's external data, with a location that no file can have and nobody can guess: it
+is good in this process for as long as somebody holds the file. The file is mapped once, and what was read of it is
+given back (``release``), so that a model of any size takes the memory of what is looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+
+from forge_pipeline.content import FileRange, OpenFile
+from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.tensors import bit_width, byte_count
+
+PAGE: Final = mmap.ALLOCATIONGRANULARITY
+
+WINDOW: Final = 1 << 20
+"""Bytes of a file that are looked at in one go."""
+
+LEAST: Final = 1 << 16
+"""Bytes below which a new constant is kept in memory."""
+
+_MARK: Final = "\0"  # no file can have this in its name
+_files: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+
+Array = np.ndarray[Any, Any]
+
+
+class Held:
+    """A file that tensors refer to. ``location`` is how they name it."""
+
+    __slots__ = ("__weakref__", "_mapped", "begin", "end", "file", "location")
+
+    def __init__(self, file: OpenFile, *, begin: int = 0, end: int | None = None, location: str | None = None) -> None:
+        self.file, self.begin, self.end = file, begin, file.size if end is None else end
+        self.location = location or _MARK + secrets.token_hex(16)
+        self._mapped: mmap.mmap | None = None
+        _files[self.location] = self
+
+    def mapped(self, start: int, length: int) -> memoryview:
+        """Return a window onto a range of the file, which lies between ``begin`` and ``end``. Raises ModelError.
+
+        To read behind the end of a file that was cut after it was mapped would end the process.
+        """
+        if start + length > self.file.size:
+            raise ModelError(
+                where="a model's weights",
+                expected="a file that stays as it is while it is read",
+                found="one that became shorter",
+                fix="load the model again once nothing writes to it",
+            )
+        if self._mapped is None:
+            size = self.end - self.begin
+            self._mapped = mmap.mmap(self.file.descriptor, size, access=mmap.ACCESS_READ, offset=self.begin)
+        return memoryview(self._mapped)[start - self.begin : start - self.begin + length]
+
+    def windows(self, start: int, length: int) -> Iterator[memoryview]:
+        """Yield a range in windows; each is good until the next, and takes no memory after it."""
+        for position in range(start, start + length, WINDOW):
+            size = min(WINDOW, start + length - position)
+            yield self.mapped(position, size)
+            if self._mapped is not None:
+                page = (position - self.begin) // mmap.PAGESIZE * mmap.PAGESIZE
+                self._mapped.madvise(mmap.MADV_DONTNEED, page, position - self.begin + size - page)
+
+    def release(self) -> None:
+        """Give back the memory of what was read of the mapping; arrays on it stay good."""
+        if self._mapped is not None:
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class Spill:
+    """A temporary file that takes new constants of a model whose weights do not fit into memory twice.
+
+    It has a name until nobody holds it any more, because ONNX Runtime opens what it is to map.
+    """
+
+    def __init__(self) -> None:
+        descriptor, path = tempfile.mkstemp(prefix="forge-weights-")
+        self._file = OpenFile(descriptor)
+        weakref.finalize(self._file, Path(path).unlink, missing_ok=True)
+
+    def array(self, array: Array) -> Array:
+        """Return a read-only array with the same content, on the file."""
+        held, start = self._written(array)
+        return _view(held, start, array.dtype, array.size).reshape(array.shape)
+
+    def tensor(self, array: Array, name: str) -> TensorProto:
+        """Return a tensor with the content of ``array``, on the file."""
+        held, start = self._written(array)
+        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        refer(tensor, held, start, array.nbytes)
+        return tensor
+
+    def _written(self, array: Array) -> tuple[Held, int]:
+        start = -(-self._file.size // PAGE) * PAGE
+        whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        done = 0
+        while done < whole.nbytes:
+            done += os.pwrite(self._file.descriptor, whole[done:].data, start + done)
+        held = Held(self._file, begin=start, end=start + whole.nbytes)  # a mapping does not grow with its file
+        return held, start
+
+
+_spill: ContextVar[Spill | None] = ContextVar("spill", default=None)
+
+
+@contextmanager
+def spilling(wanted: bool = True) -> Iterator[None]:
+    """Inside, new constants of at least LEAST bytes go to a temporary file (see ``settled``), if ``wanted``."""
+    token = _spill.set(Spill() if wanted else None)
+    try:
+        yield
+    finally:
+        _spill.reset(token)
+
+
+def settled(array: Array) -> Array:
+    """Return ``array``, or where constants are spilled the same on the spill's file."""
+    spill = _spill.get()
+    return array if spill is None or array.nbytes < LEAST else spill.array(array)
+
+
+def is_held(tensor: TensorProto) -> bool:
+    """Whether a tensor's content is in a file that this process holds."""
+    return held_of(tensor) is not None
+
+
+def held_of(tensor: TensorProto) -> Held | None:
+    """Return the file that a tensor refers to; None where the tensor has its content, or it is elsewhere."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                return _files.get(entry.value)
+    return None
+
+
+def holds(model: ModelProto) -> tuple[Held, ...]:
+    """Return the files that the weights of the main graph refer to, each once: to be kept as long as the model."""
+    found = (held_of(tensor) for tensor in model.graph.initializer)
+    return tuple(dict.fromkeys(held for held in found if held is not None))
+
+
+def release(model: ModelProto) -> None:
+    """Give back the memory of what was read of the weights of ``model``."""
+    for held in holds(model):
+        held.release()
+
+
+def refer(tensor: TensorProto, held: Held, start: int, length: int) -> None:
+    """Make a tensor refer to a range of ``held``, in the place of what it has."""
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", held.location), ("offset", str(start)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def windows_of(tensor: TensorProto) -> Iterator[memoryview] | None:
+    """Return the content of a held tensor in windows (see ``Held.windows``); None for another."""
+    found = _place(tensor)
+    return None if found is None else found[0].windows(found[1], byte_count(tensor))
+
+
+def check_place(tensor: TensorProto, held: Held, start: int, length: int) -> None:
+    """Raise ModelError unless a range is as long as the tensor's type and shape say, and within the file."""
+    expected, size = byte_count(tensor), min(held.end, held.file.size)
+    if length != expected or start + length > size:
+        raise ModelError(
+            where=f"tensor {tensor.name[:80]!r}",
+            expected=f"{expected} bytes for type {tensor.data_type} and shape {list(tensor.dims[:8])}",
+            found=f"{length} bytes" + ("" if start + length <= size else ", past the end of the file"),
+            fix="copy the model again together with its data files, or export it again",
+        )
+
+
+def range_of(tensor: TensorProto) -> FileRange | None:
+    """Return where the content of a held tensor is; None for another."""
+    found = _place(tensor)
+    return None if found is None else FileRange(found[0].file, found[1], byte_count(tensor))
+
+
+def array_of(tensor: TensorProto) -> Array:
+    """Return a tensor's elements: for one that is held, where its type allows, a view that is not to be written to."""
+    found = _place(tensor)
+    if found is None:
+        return np.asarray(numpy_helper.to_array(tensor))
+    held, start = found
+    if bit_width(tensor.data_type) < 8:
+        packed = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+        packed.raw_data = bytes(held.mapped(start, byte_count(tensor)))
+        return np.asarray(numpy_helper.to_array(packed))
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    count = byte_count(tensor) // dtype.itemsize
+    return _view(held, start, dtype, count).reshape(tuple(tensor.dims))
+
+
+def same_content(model: ModelProto, other: ModelProto) -> bool:
+    """Whether two models are written alike and their weights lie in the same places of the same files."""
+    first, second = (ModelProto.FromString(item.SerializeToString()) for item in (model, other))
+    for item in (first, second):
+        for tensor in item.graph.initializer:
+            held = held_of(tensor)
+            if held is not None:
+                status = os.fstat(held.file.descriptor)
+                tensor.external_data[0].value = f"{status.st_dev}:{status.st_ino}"
+    return bool(first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True))
+
+
+def outline(model: ModelProto) -> ModelProto:
+    """Return a copy whose held weights are inputs of the same type: what checkers take. Itself, where none is held."""
+    if not any(is_held(tensor) for tensor in model.graph.initializer):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    split_off(result.graph)
+    return result
+
+
+def split_off(graph: GraphProto) -> None:
+    """Turn the held weights of a graph into inputs, in place."""
+    kept = [tensor for tensor in graph.initializer if not is_held(tensor)]
+    gone = [tensor for tensor in graph.initializer if is_held(tensor)]
+    listed = {value.name for value in graph.input}
+    graph.input.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in gone
+        if tensor.name not in listed
+    )
+    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    del graph.initializer[:]
+    graph.initializer.extend(copies)
+
+
+def _place(tensor: TensorProto) -> tuple[Held, int] | None:
+    """Return where the content of a held tensor begins. Raises ModelError where it has not the length it should."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    held = _files.get(entries.get("location", ""))
+    if held is None:
+        return None
+    start = int(entries["offset"])
+    check_place(tensor, held, start, int(entries["length"]))
+    return held, start
+
+
+def _view(held: Held, start: int, dtype: np.dtype[Any], count: int) -> Array:
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(held.mapped(start, count * dtype.itemsize), np.uint8).view(dtype)
