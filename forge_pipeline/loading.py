@@ -100,7 +100,8 @@ def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) ->
     defaults = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
     values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
     result = stage.run(bind(stage.Config, values, where="load"), Source(path))
-    return ONNXModule(result.output.mod)
+    loaded = result.output
+    return ONNXModule.held(loaded.light) if loaded.is_held else ONNXModule(loaded.mod)
 
 
 def _plain(item: Declared) -> dict[str, Any]:
@@ -147,9 +148,8 @@ def _shaped(module: ONNXModule, shapes: Mapping[str, Shape] | None) -> ONNXModul
     """Return ``module`` with open sizes of its inputs set, and everything checked again."""
     if not shapes:
         return module
-    from forge_pipeline.modules.onnx_module import ONNXModule
 
-    model = module.copy().mod
+    model = module.copy().light
     values = {value.name: value for value in model.graph.input}
     symbols: dict[str, int | str] = {}
     for name, shape in shapes.items():
@@ -168,7 +168,7 @@ def _shaped(module: ONNXModule, shapes: Mapping[str, Shape] | None) -> ONNXModul
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 _set(dim, symbols[dim.dim_param])
-    return ONNXModule(load(model).mod)
+    return load(model)
 
 
 def _set(dim: Any, extent: int | str) -> None:

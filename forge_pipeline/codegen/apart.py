@@ -1,6 +1,6 @@
 """The compiler in a process of its own, so that a crash of it costs the caller an error message and no more.
 
-The parent never imports TVM. The child (``worker``) reads one pickled Job and writes one pickled answer, a Compiled
+The parent never imports TVM. The child (``worker``) reads one pickled Request and writes one pickled answer, a Compiled
 or a ForgeError; what it is working on goes to stderr, so that a crash can be told from its place.
 """
 
@@ -11,23 +11,47 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 STEP = "forge-step: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to compile; ``checks`` is None where the result cannot or shall not be run here."""
+    """What to compile; ``checks`` is None where the result cannot or shall not be run here.
+
+    Weights of ``model`` may be in files (``ir.held``).
+    """
+
+    model: ModelProto
+    target: Target
+    options: Options
+    checks: Checks | None
+    relax_text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job as the child gets it: the model without what is in files.
+
+    ``files`` are what its weights refer to: the name there, and an open file that the child inherits. ``section`` is
+    an open file, too, for the library's weights.
+    """
 
     model: bytes
+    files: tuple[tuple[str, int], ...]
+    section: int
     target: Target
     options: Options
     checks: Checks | None
@@ -36,7 +60,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """The library, and what is for people: the errors that verification measured, the Relax text."""
+    """The library, and what is for people: the errors that verification measured, the Relax text.
+
+    On its way from the child the library is without its weights, which are in the section's file.
+    """
 
     library: Library
     verification: Mapping[str, Any] | None
@@ -44,11 +71,33 @@ class Compiled:
 
 
 def compile_apart(job: Job) -> Compiled:
-    """Compile ``job`` in a child process. Raises what the compilation raises, and CompileError where it crashed."""
+    """Compile ``job`` in a child process. Raises what the compilation raises, and CompileError where it crashed.
+
+    The library's weights are in a temporary file.
+    """
+    from forge_pipeline.ir.held import holds
+
+    files, section = holds(job.model), OpenFile.temporary()
+    request = Request(
+        model=bytes(job.model.SerializeToString()),
+        files=tuple((held.location, held.file.descriptor) for held in files),
+        section=section.descriptor,
+        target=job.target,
+        options=job.options,
+        checks=job.checks,
+        relax_text=job.relax_text,
+    )
+    answer = _answer(request)
+    library = replace(answer.library, weights=FileRange(section, 0, section.size))
+    return replace(answer, library=library)
+
+
+def _answer(request: Request) -> Compiled:
     command = [sys.executable, "-m", "forge_pipeline.codegen.worker"]
-    child = subprocess.run(command, input=pickle.dumps(job), capture_output=True, check=False)
+    inherited = (*(descriptor for _, descriptor in request.files), request.section)
+    child = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False, pass_fds=inherited)
     if child.returncode != 0:
-        raise _crash(child.returncode, child.stderr.decode("utf-8", "replace"), job.target)
+        raise _crash(child.returncode, child.stderr.decode("utf-8", "replace"), request.target)
     answer = pickle.loads(child.stdout)  # noqa: S301 - written by our own child a moment ago
     if isinstance(answer, ForgeError):
         raise answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from forge_pipeline.codegen.lowering import Lowered, pick_generator
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.shapes import in_order
 from forge_pipeline.codegen.weights import Halves, Separated, separate
+from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
@@ -28,12 +30,18 @@ if TYPE_CHECKING:
 
 
 def build(
-    model: onnx.ModelProto, target: Target, options: Options, *, progress: Progress = lambda step: None
+    model: onnx.ModelProto,
+    target: Target,
+    options: Options,
+    *,
+    progress: Progress = lambda step: None,
+    section: OpenFile | None = None,
 ) -> Library:
     """Return ``model`` compiled for ``target``: same arguments, same bytes, wherever and whenever it runs.
 
     The metadata describes interface, weights, target, options and fallbacks; whose build it is, the stage adds.
-    ``progress`` is told what is being worked on. Raises CompileError, ModelError and TargetError.
+    ``progress`` is told what is being worked on. The weights are written to ``section``, if that is given, and stay
+    there. Raises CompileError, ModelError and TargetError.
     """
     target = needed(target, options)
     model = prepare(model)
@@ -42,7 +50,10 @@ def build(
     progress(f"lower with {options.generator}")
     with _explained(f"lowering for {target.tag}"):
         lowered = pick_generator(options, target)(imported, target, options)
-        separated = _separate(lowered, target, as_halves="rounded" if options.float16 else storage(model))
+        del imported
+        halves = "rounded" if options.float16 else storage(model)
+        separated = _separate(lowered, target, as_halves=halves, file=section)
+        lowered = replace(lowered, module=separated.module)  # the constants go
     progress("generate code")
     with _explained(f"code generation for {target.tag}"):
         executable = _compile(separated.module, lowered, target, options)
@@ -56,11 +67,11 @@ def relax_text(model: onnx.ModelProto) -> str:
     return str(import_model(prepare(model)).script(show_meta=False))
 
 
-def _separate(lowered: Lowered, target: Target, *, as_halves: Halves) -> Separated:
+def _separate(lowered: Lowered, target: Target, *, as_halves: Halves, file: OpenFile | None) -> Separated:
     """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
     if target.kind == "cuda":
         return Separated(module=lowered.module, section=b"", table=[])
-    return separate(lowered.module, as_halves=as_halves)
+    return separate(lowered.module, as_halves=as_halves, file=file)
 
 
 def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Options) -> Any:

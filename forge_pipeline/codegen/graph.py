@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from forge_pipeline.codegen.constants import array_view, constant
 from forge_pipeline.codegen.machine import Machine
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Graph:
         if isinstance(expression, relax.Tuple):
             return Value(parts=tuple(self.look(item) for item in expression.fields))
         if isinstance(expression, GenericConst):
-            return Value(plain=expression, constant=expression.value.numpy())
+            return Value(plain=expression, constant=array_view(expression.value))
         return Value(plain=expression)
 
     def is_used_once(self, expression: relax.Expr) -> bool:
@@ -134,9 +135,7 @@ class Graph:
 
     def constant(self, array: Array) -> relax.Expr:
         """Return a constant."""
-        from tvm import relax
-
-        return relax.const(np.ascontiguousarray(array))
+        return constant(array)
 
     def per_channel(self, array: Array, channels: int, filler: float = 0.0) -> relax.Expr | None:
         """Return a constant that broadcasts over a blocked image, or None where ``array`` is none.

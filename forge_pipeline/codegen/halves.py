@@ -96,12 +96,13 @@ def _widen(graph: onnx.GraphProto) -> bool:
 
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
     import numpy as np
-    from onnx import numpy_helper
+
+    from forge_pipeline.ir.held import array_of, tensor_of
 
     if tensor.data_type != HALF:
         return False
-    array = numpy_helper.to_array(tensor).astype(np.float32)
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    array = array_of(tensor).astype(np.float32)
+    tensor.CopyFrom(tensor_of(array, tensor.name))
     return True
 
 

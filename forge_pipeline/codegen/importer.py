@@ -191,10 +191,17 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
     """Build TVM's graph importer, extended; in a function since its base class is TVM's."""
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+    from forge_pipeline.codegen.constants import constant
     from forge_pipeline.codegen.converters import CONVERTERS
+    from forge_pipeline.ir.held import array_of
 
     class Importer(ONNXGraphImporter):  # type: ignore[misc]
         place = ("", "model")
+
+        def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+            """Take weights that are held in files from there."""
+            for tensor in graph.initializer:
+                self._nodes[tensor.name] = constant(array_of(tensor))
 
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""

@@ -46,26 +46,28 @@ class Checks:
 def verify(model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool) -> dict[str, Any]:
     """Return the largest error of each output over ``checks.samples`` random inputs.
 
-    ``library`` must be for this machine; it runs as its users will run it, from its bytes. Raises VerificationError
+    ``library`` must be for this machine; it runs as its users will run it, from its file. Raises VerificationError
     where an output is off by more than the tolerance or not finite where it should be, and CompileError where the
     library does not run.
     """
     import numpy as np
 
-    from forge_pipeline.runtime.engine import Engine
+    from forge_pipeline.runtime.unpacked import loaded
 
     limit_name = precision(model, float16=float16)
     limit = getattr(checks.tolerance, limit_name)
     reference = _reference(model)
-    engine = Engine(library.to_bytes(), threads=1)
     names = [row["name"] for row in library.metadata["outputs"]]
     worst = dict.fromkeys(names, 0.0)
+    samples = []
     for sample in range(checks.samples):
         rng = np.random.default_rng((checks.seed, sample))
-        feeds = {row["name"]: _random(row, checks, rng) for row in library.metadata["inputs"]}
-        expected = _run_reference(model, reference, feeds, checks)
-        found = _run(engine, feeds)
-        for name, want, have in zip(names, expected, found, strict=True):
+        samples.append({row["name"]: _random(row, checks, rng) for row in library.metadata["inputs"]})
+    wanted = [_run_reference(model, reference, feeds, checks) for feeds in samples]
+    del reference  # not in memory beside the compiled model
+    engine = loaded(library, threads=1)
+    for feeds, expected in zip(samples, wanted, strict=True):
+        for name, want, have in zip(names, expected, _run(engine, feeds), strict=True):
             worst[name] = max(worst[name], _error(name, want, have, limit, limit_name))
     return {"tolerance": limit, "samples": checks.samples, "error": {name: _rounded(worst[name]) for name in names}}
 
@@ -110,7 +112,7 @@ def _reference(model: onnx.ModelProto) -> Any:
     from forge_pipeline.ir.session import open_session
 
     return open_session(
-        model.SerializeToString(),
+        model,
         where=f"model {model.graph.name!r}",
         fix="correct the model, or compile unchecked with `compile.verify.enabled=false`",
     )

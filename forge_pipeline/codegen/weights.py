@@ -7,12 +7,16 @@ has to be computed from them first is computed by a function `prepare` (``prepar
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from forge_pipeline.codegen.constants import array_view
 from forge_pipeline.codegen.preparation import NAME, PREPARES, widening_kernel
+from forge_pipeline.content import FileRange, OpenFile, write
+from forge_pipeline.ir.held import release_view
 
 if TYPE_CHECKING:
     import tvm
@@ -38,7 +42,7 @@ class Separated:
     """
 
     module: tvm.IRModule
-    section: bytes
+    section: bytes | FileRange
     table: list[dict[str, Any]]
 
 
@@ -48,19 +52,28 @@ class _Stored:
 
     prefix: str
     found: dict[tuple[str, tuple[int, ...], bytes], relax.Var] = field(default_factory=dict)
+    arrays: dict[bytes, Array] = field(default_factory=dict)
+    """One array for each content, by its SHA-256."""
 
     def variable(self, array: Array, dtype: str) -> relax.Var:
         from tvm import relax
 
         shape = tuple(int(extent) for extent in array.shape)
-        key = (dtype, shape, array.tobytes())
+        array = np.ascontiguousarray(array)
+        content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
+        self.arrays.setdefault(content, array)
+        release_view(array)
+        key = (dtype, shape, content)
         if key not in self.found:
             self.found[key] = relax.Var(f"{self.prefix}{len(self.found)}", relax.TensorType(shape, dtype))
         return self.found[key]
 
 
-def separate(module: tvm.IRModule, *, as_halves: Halves = "never") -> Separated:
-    """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place."""
+def separate(module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFile | None = None) -> Separated:
+    """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place.
+
+    The section is written to ``file``, if that is given, and is what lies there.
+    """
     import tvm
     from tvm import relax
 
@@ -75,7 +88,7 @@ def separate(module: tvm.IRModule, *, as_halves: Halves = "never") -> Separated:
         def visit_generic_const_(self, op: Any) -> Any:
             if not isinstance(op.value, tvm.runtime.Tensor):
                 return op
-            array = op.value.numpy()
+            array = array_view(op.value)
             if array.nbytes < SMALLEST:
                 return op
             if preparing.is_stored_as_half(array):
@@ -92,15 +105,37 @@ def separate(module: tvm.IRModule, *, as_halves: Halves = "never") -> Separated:
         lifted = relax.Function(parameters, body, main.ret_ty, main.is_pure).with_attrs(attributes)
         functions[entry] = relax.utils.copy_with_new_vars(lifted)  # no two functions may share a variable
     module = tvm.IRModule({**functions, **preparing.functions()}, attrs=module.attrs)
-    section, places, table = bytearray(), {}, []
+    section, places, table = _Section(file), {}, []
     for stored, is_raw in ((direct, False), (raw, True)):
-        for dtype, shape, data in stored.found:
-            if data not in places:
-                section += bytes(-len(section) % ALIGNMENT)
-                places[data] = len(section)
-                section += data
-            table.append({"dtype": dtype, "shape": list(shape), "offset": places[data], "prepare": is_raw})
-    return Separated(module=relax.transform.Normalize()(module), section=bytes(section), table=table)
+        for dtype, shape, content in stored.found:
+            if content not in places:
+                places[content] = section.append(stored.arrays[content])
+            table.append({"dtype": dtype, "shape": list(shape), "offset": places[content], "prepare": is_raw})
+    return Separated(module=relax.transform.Normalize()(module), section=section.content(), table=table)
+
+
+class _Section:
+    """The weights section in the making: in memory, or in a file."""
+
+    def __init__(self, file: OpenFile | None) -> None:
+        self._file, self._parts, self._size = file, list[bytes](), 0
+
+    def append(self, array: Array) -> int:
+        """Add an array at the next cache line; return its offset."""
+        padding = -self._size % ALIGNMENT
+        start = self._size + padding
+        if self._file is None:
+            self._parts += [bytes(padding), array.tobytes()]
+        else:
+            write(bytes(padding), self._file.descriptor)
+            write(array.reshape(-1).view(np.uint8).data, self._file.descriptor)
+            release_view(array)
+        self._size = start + array.nbytes
+        return start
+
+    def content(self) -> bytes | FileRange:
+        """Return the whole section."""
+        return b"".join(self._parts) if self._file is None else FileRange(self._file, 0, self._size)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +167,7 @@ class _Preparing:
         """Move a call into `prepare`; return the variable by which `main` takes its result."""
         from tvm import relax
 
-        operands = [self._loaded(item.value.numpy()) for item in call.args[1].fields]
+        operands = [self._loaded(array_view(item.value)) for item in call.args[1].fields]
         key = (call.args[0], tuple(operands))
         if key not in self.known:
             made = relax.Call(call.op, [call.args[0], relax.Tuple(operands)], call.attrs, call.ty_args)

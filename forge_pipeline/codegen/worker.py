@@ -8,27 +8,34 @@ import io
 import os
 import pickle
 import sys
+from dataclasses import replace
 
-from forge_pipeline.codegen.apart import STEP, Compiled, Job
+from forge_pipeline.codegen.apart import STEP, Compiled, Request
+from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.runtime.ffi import torch_hidden
 
 
-def run(job: Job) -> Compiled:
+def run(job: Request) -> Compiled:
     """Compile ``job`` in this process."""
     import onnx
 
     from forge_pipeline.codegen.build import build, relax_text
     from forge_pipeline.codegen.verify import verify
+    from forge_pipeline.ir.held import Held, spilling
 
+    files = [Held(OpenFile(descriptor), location=location) for location, descriptor in job.files]
     model = onnx.load_model_from_string(job.model)
-    library = build(model, job.target, job.options, progress=_progress)
-    verification = None
-    if job.checks is not None:
-        _progress("verify")
-        verification = verify(model, library, job.checks, float16=job.options.float16)
-    text = relax_text(model) if job.relax_text else None
-    return Compiled(library=library, verification=verification, relax_text=text)
+    with spilling(bool(files), named=False):
+        library = build(model, job.target, job.options, progress=_progress, section=OpenFile(job.section))
+        for held in files:
+            held.release()
+        verification = None
+        if job.checks is not None:
+            _progress("verify")
+            verification = verify(model, library, job.checks, float16=job.options.float16)
+        text = relax_text(model) if job.relax_text else None
+    return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 
 
 def _progress(step: str) -> None:

@@ -12,7 +12,7 @@ import hmac
 import io
 import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from forge_pipeline.content import Buffer, Content, FileRange, Made, in_memory, opened, pieces
 from forge_pipeline.crypto import keyfile
 from forge_pipeline.crypto.keyfile import Entropy, Kdf, Pair
 from forge_pipeline.crypto.secret import Secret
@@ -39,7 +40,6 @@ _MAC = 32
 _TAG = 16
 _RECOPY = "copy the file again from where it was encrypted, or encrypt the model anew"
 
-Buffer = bytes | bytearray | memoryview
 Unlock = Callable[[Pair], Secret]
 Sink = Callable[[memoryview], object]
 
@@ -48,7 +48,7 @@ Sink = Callable[[memoryview], object]
 class Sealed:
     """What is delivered for one target. ``key`` is None where the model was left plain."""
 
-    model: bytes
+    model: Content
     key: bytes | None
     metadata: bytes
 
@@ -107,7 +107,26 @@ def seal(
     chunk_bits: int,
     entropy: Entropy,
 ) -> tuple[bytes, bytes, Mapping[str, Any]]:
+    """Do as ``seal_content`` does for what is in memory."""
+    model, key, public = seal_content(
+        payload, password, meta=meta, confirmable=confirmable, kdf=kdf, chunk_bits=chunk_bits, entropy=entropy
+    )
+    return bytes(in_memory(model)), key, public
+
+
+def seal_content(
+    payload: Content,
+    password: Secret,
+    *,
+    meta: Mapping[str, Any],
+    confirmable: Mapping[str, str],
+    kdf: Kdf,
+    chunk_bits: int,
+    entropy: Entropy,
+) -> tuple[Content, bytes, Mapping[str, Any]]:
     """Encrypt ``payload`` under a new data key; return the model file, its key file, and the header's metadata.
+
+    What is not in memory is encrypted while it is read, a chunk at a time, and the same at every reading.
 
     ``meta`` is readable by anybody and protected from change. ``confirmable`` values would let anybody who guesses
     the model confirm the guess, so only an HMAC of each, under a key that comes with the password, is written.
@@ -121,17 +140,19 @@ def seal(
     problem = header.problem()
     if problem is not None:
         raise ArtifactError("encryption", "a model within the limits of the format", problem, "make it smaller")
-    model = _encrypt(payload, header, data_key)
+    size = header.size + header.plaintext + _TAG * header.chunks
+    made = Made(size, lambda: _encrypted(payload, header, data_key))
+    model = made if isinstance(payload, FileRange | Made) else bytes(in_memory(made))
     return model, keyfile.wrap(data_key, password, pair, kdf, entropy), public
 
 
 def opens(sealed: Sealed, password: Secret) -> bool:
     """Tell whether ``password`` opens ``sealed``'s key file, and that key its header. Plain models need none."""
     if sealed.key is None:
-        return not is_encrypted(sealed.model)
+        return not is_encrypted(opened(sealed.model).read(len(MAGIC)))
     key = sealed.key
     try:
-        read_header(io.BytesIO(sealed.model), len(sealed.model), lambda pair: keyfile.unwrap(key, password, pair=pair))
+        read_header(opened(sealed.model), len(sealed.model), lambda pair: keyfile.unwrap(key, password, pair=pair))
     except (ArtifactError, SecretError):
         return False
     return True
@@ -183,18 +204,31 @@ def decrypt(
         sink(plain[:length])
 
 
-def _encrypt(payload: Buffer, header: Header, data_key: Secret) -> bytes:
+def _encrypted(payload: Content, header: Header, data_key: Secret) -> Iterator[bytes]:
     head = header.to_bytes()
     mac = _header_mac(header, data_key)
+    yield head + mac
     cipher = _cipher(header, mac, data_key)
-    model = bytearray(header.size + header.plaintext + _TAG * header.chunks)
-    model[: header.size] = head + mac
-    source, target, chunk = memoryview(payload), memoryview(model)[header.size :], 1 << header.chunk_bits
-    for index in range(header.chunks):
-        part = source[index * chunk : (index + 1) * chunk]
-        start = index * (chunk + _TAG)
-        cipher.encrypt_into(_nonce(index, header), part, None, target[start : start + len(part) + _TAG])
-    return bytes(model)
+    for index, part in enumerate(_chunks(payload, 1 << header.chunk_bits)):
+        yield cipher.encrypt(_nonce(index, header), part, None)
+
+
+def _chunks(payload: Content, size: int) -> Iterator[Buffer]:
+    """Yield ``payload`` in chunks of ``size`` bytes, the last one shorter; an empty one for no bytes."""
+    if not len(payload):
+        yield b""
+    elif not isinstance(payload, FileRange | Made):
+        view = memoryview(payload)
+        yield from (view[start : start + size] for start in range(0, len(view), size))
+    else:
+        chunk = bytearray()
+        for piece in pieces(payload):
+            chunk += piece
+            while len(chunk) >= size:
+                yield chunk[:size]
+                del chunk[:size]
+        if chunk:
+            yield chunk
 
 
 def _parse(source: io.BufferedIOBase, size: int, where: str) -> Header:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.runtime.host import Host
+from forge_pipeline.runtime.unpacked import loaded
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.bundle import Library
@@ -21,4 +22,4 @@ def load(library: Library) -> Engine | ArtifactError:
         Host.this().check_target(library.metadata["target"], where="library")
     except ArtifactError as refusal:
         return refusal
-    return Engine(library.to_bytes(), threads=1)
+    return loaded(library, threads=1)

@@ -30,7 +30,7 @@ def feeds_for(module: ONNXModule, data: Dataset | None, preparation: Preparation
     """Return the evaluation samples of ``data``, fitted to the model's inputs. Raises DataError."""
     from forge_pipeline.data.fitting import input_specs
 
-    specs = input_specs(module.mod)
+    specs = input_specs(module.light)
     if data is None:
         return Feeds(feeds=_made_up(module), labels=None, origin="random inputs: no data was given")
     samples = data.samples(preparation, specs, "evaluation")
@@ -42,8 +42,8 @@ def _made_up(module: ONNXModule) -> list[Feed]:
     """Return ordinary random inputs, with sizes for symbolic dimensions that the model runs with. Raises DataError."""
     from forge_pipeline.passes.samples import bindings, sample
 
-    constants = {tensor.name for tensor in module.mod.graph.initializer}
-    inputs = [value for value in module.mod.graph.input if value.name not in constants]
+    constants = {tensor.name for tensor in module.light.graph.initializer}
+    inputs = [value for value in module.light.graph.input if value.name not in constants]
     model = Interpreter(module, where="float model")
     refusal = None
     for sizes in bindings(inputs, {}):

@@ -31,7 +31,7 @@ class Interpreter:
         given = {*self.outputs, *module.input_names}
         self._fetched = [*self.outputs, *(name for name in taps if name not in given)]
         self._failures = (state.Fail, state.InvalidArgument, state.RuntimeException)
-        self._session = open_session(_tapped(module, self._fetched).to_bytes(), where=where)
+        self._session = open_session(_tapped(module, self._fetched).light, where=where)
 
     def __call__(self, feed: dict[str, NDArray[Any]]) -> Outputs:
         """Return outputs and taps by name. Raises DataError where the model cannot take the feed."""
@@ -49,5 +49,5 @@ def _tapped(module: ONNXModule, names: Sequence[str]) -> ONNXModule:
     if not hidden:
         return module
     tapped = module.copy()
-    tapped.mod.graph.output.extend(onnx.ValueInfoProto(name=name) for name in hidden)
+    tapped.light.graph.output.extend(onnx.ValueInfoProto(name=name) for name in hidden)
     return tapped

@@ -48,7 +48,11 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _onnx(model: Any, folder: Path, inputs: Sequence[Any], dynamic_shapes: Any) -> Saved:
-    return Saved(path=_written(folder / "model.onnx", model.SerializeToString()))
+    from forge_pipeline.ir import ONNXModule
+
+    path = folder / "model.onnx"
+    ONNXModule(model).save(path)
+    return Saved(path=path)
 
 
 def _exported(model: Any, folder: Path, inputs: Sequence[Any], dynamic_shapes: Any) -> Saved:

@@ -33,10 +33,10 @@ def with_batch_size(module: ONNXModule, size: int) -> ONNXModule:
         )
     old = shapes[0][0]
     changed = module.copy()
-    graph = changed.mod.graph
-    _constants_are_no_inputs(changed.mod)
+    graph = changed.light.graph
+    _constants_are_no_inputs(changed.light)
     if isinstance(old, int) and old != size:
-        _follow_baked_shapes(changed.mod, old, size)
+        _follow_baked_shapes(changed.light, old, size)
     for value in (*graph.input, *graph.output):
         if _leading(value) == old:
             value.type.tensor_type.shape.dim[0].dim_value = size
@@ -88,10 +88,10 @@ def _constants_are_no_inputs(model: ModelProto) -> None:
 def _settle_outputs(module: ONNXModule, size: int) -> None:
     """Take over what inference now knows about the outputs; refuse where it contradicts them."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(module.mod, check_type=True, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(module.light, check_type=True, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise _baked(size, str(error)) from error
-    for value, known in zip(module.mod.graph.output, inferred.graph.output, strict=True):
+    for value, known in zip(module.light.graph.output, inferred.graph.output, strict=True):
         stated, found = value.type.tensor_type.shape.dim, known.type.tensor_type.shape.dim
         for dim, better in zip(stated, found, strict=False):
             if better.HasField("dim_value"):
@@ -110,7 +110,7 @@ def _prove(module: ONNXModule, size: int) -> None:
     except DataError as error:
         raise _baked(size, error.found) from error
     arrays = results if isinstance(results, list) else [results]
-    for value, array in zip(module.mod.graph.output, arrays, strict=True):
+    for value, array in zip(module.light.graph.output, arrays, strict=True):
         stated = _leading(value)
         if isinstance(stated, int) and array.shape[:1] != (stated,):
             raise _baked(size, f"output {value.name!r} of shape {list(array.shape)}")

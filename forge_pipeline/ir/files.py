@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import wire
-from forge_pipeline.ir.held import Held, holds, refer
+from forge_pipeline.ir.held import Held, held_of, holds, refer
 from forge_pipeline.ir.order import every_graph
 from forge_pipeline.ir.references import ExternalFiles
 from forge_pipeline.ir.tensors import byte_count
@@ -72,14 +72,15 @@ def with_references(opened: OpenModel) -> OpenModel:
 
     ``opened`` gives its model away. Raises ModelError.
     """
-    weights = {id(tensor) for tensor in opened.model.graph.initializer}
+    for tensor in opened.model.graph.initializer:
+        if byte_count(tensor) >= _LARGE and _is_elsewhere(tensor):
+            refer(tensor, *opened.external.place(tensor))
+    kept = holds(opened.model)
     for graph in every_graph(opened.model):
         for tensor in _tensors(graph):
-            if id(tensor) in weights and byte_count(tensor) >= _LARGE and _is_elsewhere(tensor):
-                refer(tensor, *opened.external.place(tensor))
-            else:
+            if held_of(tensor) not in kept:
                 _fetch(tensor, opened.external)
-    return OpenModel(model=opened.model, external=opened.external, holds=holds(opened.model))
+    return OpenModel(model=opened.model, external=opened.external, holds=kept)
 
 
 def _is_elsewhere(tensor: TensorProto) -> bool:

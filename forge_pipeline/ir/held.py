@@ -36,6 +36,9 @@ LEAST: Final = 1 << 16
 _MARK: Final = "\0"  # no file can have this in its name
 _files: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
 
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+"""What is mapped, by its address: arrays that have been through TVM no longer know where they are from."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -65,6 +68,7 @@ class Held:
         if self._mapped is None:
             size = self.end - self.begin
             self._mapped = mmap.mmap(self.file.descriptor, size, access=mmap.ACCESS_READ, offset=self.begin)
+            _mapped[np.frombuffer(self._mapped, np.uint8).ctypes.data] = self._mapped
         return memoryview(self._mapped)[start - self.begin : start - self.begin + length]
 
     def windows(self, start: int, length: int) -> Iterator[memoryview]:
@@ -85,13 +89,17 @@ class Held:
 class Spill:
     """A temporary file that takes new constants of a model whose weights do not fit into memory twice.
 
-    It has a name until nobody holds it any more, because ONNX Runtime opens what it is to map.
+    If it is ``named``, it has a name until nobody holds it any more: ONNX Runtime opens what it is to map.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, named: bool) -> None:
         descriptor, path = tempfile.mkstemp(prefix="forge-weights-")
         self._file = OpenFile(descriptor)
-        weakref.finalize(self._file, Path(path).unlink, missing_ok=True)
+        if named:
+            weakref.finalize(self._file, Path(path).unlink, missing_ok=True)
+        else:
+            Path(path).unlink()
+        self._tensors: list[Held] = []
 
     def array(self, array: Array) -> Array:
         """Return a read-only array with the same content, on the file."""
@@ -99,8 +107,9 @@ class Spill:
         return _view(held, start, array.dtype, array.size).reshape(array.shape)
 
     def tensor(self, array: Array, name: str) -> TensorProto:
-        """Return a tensor with the content of ``array``, on the file."""
+        """Return a tensor with the content of ``array``, on the file; the spill holds it until it ends itself."""
         held, start = self._written(array)
+        self._tensors.append(held)
         tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
         refer(tensor, held, start, array.nbytes)
         return tensor
@@ -111,6 +120,8 @@ class Spill:
         done = 0
         while done < whole.nbytes:
             done += os.pwrite(self._file.descriptor, whole[done:].data, start + done)
+        for other in tuple(_files.values()):
+            other.release()  # what it was made from
         held = Held(self._file, begin=start, end=start + whole.nbytes)  # a mapping does not grow with its file
         return held, start
 
@@ -119,9 +130,9 @@ _spill: ContextVar[Spill | None] = ContextVar("spill", default=None)
 
 
 @contextmanager
-def spilling(wanted: bool = True) -> Iterator[None]:
-    """Inside, new constants of at least LEAST bytes go to a temporary file (see ``settled``), if ``wanted``."""
-    token = _spill.set(Spill() if wanted else None)
+def spilling(wanted: bool = True, *, named: bool = True) -> Iterator[None]:
+    """Inside, new constants of at least LEAST bytes go to a temporary file (see Spill), if ``wanted``."""
+    token = _spill.set(Spill(named=named) if wanted else None)
     try:
         yield
     finally:
@@ -132,6 +143,22 @@ def settled(array: Array) -> Array:
     """Return ``array``, or where constants are spilled the same on the spill's file."""
     spill = _spill.get()
     return array if spill is None or array.nbytes < LEAST else spill.array(array)
+
+
+def tensor_of(array: Array, name: str) -> TensorProto:
+    """Return a tensor with the content of ``array``; where constants are spilled, on the spill's file."""
+    spill = _spill.get()
+    if spill is None or array.nbytes < LEAST or bit_width(helper.np_dtype_to_tensor_dtype(array.dtype)) < 8:
+        return numpy_helper.from_array(array, name)
+    return spill.tensor(array, name)
+
+
+def release_view(array: Array) -> None:
+    """Give back the memory of an array that is a view of a file; nothing where it is another."""
+    address = array.ctypes.data
+    mapped = _mapped.get(address)
+    if mapped is not None and array.nbytes <= len(mapped):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def is_held(tensor: TensorProto) -> bool:
@@ -175,14 +202,14 @@ def windows_of(tensor: TensorProto) -> Iterator[memoryview] | None:
     return None if found is None else found[0].windows(found[1], byte_count(tensor))
 
 
-def check_place(tensor: TensorProto, held: Held, start: int, length: int) -> None:
-    """Raise ModelError unless a range is as long as the tensor's type and shape say, and within the file."""
+def check_place(tensor: TensorProto, held: Held, start: int, length: int, *, name: str = "the file") -> None:
+    """Raise ModelError unless a range is as long as the tensor's type and shape say, and within the file ``name``."""
     expected, size = byte_count(tensor), min(held.end, held.file.size)
     if length != expected or start + length > size:
         raise ModelError(
             where=f"tensor {tensor.name[:80]!r}",
             expected=f"{expected} bytes for type {tensor.data_type} and shape {list(tensor.dims[:8])}",
-            found=f"{length} bytes" + ("" if start + length <= size else ", past the end of the file"),
+            found=f"{length} bytes" + ("" if start + length <= size else f", past the end of {name}"),
             fix="copy the model again together with its data files, or export it again",
         )
 

@@ -42,9 +42,7 @@ class ONNXModule:
     @classmethod
     def held(cls, model: onnx.ModelProto) -> Self:
         """Wrap a model whose large weights refer to open files (see ``ir.held``), where they stay."""
-        module = cls(model)
-        module._inline_bytes = 0
-        return module
+        return cls(model).kept_outside()
 
     @classmethod
     def from_file(cls, path: Path | str, *, own: Mapping[str, Path] | None = None) -> Self:
@@ -93,10 +91,20 @@ class ONNXModule:
         self._file = with_references(self._file)
         return self._file.model
 
+    def kept_outside(self) -> Self:
+        """Leave the large weights of this module in the files they are in, however few they are; return the module."""
+        self._inline_bytes = 0
+        return self
+
+    @property
+    def outside_bytes(self) -> int:
+        """How many bytes of weights are still in files."""
+        return 0 if self._file is None else self._file.outside
+
     @property
     def is_held(self) -> bool:
         """Whether ``light`` has references in the place of large weights."""
-        return self._file is not None and self._file.outside > self._inline_bytes
+        return self.outside_bytes > self._inline_bytes
 
     @property
     def _form(self) -> Canonical:
@@ -118,15 +126,15 @@ class ONNXModule:
                 fix="write it with save(path), which puts large weights into a file beside it",
             ) from error
 
-    def save(self, path: Path | str) -> None:
-        """Write the model to ``path``; weights of more than INLINE_BYTES go to ``path`` with ``.data`` at its end.
+    def save(self, path: Path | str, *, inline_bytes: int = INLINE_BYTES) -> None:
+        """Write the model to ``path``; of more than ``inline_bytes``, weights go to ``path`` with ``.data`` at its end.
 
         Same content, same bytes, the name of the data file aside. Both are complete before either takes its place.
         Raises ModelError for a place that cannot be written.
         """
         from forge_pipeline.ir.storage import save
 
-        save(self, Path(path))
+        save(self, Path(path), inline_bytes)
 
     def canonical(self) -> ONNXModule:
         """Return a module in canonical form: equal fingerprint, equal ``to_bytes()``. Raises ModelError."""
@@ -284,7 +292,8 @@ class ONNXModule:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
         from forge_pipeline.ir.batch import with_batch_size
 
-        self._model = with_batch_size(self, batch_size).mod
+        changed = with_batch_size(self, batch_size)
+        self._model, self._file = changed._model, changed._file
 
     def get_inference_function(self, target: str = "llvm") -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` on numpy arrays: ONNX Runtime without graph optimisations.

@@ -44,8 +44,12 @@ class ExternalFiles:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         start = _number(tensor.name, entries, "offset", 0)
         length = _number(tensor.name, entries, "length", byte_count(tensor))
-        held = held_of(tensor) or self._opened(entries.get("location", ""))
-        check_place(tensor, held, start, length)
+        location, held = entries.get("location", ""), held_of(tensor)
+        if held is None:
+            held = self._opened(location)
+            check_place(tensor, held, start, length, name=repr(location))
+        else:
+            check_place(tensor, held, start, length)
         return held, start, length
 
     def _opened(self, location: str) -> Held:

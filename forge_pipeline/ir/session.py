@@ -54,15 +54,21 @@ def open_session(
 
 
 def session(
-    model: ModelProto | bytes, options: ort.SessionOptions, provider: str = "CPUExecutionProvider"
+    model: ModelProto | bytes,
+    options: ort.SessionOptions,
+    provider: str = "CPUExecutionProvider",
+    *,
+    prepack: bool = True,
 ) -> ort.InferenceSession:
     """Open a model; weights that are held in files (``ir.held``) are mapped from there. Raises what ONNX Runtime does.
 
-    Such weights are not packed anew for the kernels, which would be a second copy of them in memory.
+    Such weights are never packed anew for the kernels, which would be a second copy of them in memory.
     """
+    held = () if isinstance(model, bytes) else holds(model)
+    if held or not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if isinstance(model, bytes):
         return ort.InferenceSession(model, options, providers=[provider])
-    held = holds(model)
     if not held:
         return ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
     placed = ModelProto()
@@ -72,5 +78,4 @@ def session(
         if file is not None:
             tensor.external_data[0].value = f"proc/self/fd/{file.file.descriptor}"
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
-    options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(placed.SerializeToString(), options, providers=[provider])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from forge_pipeline.content import Content, write
 from forge_pipeline.digest import digest_json
 from forge_pipeline.errors import ConfigError, ForgeError
 
@@ -54,7 +55,7 @@ def compile_to_folder(
     return _delivered(contents, Path(output_path), force_overwrite)
 
 
-def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, bytes]:
+def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, Content]:
     from forge_pipeline.crypto.secret import Secret
     from forge_pipeline.stages import compile as compile_stage
     from forge_pipeline.stages import encrypt as encrypt_stage
@@ -103,7 +104,7 @@ def _plain(config: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(config).items() if name != "uuid"}
 
 
-def _delivered(contents: Mapping[str, bytes], wanted: Path, force: bool) -> Path:
+def _delivered(contents: Mapping[str, Content], wanted: Path, force: bool) -> Path:
     """Write the files into ``wanted``, or beside it under the first free number; return the folder.
 
     With ``force`` the folder is used as it is: files of an earlier compilation go, others stay. Everything is complete
@@ -118,8 +119,7 @@ def _delivered(contents: Mapping[str, bytes], wanted: Path, force: bool) -> Path
             staged.mkdir()
             for name, content in contents.items():
                 with (staged / name).open("wb") as stream:
-                    stream.write(content)
-                    stream.flush()
+                    write(content, stream.fileno())
                     os.fsync(stream.fileno())
             if force and wanted.is_dir():
                 for name in FILES:

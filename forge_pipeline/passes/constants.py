@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from forge_pipeline.ir.held import windows_of
 from forge_pipeline.ir.order import subgraphs
 from forge_pipeline.ir.tensors import content
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
@@ -135,14 +137,23 @@ class MergeConstants(Transformation[NoOptions]):
         return sum(_merge(graph, names) for names in groups.values() if len(names) > 1)
 
 
+def _digest(tensor: TensorProto) -> str:
+    """Return the SHA-256 of a tensor's content."""
+    windows = windows_of(tensor)
+    digest = hashlib.sha256()
+    for piece in (content(tensor, None),) if windows is None else windows:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def _merge(graph: Graph, names: Iterable[str]) -> int:
-    first: dict[bytes, str] = {}
+    first: dict[str, str] = {}
     changes = 0
     for name in names:
         tensor = graph.constant(name)
         if tensor is None:
             continue
-        kept = first.setdefault(bytes(content(tensor, None)), name)
+        kept = first.setdefault(_digest(tensor), name)
         if kept != name:
             graph.redirect(name, kept)
             graph.drop_constant(name)

@@ -20,7 +20,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 )
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotSupported
 
-from forge_pipeline.ir.session import session_options
+from forge_pipeline.ir.session import session, session_options
 from forge_pipeline.passes.qonnx import in_definition
 
 Array = np.ndarray[Any, Any]
@@ -34,9 +34,7 @@ class Interpreter:
     def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None) -> None:
         options = session_options()
         options.use_deterministic_compute = True
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        data = in_definition(model).SerializeToString()
-        self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        self._session = session(in_definition(model), options, prepack=False)
         self.outputs = list(outputs) if outputs is not None else [value.name for value in model.graph.output]
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Any]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from forge_pipeline.ir.held import held_of, tensor_of
 from forge_pipeline.ir.order import needs
 from forge_pipeline.passes.graph_state import Array, GraphState
 from forge_pipeline.passes.nodes import rename_inputs
@@ -42,10 +43,13 @@ class Graph(GraphState):
         """Give a constant new content. ``name`` may be a new one, or a value whose producer has gone."""
         array = np.asarray(array)
         array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        self.set_tensor(numpy_helper.from_array(array, name))
+        self.set_tensor(tensor_of(array, name))
 
     def set_tensor(self, tensor: TensorProto) -> None:
         """Add or replace a constant."""
+        held = held_of(tensor)
+        if held is not None:
+            self.holds[held] = None
         self._names.add(tensor.name)
         self._constants[tensor.name] = tensor
         self._arrays.pop(tensor.name, None)

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
+from forge_pipeline.ir.held import Held, array_of, holds
 from forge_pipeline.ir.order import needs, nodes_below, subgraphs
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.passes.nodes import copied, names_within, topological
@@ -22,12 +23,15 @@ class GraphState:
     def __init__(self, model: ModelProto, *, names: set[str] | None = None) -> None:
         """Index ``model``; ``names`` are those of a larger model that this graph is a part of, and are taken too."""
         self.findings: dict[str, Any] = {}
+        self.holds: dict[Held, None] = {}
+        """The files that constants are in, if they are in files: kept open as long as the graph is there."""
         self._around = names
         self.reset(model)
 
     def reset(self, model: ModelProto) -> None:
         """Take over another model whole; what was found out about the one before stays in ``findings``."""
         graph = model.graph
+        self.holds |= dict.fromkeys(holds(model))
         self.header = ModelProto()
         for name in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
             if model.HasField(name):
@@ -127,7 +131,7 @@ class GraphState:
         if not self.is_constant(name):
             return None
         if name not in self._arrays:
-            self._arrays[name] = numpy_helper.to_array(self._constants[name])
+            self._arrays[name] = array_of(self._constants[name])
         return self._arrays[name]
 
     @property

@@ -101,6 +101,8 @@ class Outcome:
     history: list[Applied] = field(default_factory=list)
     findings: dict[str, Any] = field(default_factory=dict)
     overall: Mapping[str, Any] | None = None
+    holds: tuple[Any, ...] = ()
+    """The open files that constants of the model are in, if they are in files."""
 
     @property
     def unverified(self) -> dict[str, str]:
@@ -195,7 +197,7 @@ def apply(
             run.outcome.model = run.current()
             after(index, run.outcome)
     run.outcome.model = run.current()
-    run.outcome.findings = run.graph.findings
+    run.outcome.findings, run.outcome.holds = run.graph.findings, tuple(run.graph.holds)
     run.conclude()
     return run.outcome
 
@@ -247,6 +249,8 @@ class _Run:
                 finding = {"verified": False, "reason": LEFT_OUT}
             elif self.verifier is not None and before is not None:
                 finding = self.verifier.check(step.step, step.name, step.how, before, self.current()).as_json()
+        for held in self.graph.holds:
+            held.release()
         now = self.graph.operators() if changes else count
         row = Applied(
             name=step.name,
@@ -267,8 +271,10 @@ class _Run:
         """Check what came out as a whole: valid ONNX, and still the function it was."""
         import onnx
 
+        from forge_pipeline.ir.held import outline
+
         try:
-            onnx.checker.check_model(self.outcome.model)
+            onnx.checker.check_model(outline(self.outcome.model))
         except onnx.checker.ValidationError as error:
             raise PassError(
                 where="the passes' output",

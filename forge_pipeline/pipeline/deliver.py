@@ -17,7 +17,7 @@ MANIFEST = "manifest.json"
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 DELIVERABLES = {
     "calibrate": ("ranges.svg",),  # not ranges.npz: it holds some of the user's samples
-    "quantize": ("model.onnx",),
+    "quantize": ("model.onnx", "model.data"),
     "evaluate": ("metrics.json", "layers.json", "layers.svg"),
     "encrypt": ("model_library.so", "modelKey.bin", "metadata.json"),
 }
@@ -91,7 +91,7 @@ def _refusing(where: str) -> Iterator[None]:
 def export(output: Output, name: str, destination: Path) -> None:
     """Put one file of ``output`` at ``destination``, or remove a stale one there when the output has no such file."""
     if name in output.action.outputs:
-        output.store.export(output.action.outputs[name], destination)
+        output.store.export(output.action.outputs[name], destination, link=name not in output.kind.copied)
     else:
         destination.unlink(missing_ok=True)
 

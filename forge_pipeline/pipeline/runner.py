@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_pipeline.config import bind
+from forge_pipeline.content import Content
 from forge_pipeline.digest import canonical_json, digest_json
 from forge_pipeline.pipeline.slices import Slice, localized
 from forge_pipeline.stages import STAGES
@@ -29,7 +30,7 @@ class Input(Protocol):
         """Return the domain object."""
 
 
-class Content(Protocol):
+class Origin(Protocol):
     """A file or a collection of samples that knows the digest of its content."""
 
     def digest(self) -> Any:
@@ -40,14 +41,14 @@ class Content(Protocol):
 class External:
     """What comes from outside, as an input: the model's file, the samples."""
 
-    content: Content
+    content: Origin
     tools: tuple[str, ...] = ()  # distributions that decide what it becomes, beside those of the stage that takes it
 
     def digest(self) -> Any:
         """Return the digest of the content as it is now."""
         return self.content.digest()
 
-    def value(self) -> Content:
+    def value(self) -> Origin:
         """Return the thing itself."""
         return self.content
 
@@ -112,7 +113,7 @@ class Runner:
         ingredients = key_parts(stage, config, inputs)
         key = digest_json(ingredients)
 
-        def build() -> tuple[dict[str, bytes], dict[str, Any]]:
+        def build() -> tuple[dict[str, Content], dict[str, Any]]:
             values = {parameter: None if item is None else item.value() for parameter, item in inputs.items()}
             wanted = {want: key if want == "key" else self.ambient[want] for want in stage.wants}
             result = stage.module.run(bind(stage.module.Config, config, where=name), **values, **wanted)

@@ -31,11 +31,15 @@ class Files:
 
     def digest(self) -> dict[str, str]:
         """Return the digests of the identity files."""
-        return {name: digest_file(self._path(name)) for name in self.kind.identity}
+        return {name: digest_file(path) for name, path in self._files().items() if name in self.kind.identity}
 
     def value(self) -> Any:
         """Read the domain object."""
-        return self.kind.read({name: self._path(name) for name in self.kind.files})
+        return self.kind.read(self._files())
+
+    def _files(self) -> dict[str, Path]:
+        present = {name for name in self.kind.files if name not in self.kind.optional or (self.folder / name).exists()}
+        return {name: self._path(name) for name in self.kind.files if name in present}
 
     def _path(self, name: str) -> Path:
         path = self.folder / name

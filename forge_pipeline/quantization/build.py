@@ -11,6 +11,7 @@ from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.half import to_float16
 from forge_pipeline.quantization.improve import Candidate, improved
 from forge_pipeline.quantization.integers import INTEGERS
+from forge_pipeline.quantization.limits import whole
 from forge_pipeline.quantization.network import Network, layer, prepared
 from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
 from forge_pipeline.quantization.sensitivity import within
@@ -36,7 +37,7 @@ def quantized_statically(config: Config, model: ONNXModule, ranges: Ranges) -> t
             fix="calibrate this model",
         )
     scheme = scheme_of(config)
-    network = ready(Network(prepared(model.mod)), scheme)
+    network = ready(Network(prepared(whole(model, "quantize"))), scheme)
     plan = planned(network, config)
     missing = sorted(plan.values.keys() - ranges.keys())
     if missing:
@@ -72,20 +73,20 @@ def _tried(candidate: Candidate, ranges: Ranges) -> tuple[Quantized, dict[str, A
 
 def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with integer weights and activations quantized as it runs, and a report."""
-    network = Network(prepared(model.mod))
+    network = Network(prepared(whole(model, "quantize")))
     plan = planned(network, config)
     return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _described(plan)
 
 
 def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model in half precision, and a report."""
-    halved = to_float16(Network(prepared(model.mod)))
+    halved = to_float16(Network(prepared(whole(model, "quantize"))))
     return ONNXModule(halved.model), {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
 
 
 def with_small_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with block-wise small weights in its matrix products, and a report."""
-    network = Network(prepared(model.mod))
+    network = Network(prepared(whole(model, "quantize")))
     check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
     small = compress_weights(
         network, bits=config.weight_bits, block_size=config.block_size, keep_float=config.keep_float

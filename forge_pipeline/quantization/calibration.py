@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import DataError
+from forge_pipeline.quantization.limits import whole
 from forge_pipeline.quantization.network import Network, prepared
 from forge_pipeline.quantization.plan import make_plan
 from forge_pipeline.quantization.probes import Probe, trimmed
@@ -41,7 +42,7 @@ def calibrate(
     ``labels``: the same number of rows for each feed, in order; ``progress`` is called with (feeds done, ``total``).
     Raises DataError where there are no samples or an activation is not finite, ModelError where the model does not run.
     """
-    network = Network(prepared(model.mod))
+    network = Network(prepared(whole(model, "calibrate")))
     keeper = _Keeper(probe_bytes, labels, total)
     statistics = observe(
         network.model, tuple(make_plan(network).values), keeper.watch(feeds), histogram_values,

@@ -148,6 +148,7 @@ class QuantizableModule(ONNXModule):
 
         Raises DataError where there is one and ``force`` is false, ModelError where no convolution can be split.
         """
+        from forge_pipeline.quantization.limits import whole
         from forge_pipeline.quantization.network import Network, prepared
         from forge_pipeline.quantization.split import split
 
@@ -159,7 +160,7 @@ class QuantizableModule(ONNXModule):
                 found="a calibrated one",
                 fix="call split_tensors(force=True) and calibrate again",
             )
-        changed = split(Network(prepared(self.mod)))
+        changed = split(Network(prepared(whole(self, "split_tensors()"))))
         if changed is None:
             raise ModelError(
                 where="split_tensors()",
@@ -173,7 +174,7 @@ class QuantizableModule(ONNXModule):
     def _feeds(self, calib_data: Iterable[Any]) -> Iterator[Feed]:
         from forge_pipeline.data.fitting import feed_for, input_specs
 
-        specs = input_specs(self.mod)
+        specs = input_specs(self.light)
         for index, sample in enumerate(calib_data):
             if isinstance(sample, Mapping):
                 named = dict(sample)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_pipeline.content import in_memory
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
 from forge_pipeline.runtime.bundle import Library
@@ -52,7 +53,7 @@ def _fitting(library: Library, host: Host, where: str) -> Interface:
     try:
         host.check_target(library.metadata["target"], where=where)
         host.check_elf(memoryview(library.elf), where=where)
-        return Interface.of(library.metadata, memoryview(library.weights), where=where)
+        return Interface.of(library.metadata, memoryview(in_memory(library.weights)), where=where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
             f"metadata of {where}",

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from forge_pipeline.content import Buffer, Content, FileRange, Made, OpenFile, in_memory, pieces
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
 
@@ -28,16 +31,17 @@ _HEAD = struct.Struct(">8sHHIQQ")  # magic, version, reserved, metadata length, 
 _DIGEST = hashlib.sha256().digest_size
 FOOTER = _HEAD.size + _DIGEST
 
-Buffer = bytes | bytearray | memoryview
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A compiled model for one target: machine code, interface and, where kept apart from it, weights."""
+    """A compiled model for one target: machine code, interface and, where kept apart from it, weights.
+
+    The weights may be a range of a file, to be read when they are needed.
+    """
 
     elf: Buffer = field(repr=False)
     metadata: Mapping[str, Any]
-    weights: Buffer = field(default=b"", repr=False)
+    weights: Buffer | FileRange = field(default=b"", repr=False)
 
     def metadata_bytes(self) -> bytes:
         """Return the metadata as canonical JSON, exactly as it stands in the file."""
@@ -45,14 +49,44 @@ class Library:
 
     def to_bytes(self) -> bytes:
         """Return the file. The same three parts always give the same bytes."""
+        return b"".join(self._pieces())
+
+    def content(self) -> Content:
+        """Return the file as ``to_bytes`` does; where the weights are in a file, to be read in pieces."""
+        if not isinstance(self.weights, FileRange):
+            return self.to_bytes()
+        elf = len(self.elf) + _padding(len(self.elf))
+        return Made(elf + len(self.weights) + len(self.metadata_bytes()) + FOOTER, self._pieces)
+
+    def _pieces(self) -> Iterator[Buffer]:
         metadata = self.metadata_bytes()
-        padding = bytes(_padding(len(self.elf)))
         head = _HEAD.pack(MAGIC, VERSION, 0, len(metadata), len(self.elf), len(self.weights))
         digest = hashlib.sha256()
-        parts: tuple[Buffer, ...] = (self.elf, padding, self.weights, metadata, head)
+        parts: tuple[Content, ...] = (self.elf, bytes(_padding(len(self.elf))), self.weights, metadata, head)
         for part in parts:
-            digest.update(part)
-        return b"".join((*parts, digest.digest()))
+            for piece in pieces(part):
+                digest.update(piece)
+                yield piece
+        yield digest.digest()
+
+    @classmethod
+    def from_file(cls, path: Path) -> Library:
+        """Do as ``from_bytes`` does with a file, whose weights stay there. Raises ArtifactError, and OSError."""
+        file, where = OpenFile.of(path), str(path)
+        size = file.size
+        data = memoryview(mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if size else b"")
+        metadata_length, elf_length, weights_length = _lengths(data, where)
+        digest = hashlib.sha256()
+        for piece in FileRange(file, 0, size - _DIGEST).pieces():
+            digest.update(piece)
+        _check_digest(digest.digest(), data, where)
+        weights = elf_length + _padding(elf_length)
+        metadata = weights + weights_length
+        return cls(
+            elf=bytes(data[:elf_length]),
+            metadata=_parse_metadata(bytes(data[metadata : metadata + metadata_length]), where),
+            weights=FileRange(file, weights, weights_length),
+        )
 
     @classmethod
     def from_bytes(cls, buffer: Buffer, *, where: str = "model library") -> Library:
@@ -62,14 +96,14 @@ class Library:
         altered, of another format version, or no library at all. ``from_bytes(data).to_bytes() == data``.
         """
         view = cls.view(buffer, where=where)
-        return cls(elf=bytes(view.elf), metadata=view.metadata, weights=bytes(view.weights))
+        return cls(elf=bytes(view.elf), metadata=view.metadata, weights=bytes(in_memory(view.weights)))
 
     @classmethod
     def view(cls, buffer: Buffer, *, where: str = "model library") -> Library:
         """Do as ``from_bytes`` does, with ``elf`` and ``weights`` as read-only windows onto ``buffer``."""
         data = memoryview(buffer).toreadonly().cast("B")
         metadata_length, elf_length, weights_length = _lengths(data, where)
-        _check_digest(data, where)
+        _check_digest(hashlib.sha256(data[:-_DIGEST]).digest(), data, where)
         weights = elf_length + _padding(elf_length)
         metadata = weights + weights_length
         return cls(
@@ -108,8 +142,8 @@ def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
     return metadata_length, elf_length, weights_length
 
 
-def _check_digest(data: memoryview, where: str) -> None:
-    if hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
+def _check_digest(found: bytes, data: memoryview, where: str) -> None:
+    if found != data[-_DIGEST:]:
         raise ArtifactError(
             where,
             "contents that match the SHA-256 in the footer",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.content import Content, FileRange, OpenFile
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.registry import Registry
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from forge_pipeline.stages.evaluate import Metrics
 
 Files = Mapping[str, Path]
-Contents = dict[str, bytes]
+Contents = dict[str, Content]
 
 REPORT = "report.json"
 
@@ -31,12 +32,14 @@ REPORT = "report.json"
 class Kind:
     """A kind of artifact. ``write`` gives its files; the runner adds the report from the stage's result.
 
-    A file named in ``optional`` may be absent: a plain library has no key file.
+    A file named in ``optional`` may be absent: a plain library has no key file. One named in ``copied`` is delivered
+    as a file of its own, never as a link: who reads it afterwards may refuse links.
     """
 
     identity: tuple[str, ...]
     extra: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
 
@@ -49,11 +52,17 @@ class Kind:
 def _read_model(files: Files) -> ONNXModule:
     from forge_pipeline.ir import ONNXModule
 
-    return ONNXModule.from_file(files["model.onnx"])
+    data = files.get(DATA)
+    if data is None:
+        return ONNXModule.from_file(files["model.onnx"])
+    module = ONNXModule.from_file(files["model.onnx"], own={DATA: data})
+    return module.kept_outside()
 
 
 def _write_model(model: ONNXModule) -> Contents:
-    return {"model.onnx": model.to_bytes()}
+    from forge_pipeline.ir.storage import files
+
+    return files(model, "model.onnx", DATA)
 
 
 def _read_ranges(files: Files) -> Ranges:
@@ -71,11 +80,11 @@ def _write_ranges(ranges: Ranges) -> Contents:
 def _read_library(files: Files) -> Library:
     from forge_pipeline.runtime.bundle import Library
 
-    return Library.from_bytes(files["model_library.so"].read_bytes())
+    return Library.from_file(files["model_library.so"])
 
 
 def _write_library(library: Library) -> Contents:
-    return {"model_library.so": library.to_bytes(), "metadata.json": library.metadata_bytes()}
+    return {"model_library.so": library.content(), "metadata.json": library.metadata_bytes()}
 
 
 def _read_sealed(files: Files) -> Sealed:
@@ -84,9 +93,12 @@ def _read_sealed(files: Files) -> Sealed:
     model, key, metadata = (files.get(file) for file in SEALED_FILES.values())
     if model is None or metadata is None:
         raise ArtifactError("sealed artifact", "a library and its metadata", ", ".join(files), "build it again")
-    return Sealed(
-        model=model.read_bytes(), key=None if key is None else key.read_bytes(), metadata=metadata.read_bytes()
-    )
+    return Sealed(model=_on_disk(model), key=None if key is None else key.read_bytes(), metadata=metadata.read_bytes())
+
+
+def _on_disk(path: Path) -> FileRange:
+    file = OpenFile.of(path)
+    return FileRange(file, 0, file.size)
 
 
 def _write_sealed(sealed: Sealed) -> Contents:
@@ -110,12 +122,17 @@ def _write_metrics(metrics: Metrics) -> Contents:
     }
 
 
+DATA = "model.data"
+"""The weights of a model that is too large to have them inside."""
+
 SEALED_FILES = {"model": "model_library.so", "key": "modelKey.bin", "metadata": "metadata.json"}
 
 KINDS = Registry(
     "kind of artifact",
     {
-        "model": Kind(identity=("model.onnx",), read=_read_model, write=_write_model),
+        "model": Kind(
+            identity=("model.onnx", DATA), optional=(DATA,), copied=(DATA,), read=_read_model, write=_write_model
+        ),
         "ranges": Kind(identity=("ranges.npz",), extra=("ranges.svg",), read=_read_ranges, write=_write_ranges),
         "library": Kind(
             identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library

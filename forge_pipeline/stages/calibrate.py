@@ -42,13 +42,14 @@ def run(
     """Calibrate in one pass; the result depends on the set of samples alone. Raises DataError and ModelError."""
     from forge_pipeline.data.fitting import input_specs
     from forge_pipeline.quantization.calibration import calibrate
+    from forge_pipeline.quantization.limits import whole
 
     if data is None:
         raise DataError(
             "data.path", "calibration data for static quantization", "null",
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
         )  # fmt: skip
-    samples = data.samples(config.data, input_specs(model.mod), "calibration")
+    samples = data.samples(config.data, input_specs(whole(model, "calibrate")), "calibration")
     ranges = calibrate(
         model,
         samples,

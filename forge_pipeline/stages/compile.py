@@ -56,7 +56,7 @@ def run(config: Config, model: ONNXModule, *, key: str) -> Result:
     target = needed(config.target, options)
     unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
-        model=model.to_bytes(),
+        model=model.light,
         target=target,
         options=options,
         checks=config.verify if unverified is None else None,

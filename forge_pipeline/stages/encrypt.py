@@ -45,7 +45,7 @@ def run(config: Config, library: Library, password: Secret | None, entropy: Entr
 
 
 def _plain(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
-    return Sealed(model=library.to_bytes(), key=None, metadata=library.metadata_bytes())
+    return Sealed(model=library.content(), key=None, metadata=library.metadata_bytes())
 
 
 def _under_password(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
@@ -55,8 +55,8 @@ def _under_password(config: Config, library: Library, password: Secret | None, e
             "encrypt", "a password", "none: encrypt.password names no place", "choose encrypt=password, or name a place"
         )
     metadata = library.metadata
-    model, key, meta = envelope.seal(
-        library.to_bytes(),
+    model, key, meta = envelope.seal_content(
+        library.content(),
         password,
         meta={"payload": PAYLOAD, "target": {name: metadata["target"][name] for name in ("tag", "triple")}},
         confirmable={name: metadata[name] for name in ("fingerprint", "stage_key")},

@@ -66,19 +66,25 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.evaluation import comparison, compiled, latency, layers
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.evaluation.interpreter import Interpreter
+    from forge_pipeline.ir.held import same_content
+    from forge_pipeline.ir.storage import size
 
+    if same_content(reference.light, model.light):
+        model = reference  # nothing was quantized: no second one is opened
     chosen = feeds_for(reference, data, config.data)
     metric = scores.resolve(config.metric, chosen.labels)
     new_score = scores.factory(metric)
+    interpreter = Interpreter(reference, where="float model")
     models: dict[str, comparison.Model] = {
-        comparison.FLOAT: Interpreter(reference, where="float model"),
-        comparison.QUANTIZED: Interpreter(model, where="quantized model"),
+        comparison.FLOAT: interpreter,
+        comparison.QUANTIZED: interpreter if model is reference else Interpreter(model, where="quantized model"),
     }
     engine = compiled.load(library)
     if not isinstance(engine, ArtifactError):
         models[comparison.COMPILED] = engine.run
     outputs = reference.output_names
     found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
+    del interpreter, models  # not in memory beside those that give inner values
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
     drop = found.drop(new_score().higher_is_better)
@@ -89,9 +95,9 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "drop": _rounded(drop),
         **{name: _rounded(value) for name, value in found.scores.items()},
         **_noise(found),
-        "size_float_bytes": len(reference.to_bytes()),
-        "size_quantized_bytes": len(model.to_bytes()),
-        "size_library_bytes": len(library.to_bytes()),
+        "size_float_bytes": size(reference),
+        "size_quantized_bytes": size(model),
+        "size_library_bytes": len(library.content()),
         "worst_layer": worst[0].layer if worst else None,
         "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }

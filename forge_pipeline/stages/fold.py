@@ -32,20 +32,26 @@ def run(config: Config, model: ONNXModule) -> Result:
     """Return a new model with the same interface. Raises ConfigError, PassError and PassVerificationError."""
     steps = plan(config.passes, table(config.imports), where="fold.passes")
     if not steps:
-        return Result(output=model, report={"nodes": [len(model.mod.graph.node)] * 2, "history": [], "unverified": {}})
+        return Result(
+            output=model, report={"nodes": [len(model.light.graph.node)] * 2, "history": [], "unverified": {}}
+        )
 
     from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.ir.held import spilling
     from forge_pipeline.passes.verify import Verifier
 
-    verifier = (
-        Verifier.of(model.mod, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
-    )
-    outcome = apply(model.mod, steps, verifier)
+    source = model.light
+    with spilling(model.is_held):
+        verifier = (
+            Verifier.of(source, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
+        )
+        outcome = apply(source, steps, verifier)
     report = {
-        "nodes": [len(model.mod.graph.node), len(outcome.model.graph.node)],
+        "nodes": [len(source.graph.node), len(outcome.model.graph.node)],
         "history": [row.as_json() for row in outcome.history if row.changes],
         "overall": outcome.overall,
         "unverified": outcome.unverified,
         "findings": outcome.findings,
     }
-    return Result(output=ONNXModule(outcome.model), report=report)
+    result = ONNXModule.held(outcome.model) if model.is_held else ONNXModule(outcome.model)
+    return Result(output=result, report=report)

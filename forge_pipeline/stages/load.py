@@ -22,6 +22,7 @@ class Config:
     min_opset: int
     max_opset: int
     max_value_bytes: int
+    inline_bytes: int
     defaulted_inputs: Literal["constant", "refuse"]
     import_memory: int
     import_seconds: int
@@ -29,7 +30,10 @@ class Config:
 
 
 def run(config: Config, source: Source) -> Result:
-    """Return the model that ``source`` names as an ONNXModule in canonical form; it refers to no other file.
+    """Return the model that ``source`` names as an ONNXModule in canonical form.
+
+    Weights of more than ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in
+    files too; otherwise they are inside the model.
 
     Equal models give equal bytes, whatever their storage and the names inside them. The report holds the original
     name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a model,
@@ -37,7 +41,7 @@ def run(config: Config, source: Source) -> Result:
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
-    from forge_pipeline.ir.canonical import canonical, whole
+    from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.order import every_node
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
@@ -49,20 +53,22 @@ def run(config: Config, source: Source) -> Result:
         _refuse_defaults(model)
     form = canonical(model, external=imported.external)
     checks.check_operators(form)
-    module = ONNXModule(whole(form))
+    size = sum(weight.size for weight in form.weights)
+    module = ONNXModule.held(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
-    _complete_outputs(module.mod, inferred)
+    result = module.light
+    _complete_outputs(result, inferred)
     report = {
         "kind": imported.kind,
         "importer": dict(imported.notes),
-        "opset": {entry.domain or "ai.onnx": entry.version for entry in module.mod.opset_import},
+        "opset": {entry.domain or "ai.onnx": entry.version for entry in result.opset_import},
         "source": {"ir_version": model.ir_version, "producer": model.producer_name},
         "inputs": module.describe_inputs(),
         "outputs": module.describe_outputs(),
         "operators": module.operators,
-        "nodes": sum(1 for _ in every_node(module.mod)),
+        "nodes": sum(1 for _ in every_node(result)),
         "weights": len(form.weights),
-        "weight_bytes": sum(weight.size for weight in form.weights),
+        "weight_bytes": size,
         "defaults_made_constant": checks.defaulted_inputs(model),
         "names": dict(form.names),
     }

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from forge_pipeline.content import Content, FileRange, Made
 from forge_pipeline.digest import CHUNK, digest_bytes, digest_file
 from forge_pipeline.store.disk import OBJECTS, Damage, Disk, refusing, write_all
 from forge_pipeline.store.locks import locked
@@ -41,14 +42,32 @@ class Objects:
             moved = self._disk.set_aside(slot)
         return Damage(path=slot, expected=f"bytes with digest {digest}", found=found, moved_to=moved)
 
-    def put(self, data: bytes) -> tuple[str, Damage | None]:
-        """Store ``data``; return its digest, and what was wrong with the object that it replaces, if anything."""
+    def put(self, data: Content) -> tuple[str, Damage | None]:
+        """Store ``data``; return its digest, and what was wrong with the object that it replaces, if anything.
+
+        What is not in memory is written while it is read, in flat memory.
+        """
+        if isinstance(data, FileRange | Made):
+            return self._put_pieces(data)
         digest = digest_bytes(data)
         damage = self.check(digest)
         if damage is None:
             return digest, None
         with self._disk.draft() as draft:
             draft.write(data)
+            draft.place(self.path(digest))
+        return digest, damage if damage.moved_to else None
+
+    def _put_pieces(self, data: FileRange | Made) -> tuple[str, Damage | None]:
+        hasher = hashlib.sha256()
+        with self._disk.draft() as draft:
+            for piece in data.pieces():
+                hasher.update(piece)
+                draft.write(piece)
+            digest = hasher.hexdigest()
+            damage = self.check(digest)
+            if damage is None:
+                return digest, None
             draft.place(self.path(digest))
         return digest, damage if damage.moved_to else None
 
@@ -60,8 +79,8 @@ class Objects:
             return None  # `check` says what is wrong
         return data if digest_bytes(data) == digest else None
 
-    def export(self, digest: str, destination: Path) -> bool:
-        """Give the verified object a second name: a hard link where possible, else a copy. Both are read-only.
+    def export(self, digest: str, destination: Path, *, link: bool = True) -> bool:
+        """Give the verified object a second name: a hard link where possible and allowed, else a copy, both read-only.
 
         False when the object is not sound: ``destination`` is then as it was. It is replaced in one step, with the
         bytes that were verified.
@@ -72,7 +91,7 @@ class Objects:
         with refusing(destination, MOVE_OUTPUT):
             folder = destination.parent
             folder.mkdir(parents=True, exist_ok=True)
-            if folder.stat().st_dev == slot.stat().st_dev:
+            if link and folder.stat().st_dev == slot.stat().st_dev:
                 temporary = self._disk.temporary()  # in the store: nothing is left beside the output after a kill
                 try:
                     if _offered(lambda: os.link(slot, temporary)):

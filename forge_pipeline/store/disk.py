@@ -76,7 +76,7 @@ class Draft:
     def __init__(self, disk: Disk, path: Path, descriptor: int) -> None:
         self._disk, self._path, self._descriptor = disk, path, descriptor
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``. Raises StoreError, such as on a full disk."""
         with refusing(self._path):
             write_all(self._descriptor, data)
@@ -209,7 +209,7 @@ class Disk:
                 _remove(path)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write every byte: one call to the system may take fewer, and never takes more than 2 GiB."""
     rest = memoryview(data)
     while rest:

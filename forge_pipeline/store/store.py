@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.content import Content
 from forge_pipeline.errors import StoreError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
@@ -20,7 +21,7 @@ from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
 
-Contents = Mapping[str, bytes]
+Contents = Mapping[str, Content]
 Build = Callable[[], tuple[Contents, Mapping[str, Any]]]
 
 _log = logging.getLogger(__name__)
@@ -147,14 +148,14 @@ class Store:
             raise self._lost(digest)
         return data
 
-    def export(self, digest: str, destination: Path) -> None:
-        """Deliver an object as the read-only file ``destination``, hard-linked if possible, in one step.
+    def export(self, digest: str, destination: Path, *, link: bool = True) -> None:
+        """Deliver an object as the read-only file ``destination``, hard-linked if possible and allowed, in one step.
 
         Its bytes are verified on the way; a link shares them with the store, and editing it in place damages the
         object, which the next lookup notices. Raises StoreError when the object is lost, or for the destination.
         """
-        if not self._objects.export(digest, destination) and not (
-            self._sound(digest) and self._objects.export(digest, destination)
+        if not self._objects.export(digest, destination, link=link) and not (
+            self._sound(digest) and self._objects.export(digest, destination, link=link)
         ):
             raise self._lost(digest)
 

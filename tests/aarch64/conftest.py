@@ -18,7 +18,7 @@ def compile_for() -> Callable[[onnx.ModelProto, Target], bytes]:
 
     def compile_for(model: onnx.ModelProto, target: Target) -> bytes:
         options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-        job = Job(model=model.SerializeToString(), target=target, options=options, checks=None, relax_text=False)
+        job = Job(model=model, target=target, options=options, checks=None, relax_text=False)
         return compile_apart(job).library.to_bytes()
 
     return compile_for

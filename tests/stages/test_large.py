@@ -1,0 +1,172 @@
+"""Models whose weights stay in files, through the stages: what comes out is what comes out of the same model whole.
+
+The code is that for models of more than 2 GB; `load.inline_bytes` says from where on it is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.config import bind
+from forge_pipeline.content import in_memory
+from forge_pipeline.crypto.keyfile import Kdf
+from forge_pipeline.crypto.secret import Secret
+from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends import Source
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.stages import compile as compiling
+from forge_pipeline.stages import encrypt, fold, load, quantize
+from forge_pipeline.stages.artifacts import KINDS
+from forge_pipeline.target import Target
+
+KEY = "0f" * 32
+INSIDE, OUTSIDE = 1 << 30, 1000
+
+
+def write_model(path: Path) -> Path:
+    """Write a convolution with batch norm, a table, and products of several kinds; two weights are equal."""
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        content = random.standard_normal(shape) / np.sqrt(np.prod(shape[1:], initial=1))
+        return numpy_helper.from_array(content.astype(np.float32), name)
+
+    norm = [numpy_helper.from_array(random.uniform(0.5, 1.5, 160).astype(np.float32), name) for name in "gbmv"]
+    nodes = [
+        helper.make_node("Conv", ["x", "c"], ["c0"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c0", *"gbmv"], ["c1"]),
+        helper.make_node("Conv", ["c1", "d"], ["c2"]),
+        helper.make_node("BatchNormalization", ["c2", *"gbmv"], ["c3"]),
+        helper.make_node("GlobalAveragePool", ["c3"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "g0"], ["h0"], transB=1),
+        helper.make_node("Transpose", ["t"], ["t1"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h0", "t1"], ["h1"]),
+        helper.make_node("MatMul", ["h1", "same"], ["h2"]),
+        helper.make_node("Softmax", ["h2"], ["y"]),
+    ]
+    weights = [weight("c", 160, 3, 3, 3), weight("d", 160, 160, 1, 1), weight("g0", 160, 160), weight("t", 160, 160)]
+    same = numpy_helper.from_array(numpy_helper.to_array(weights[2]), "same")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 160])
+    graph = helper.make_graph(nodes, "g", [x], [y], [*weights, *norm, same])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+def configured(module: Any, file: str, **changes: Any) -> Any:
+    values = yaml.safe_load((conf_dir() / file).read_text())
+    return bind(module.Config, {**values, **changes}, where=file)
+
+
+def stored(model: ONNXModule, folder: Path) -> ONNXModule:
+    """Return a model as the next stage gets it: written to files and read."""
+    folder.mkdir()
+    files = {}
+    for name, content in KINDS["model"].write(model).items():
+        files[name] = folder / name
+        files[name].write_bytes(in_memory(content))
+    read: ONNXModule = KINDS["model"].read(files)
+    return read
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m.onnx")
+
+
+@pytest.fixture(scope="module")
+def built(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Mapping[str, Any]]:
+    """Both ways through load, fold, quantize and compile, by ``inline_bytes``."""
+    results = {}
+    for limit in (INSIDE, OUTSIDE):
+        folder = tmp_path_factory.mktemp("stages")
+        loaded = load.run(configured(load, "load/default.yaml", inline_bytes=limit), Source(path))
+        folded = fold.run(configured(fold, "fold/full.yaml"), stored(loaded.output, folder / "load"))
+        model = stored(quantized(stored(folded.output, folder / "fold")), folder / "quantize")
+        config = configured(compiling, "compile/default.yaml", target=dataclasses.asdict(Target.from_tag("host")))
+        library = compiling.run(config, model, key=KEY)
+        results[limit] = {"load": loaded, "fold": folded, "model": model, "compile": library}
+    return results
+
+
+def quantized(model: ONNXModule) -> ONNXModule:
+    result: ONNXModule = quantize.run(
+        configured(quantize, "quantize/static.yaml", method="none", reduce_range=False), model
+    ).output
+    return result
+
+
+@pytest.mark.parametrize("stage", ["load", "fold"])
+def test_a_model_is_the_same_whether_its_weights_are_inside_or_not(built: Any, stage: str) -> None:
+    inside, outside = (built[limit][stage] for limit in (INSIDE, OUTSIDE))
+    assert (inside.output.is_held, outside.output.is_held) == (False, True)
+    assert inside.output.fingerprint == outside.output.fingerprint
+    assert inside.report == outside.report
+
+
+def test_large_weights_are_in_a_file_beside_the_model(built: Any, path: Path) -> None:
+    contents = KINDS["model"].write(built[OUTSIDE]["fold"].output)
+    assert sorted(contents) == ["model.data", "model.onnx"]
+    assert len(contents["model.onnx"]) < 20_000 < 3 * 100_000 < len(contents["model.data"])
+    assert list(KINDS["model"].write(built[INSIDE]["fold"].output)) == ["model.onnx"]
+
+
+def test_batch_norms_are_folded_into_weights_that_are_in_files(built: Any) -> None:
+    assert "BatchNormalization" in built[OUTSIDE]["load"].output.operators
+    assert "BatchNormalization" not in built[OUTSIDE]["fold"].output.operators
+
+
+def test_the_compiled_library_is_the_same_to_the_last_byte(built: Any) -> None:
+    inside, outside = (built[limit]["compile"].output for limit in (INSIDE, OUTSIDE))
+    assert in_memory(inside.content()) == in_memory(outside.content()) == outside.to_bytes()
+    assert len(outside.content()) == len(outside.to_bytes())
+
+
+def test_it_was_verified_and_runs(built: Any, path: Path) -> None:
+    library = built[OUTSIDE]["compile"]
+    assert set(library.report["verification"]) == {"tolerance", "samples", "error"}
+    x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    expected = ONNXModule.from_file(path).get_inference_function()(x)
+    np.testing.assert_allclose(Engine(library.output.to_bytes())(x)[0], expected, atol=1e-6)
+
+
+def test_a_library_whose_weights_are_in_a_file_is_encrypted_like_another(built: Any) -> None:
+    library, password = built[OUTSIDE]["compile"].output, Secret(b"correct horse")
+    kdf = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
+    config = encrypt.Config(method="password", key_ref="test", chunk_kib=64, kdf=kdf)
+    sealed = encrypt.run(config, library, password, lambda size: bytes(range(size))).output
+    model = bytes(in_memory(sealed.model))
+    assert len(model) == len(sealed.model)
+    assert model == in_memory(sealed.model)
+    x = np.zeros((1, 3, 8, 8), np.float32)
+    engine = Engine(model, sealed.key, password)
+    np.testing.assert_array_equal(engine(x)[0], Engine(library.to_bytes())(x)[0])
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic", "float16", "weights"])
+def test_a_model_that_is_too_large_to_quantize_is_refused_with_what_to_do(built: Any, method: str) -> None:
+    model = built[OUTSIDE]["model"]
+    with pytest.raises(ModelError) as refusal:
+        if method == "static":
+            calibrate(model, [], total=0, histogram_values=1, probe_bytes=0)
+        else:
+            quantize.run(configured(quantize, "quantize/static.yaml", method=method, reduce_range=False), model)
+    assert str(refusal.value) == (
+        f"{'calibrate' if method == 'static' else 'quantize'}: expected a model whose weights are inside model.onnx: "
+        f"they are worked on in memory, found {model.outside_bytes} bytes of weights outside, more than "
+        "load.inline_bytes\nfix: build it as it is with quantize=none (compile.set_float16=true halves its library), "
+        "quantize it with the tool that exports it, or raise load.inline_bytes where it is below 2 GiB"
+    )
