@@ -20,15 +20,19 @@ _DLPACK: Final = (1, 0)  # the first version that can say "read-only"
 Array = np.ndarray[Any, Any]
 
 
-def constant(array: Array) -> relax.Expr:
-    """Return a constant with the content of ``array``, which nobody may write to any more."""
+def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
+    """Return a constant with the content of ``array``, which nobody may write to any more.
+
+    ``is_on_file``: the array is a view of a file already, and need not be put on one.
+    """
     import tvm
     from tvm import relax
 
     array = np.ascontiguousarray(array)
     if array.nbytes < SHARED:
         return relax.const(array)
-    array = settled(array)
+    if not is_on_file or array.ctypes.data % _ALIGNMENT:
+        array = settled(array)
     if array.ctypes.data % _ALIGNMENT:
         return relax.const(array)
     return relax.const(tvm.runtime.from_dlpack(array.__dlpack__(max_version=_DLPACK)))

@@ -193,7 +193,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
 
     from forge_pipeline.codegen.constants import constant
     from forge_pipeline.codegen.converters import CONVERTERS
-    from forge_pipeline.ir.held import array_of
+    from forge_pipeline.ir.held import array_of, is_held
 
     class Importer(ONNXGraphImporter):  # type: ignore[misc]
         place = ("", "model")
@@ -201,7 +201,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
         def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
             """Take weights that are held in files from there."""
             for tensor in graph.initializer:
-                self._nodes[tensor.name] = constant(array_of(tensor))
+                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_held(tensor))
 
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""

@@ -46,8 +46,8 @@ def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
     held = Held(OpenFile.of(path))
     try:
         with mmap.mmap(held.file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+            wire.check_text(data, below=_LARGE)
             light = wire.without_weights(data, location=held.location, at_least=_LARGE)
-        wire.check_text(light)
         model = ModelProto.FromString(light)
     except (DecodeError, wire.WireError, ValueError) as error:  # ValueError: mmap of an empty file
         raise ModelError(

@@ -199,7 +199,7 @@ def refer(tensor: TensorProto, held: Held, start: int, length: int) -> None:
 def windows_of(tensor: TensorProto) -> Iterator[memoryview] | None:
     """Return the content of a held tensor in windows (see ``Held.windows``); None for another."""
     found = _place(tensor)
-    return None if found is None else found[0].windows(found[1], byte_count(tensor))
+    return None if found is None else found[0].windows(found[1], found[2])
 
 
 def check_place(tensor: TensorProto, held: Held, start: int, length: int, *, name: str = "the file") -> None:
@@ -217,7 +217,7 @@ def check_place(tensor: TensorProto, held: Held, start: int, length: int, *, nam
 def range_of(tensor: TensorProto) -> FileRange | None:
     """Return where the content of a held tensor is; None for another."""
     found = _place(tensor)
-    return None if found is None else FileRange(found[0].file, found[1], byte_count(tensor))
+    return None if found is None else FileRange(found[0].file, found[1], found[2])
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -225,14 +225,13 @@ def array_of(tensor: TensorProto) -> Array:
     found = _place(tensor)
     if found is None:
         return np.asarray(numpy_helper.to_array(tensor))
-    held, start = found
+    held, start, length = found
     if bit_width(tensor.data_type) < 8:
         packed = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
-        packed.raw_data = bytes(held.mapped(start, byte_count(tensor)))
+        packed.raw_data = bytes(held.mapped(start, length))
         return np.asarray(numpy_helper.to_array(packed))
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    count = byte_count(tensor) // dtype.itemsize
-    return _view(held, start, dtype, count).reshape(tuple(tensor.dims))
+    return _view(held, start, dtype, length // dtype.itemsize).reshape(tuple(tensor.dims))
 
 
 def same_content(model: ModelProto, other: ModelProto) -> bool:
@@ -272,17 +271,17 @@ def split_off(graph: GraphProto) -> None:
     graph.initializer.extend(copies)
 
 
-def _place(tensor: TensorProto) -> tuple[Held, int] | None:
-    """Return where the content of a held tensor begins. Raises ModelError where it has not the length it should."""
+def _place(tensor: TensorProto) -> tuple[Held, int, int] | None:
+    """Return where a held tensor's content is: file, start, length. Raises ModelError where that is not what it is."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
     held = _files.get(entries.get("location", ""))
     if held is None:
         return None
-    start = int(entries["offset"])
-    check_place(tensor, held, start, int(entries["length"]))
-    return held, start
+    start, length = int(entries["offset"]), int(entries["length"])
+    check_place(tensor, held, start, length)
+    return held, start, length
 
 
 def _view(held: Held, start: int, dtype: np.dtype[Any], count: int) -> Array:

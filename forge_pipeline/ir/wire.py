@@ -54,6 +54,7 @@ _SCHEMA: Final[dict[str, dict[int, str]]] = {
 _ENTRY_KEY: Final = 1
 _ENTRY_VALUE: Final = 2
 _GRAPH_INITIALIZER: Final = 5
+_TENSOR_NAME: Final = 8
 _TENSOR_RAW_DATA: Final = 9
 _TENSOR_EXTERNAL_DATA: Final = 13
 _TENSOR_DATA_LOCATION: Final = 14
@@ -135,18 +136,27 @@ def external_locations(data: Buffer) -> list[str]:
     return sorted({name for entry in entries for name in _location(data, entry)})
 
 
-def check_text(data: Buffer) -> None:
-    """Raise WireError where a name in a serialised ModelProto is not UTF-8: protobuf parses it, and fails later."""
-    for _, _, _, _, start, end in _leaves(data, _TEXT):
-        text = data[start:end]
-        try:
-            text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise WireError(f"a name that is not UTF-8: {text[:40]!r}") from error
+def check_text(data: Buffer, *, below: int = 1 << 63) -> None:
+    """Raise WireError where a name in a serialised ModelProto is not UTF-8: protobuf parses it, and fails later.
+
+    Initializers of the main graph of ``below`` bytes or more are not looked at: ``without_weights`` does that.
+    """
+    for _, _, _, _, start, end in _leaves(data, _TEXT, below):
+        _check_text(data[start:end])
 
 
-def _leaves(data: Buffer, wanted: str) -> Iterator[Field]:
-    """Yield the texts, or the references, of a serialised ModelProto, in no particular order."""
+def _check_text(text: bytes) -> None:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError(f"a name that is not UTF-8: {text[:40]!r}") from error
+
+
+def _leaves(data: Buffer, wanted: str, below: int = 1 << 63) -> Iterator[Field]:
+    """Yield the texts, or the references, of a serialised ModelProto, in no particular order.
+
+    Initializers of the main graph of ``below`` bytes or more are left out.
+    """
     waiting = [("model", 0, len(data), 0)]
     while waiting:
         message, begin, end, depth = waiting.pop()
@@ -161,6 +171,8 @@ def _leaves(data: Buffer, wanted: str) -> Iterator[Field]:
             if inner is wanted:
                 yield field
             elif inner is not _TEXT and inner is not _REFERENCE:
+                if stop - start >= below and number == _GRAPH_INITIALIZER and message == "graph" and depth == 1:
+                    continue
                 waiting.append((inner, start, stop, depth + 1))
 
 
@@ -178,7 +190,8 @@ def without_weights(data: Buffer, *, location: str, at_least: int) -> bytes:
     """Return a serialised ModelProto with its large weights left out, so that it parses in no memory to speak of.
 
     An initializer of the main graph with at least ``at_least`` bytes of ``raw_data`` refers, as external data would,
-    to where in ``data`` these bytes are; the file's name in that reference is ``location``. Raises WireError.
+    to where in ``data`` these bytes are; the file's name in that reference is ``location``. Raises WireError, also
+    where such a tensor's name is not UTF-8.
     """
     parts: list[bytes] = []
     for field in fields(data, 0, len(data)):
@@ -203,6 +216,8 @@ def _light_tensor(data: Buffer, tensor: Field, reference: bytes, at_least: int) 
     for field in fields(data, tensor.start, tensor.end):
         if field.number == _TENSOR_RAW_DATA and field.kind == BYTES:
             raw.append(field)
+        elif field.number == _TENSOR_NAME and field.kind == BYTES:
+            _check_text(data[field.start : field.end])
         is_external = is_external or field.number in (_TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION)
         kept.append(field)
     if is_external or not raw or raw[-1].end - raw[-1].start < at_least:

@@ -69,7 +69,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.ir.held import same_content
     from forge_pipeline.ir.storage import size
 
-    if same_content(reference.light, model.light):
+    if reference.is_held and model.is_held and same_content(reference.light, model.light):
         model = reference  # nothing was quantized: no second one is opened
     chosen = feeds_for(reference, data, config.data)
     metric = scores.resolve(config.metric, chosen.labels)

@@ -64,6 +64,9 @@ def test_a_name_that_is_no_text_is_found_wherever_it_is(make, place):
     wire.check_text(data)
     with pytest.raises(wire.WireError, match="a name that is not UTF-8"):
         wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"))
+    with pytest.raises(wire.WireError, match="not UTF-8"):  # as a file is opened: each part looks at its own
+        wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"), below=1)
+        wire.without_weights(data.replace(b"MARK", b"\xff\xff\xff\xff"), location="w", at_least=1)
 
 
 @settings(max_examples=300, deadline=None)
