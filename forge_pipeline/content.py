@@ -7,6 +7,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,6 +136,20 @@ def write(content: Content, descriptor: int) -> None:
         rest = memoryview(piece)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
+
+
+@contextmanager
+def writing_temporarily() -> Iterator[None]:
+    """Turn an OSError of the body, which writes a temporary file, into an ArtifactError."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(
+            where=f"a temporary file in {tempfile.gettempdir()}",
+            expected="room for the model's weights",
+            found=error.strerror or type(error).__name__,
+            fix="free some space, or name a folder on a larger disk in TMPDIR",
+        ) from error
 
 
 def _shorter(expected: int, found: int) -> ArtifactError:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def with_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` with constants of four bits as bytes, which TVM can read; ``model`` itself where it has none."""
-    from onnx import ModelProto, TensorProto, numpy_helper
+    from onnx import ModelProto, TensorProto
+
+    from forge_pipeline.ir.held import array_of, tensor_of
 
     wider = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
     found = [tensor for tensor in model.graph.initializer if tensor.data_type in wider]
@@ -23,8 +25,8 @@ def with_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     for tensor in copy.graph.initializer:
         if tensor.data_type in wider:
-            array = numpy_helper.to_array(tensor).astype(wider[tensor.data_type])
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            array = array_of(tensor).astype(wider[tensor.data_type])
+            tensor.CopyFrom(tensor_of(array, tensor.name))
     return copy
 
 

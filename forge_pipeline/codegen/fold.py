@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 
+from forge_pipeline.ir.held import array_of
+
 LARGEST: Final = 1 << 16
 """Elements of the largest constant that takes part: what is larger is a weight, no size."""
 UNSTABLE: Final = frozenset(
@@ -60,7 +62,7 @@ def _constants(graph: GraphProto) -> dict[str, np.ndarray]:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
     small = {name: tensor for name, tensor in tensors.items() if int(np.prod(tensor.dims or [1])) <= LARGEST}
-    known = {name: numpy_helper.to_array(tensor) for name, tensor in small.items()}
+    known = {name: array_of(tensor) for name, tensor in small.items()}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name in ("value_int", "value_ints"):
             known[node.output[0]] = np.array(onnx.helper.get_attribute_value(node.attribute[0]), np.int64)

@@ -48,9 +48,9 @@ class Facts:
 
     def constant(self, name: str) -> np.ndarray | None:
         """Return the value of a constant, or None where ``name`` is none."""
-        from onnx import numpy_helper
+        from forge_pipeline.ir.held import array_of
 
-        return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
+        return array_of(self.constants[name]) if name in self.constants else None
 
     def dtype(self, name: str) -> str:
         """Return the element type of a value as numpy names it, or the empty string."""

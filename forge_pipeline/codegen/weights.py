@@ -15,7 +15,7 @@ import numpy as np
 
 from forge_pipeline.codegen.constants import array_view
 from forge_pipeline.codegen.preparation import NAME, PREPARES, widening_kernel
-from forge_pipeline.content import FileRange, OpenFile, write
+from forge_pipeline.content import FileRange, OpenFile, write, writing_temporarily
 from forge_pipeline.ir.held import release_view
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ class _Section:
         if self._file is None:
             self._parts += [bytes(padding), array.tobytes()]
         else:
-            write(bytes(padding), self._file.descriptor)
-            write(array.reshape(-1).view(np.uint8).data, self._file.descriptor)
+            with writing_temporarily():
+                write(bytes(padding), self._file.descriptor)
+                write(array.reshape(-1).view(np.uint8).data, self._file.descriptor)
             release_view(array)
         self._size = start + array.nbytes
         return start

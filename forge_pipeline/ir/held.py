@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from forge_pipeline.content import FileRange, OpenFile
+from forge_pipeline.content import FileRange, OpenFile, writing_temporarily
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.tensors import bit_width, byte_count
 
@@ -118,8 +118,9 @@ class Spill:
         start = -(-self._file.size // PAGE) * PAGE
         whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         done = 0
-        while done < whole.nbytes:
-            done += os.pwrite(self._file.descriptor, whole[done:].data, start + done)
+        with writing_temporarily():
+            while done < whole.nbytes:
+                done += os.pwrite(self._file.descriptor, whole[done:].data, start + done)
         for other in tuple(_files.values()):
             other.release()  # what it was made from
         held = Held(self._file, begin=start, end=start + whole.nbytes)  # a mapping does not grow with its file

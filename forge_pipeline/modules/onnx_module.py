@@ -70,9 +70,18 @@ class ONNXModule(QuantizableModule):
     @property
     def typed_mod(self) -> onnx.ModelProto:
         """A copy of the model that states the types of all values. Raises ModelError for an invalid model."""
+        from forge_pipeline.ir.held import outline
         from forge_pipeline.ir.inference import checked_and_inferred
 
-        return checked_and_inferred(self.mod)
+        if not self.is_held:
+            return checked_and_inferred(self.mod)
+        inferred = checked_and_inferred(outline(self.light))
+        typed = self.copy()
+        for field in ("value_info", "output"):
+            values = getattr(typed.light.graph, field)
+            del values[:]
+            values.extend(getattr(inferred.graph, field))
+        return typed.mod
 
     @property
     def params(self) -> dict[str, np.ndarray]:

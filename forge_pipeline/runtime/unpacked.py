@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from forge_pipeline.content import FileRange, write
+from forge_pipeline.content import FileRange, write, writing_temporarily
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 
@@ -19,7 +19,8 @@ def loaded(library: Library, *, threads: int) -> Engine:
         path = Path(folder) / "model_library.so"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            write(library.content(), descriptor)
+            with writing_temporarily():
+                write(library.content(), descriptor)
         finally:
             os.close(descriptor)
         return Engine(path, threads=threads)

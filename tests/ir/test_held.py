@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper, numpy_helper
 
+import forge_pipeline
 from forge_pipeline.content import FileRange, Made, OpenFile, in_memory, opened, pieces
 from forge_pipeline.errors import ArtifactError, ModelError
 from forge_pipeline.ir import ONNXModule
@@ -64,6 +67,11 @@ def test_it_computes_the_same_bit_for_bit(held: ONNXModule, model: onnx.ModelPro
         held.get_inference_function()(x), ONNXModule(model).get_inference_function()(x), strict=True
     )
     assert held.is_held
+
+
+def test_the_types_of_its_values_are_inferred(held: ONNXModule, model: onnx.ModelProto, tmp_path: Path) -> None:
+    typed = forge_pipeline.ONNXModule(held.light).kept_outside().typed_mod
+    assert typed == forge_pipeline.ONNXModule(model).typed_mod
 
 
 def test_it_is_saved_as_two_files_that_every_tool_reads(
@@ -197,3 +205,18 @@ def test_a_range_of_a_file_that_was_cut_is_refused() -> None:
     part = FileRange(OpenFile.temporary(), 0, 10)
     with pytest.raises(ArtifactError, match="expected 10 bytes, found an end after 0"):
         in_memory(part)
+
+
+def test_a_full_disk_under_a_spill_is_refused_with_another_place() -> None:
+    with spilling(), pytest.raises(ArtifactError) as refusal:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            settled(np.zeros(1 << 18))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+    assert refusal.value.expected == "room for the model's weights"
+    assert refusal.value.found == "File too large"
+    assert refusal.value.fix == "free some space, or name a folder on a larger disk in TMPDIR"
