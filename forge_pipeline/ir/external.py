@@ -1,12 +1,14 @@
 """External data: the content of tensors in files beside the model, and what such a reference may not do.
 
 A reference comes from whoever made the model. It may name a plain file inside the model's folder and nothing else:
-no absolute path, no ``..``, no link of either kind on the way, no device, no folder. Files are opened component by
-component without following links, so that nothing can be exchanged between the check and the use.
+no absolute path, no ``..``, no link of either kind on the way, no device, no folder, nothing that is mostly a hole,
+any number of bytes for none. Files are opened component by component without following links, so that nothing can be
+exchanged between the check and the use.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -15,6 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forge_pipeline.errors import ModelError
+
+_SMALL = 1 << 20  # bytes that may be a hole
+_HOLES = 16  # a larger file may have this many times as many bytes as it has on the disk
+_EXTENTS = 1 << 16
 
 
 @contextmanager
@@ -40,9 +46,31 @@ def opened(folder: Path, location: str) -> Iterator[int]:
             raise _refused(location, "something that is not a plain file")
         if status.st_nlink != 1:
             raise _refused(location, f"a file with {status.st_nlink} hard links")
+        if status.st_size > _SMALL and _written(descriptor, status.st_size) < status.st_size // _HOLES:
+            raise _refused(location, f"{status.st_size} bytes that are mostly a hole")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _written(descriptor: int, length: int) -> int:
+    """Return how many bytes of a file are no holes; all where the file system does not say."""
+    total = position = 0
+    try:
+        for _ in range(_EXTENTS):
+            begin = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            total += position - begin
+            if position >= length:
+                break
+        else:
+            total = length
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # else it is a hole up to the end
+            raise
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return total
 
 
 def digest(folder: Path, location: str) -> str:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import wire
-from forge_pipeline.ir.held import Held, held_of, holds, refer
+from forge_pipeline.ir.held import Held, held_of, holds, put_inside, refer
 from forge_pipeline.ir.order import every_graph
 from forge_pipeline.ir.references import ExternalFiles
 from forge_pipeline.ir.tensors import byte_count
@@ -89,9 +89,7 @@ def _is_elsewhere(tensor: TensorProto) -> bool:
 
 def _fetch(tensor: TensorProto, external: ExternalFiles) -> None:
     if _is_elsewhere(tensor):
-        tensor.raw_data = external(tensor)
-        tensor.ClearField("external_data")
-        tensor.ClearField("data_location")
+        put_inside(tensor, external(tensor))
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:

@@ -197,6 +197,13 @@ def refer(tensor: TensorProto, held: Held, start: int, length: int) -> None:
         tensor.external_data.add(key=key, value=value)
 
 
+def put_inside(tensor: TensorProto, content: bytes) -> None:
+    """Give a tensor its content, in the place of a reference."""
+    tensor.raw_data = content
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+
+
 def windows_of(tensor: TensorProto) -> Iterator[memoryview] | None:
     """Return the content of a held tensor in windows (see ``Held.windows``); None for another."""
     found = _place(tensor)

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from forge_pipeline.content import Buffer, Content, Made, pieces, write
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.held import range_of
+from forge_pipeline.ir.held import held_of, put_inside, range_of
 from forge_pipeline.ir.onnx_module import INLINE_BYTES
 from forge_pipeline.ir.tensors import byte_count, content
 
@@ -73,7 +73,10 @@ def _split(module: ONNXModule, data: str, inline_bytes: int) -> tuple[ModelProto
     parts: Parts = []
     for original, length in zip(light.graph.initializer, sizes, strict=True):
         if length < LEAST:
-            model.graph.initializer.append(original)
+            small = model.graph.initializer.add()
+            small.CopyFrom(original)
+            if held_of(original) is not None:
+                put_inside(small, content(original, None))
             continue
         start = -(-_end(parts) // PAGE) * PAGE
         parts.append((start, range_of(original) or Made(length, partial(_inside, original))))

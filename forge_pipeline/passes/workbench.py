@@ -146,13 +146,22 @@ def bisect_file(recipe: Recipe, source: Path, *, feeds: Feeds | None = None) -> 
 
 def _model(source: Path) -> onnx.ModelProto:
     from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.ir.onnx_module import INLINE_BYTES
 
     try:
-        return ONNXModule.from_file(source).mod
+        module = ONNXModule.from_file(source)
     except OSError as error:
         raise ModelError(
             source.name, "a model file that can be read", str(error.strerror), "correct the path"
         ) from error
+    if module.is_held:
+        raise ModelError(
+            where=source.name,
+            expected=f"weights of at most {INLINE_BYTES} bytes, which `passes` has in memory",
+            found=f"{module.outside_bytes} bytes",
+            fix="name the passes in conf/fold and use `forge-pipeline run`, which leaves them in their file",
+        )
+    return module.mod
 
 
 def _plain(entry: Entry) -> Any:

@@ -41,6 +41,7 @@ def run(config: Config, source: Source) -> Result:
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
+    from forge_pipeline.ir.bulk import check_bulk
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.order import every_node
 
@@ -57,6 +58,7 @@ def run(config: Config, source: Source) -> Result:
     module = ONNXModule.held(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
+    check_bulk(result)
     _complete_outputs(result, inferred)
     report = {
         "kind": imported.kind,

@@ -92,6 +92,17 @@ def test_it_is_saved_as_two_files_that_every_tool_reads(
     assert {path.name: path.read_bytes() for path in tmp_path.glob("m.*")} == saved
 
 
+def test_no_reference_is_ever_written_to_a_file(model: onnx.ModelProto, tmp_path: Path) -> None:
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    module = ONNXModule.from_file(tmp_path / "m.onnx").kept_outside().canonical()
+    assert all(held_of(tensor) is not None for tensor in module.light.graph.initializer)
+    module.save(tmp_path / "again.onnx")
+    read = onnx.load(tmp_path / "again.onnx", load_external_data=False)
+    places = [{entry.key: entry.value for entry in item.external_data} for item in read.graph.initializer]
+    assert [place.get("location") for place in places] == ["again.onnx.data", "again.onnx.data", None]
+    assert ONNXModule.from_file(tmp_path / "again.onnx").fingerprint == module.fingerprint
+
+
 def test_a_model_in_memory_is_saved_like_one_whose_weights_are_in_files(
     held: ONNXModule, model: onnx.ModelProto, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from forge_pipeline.errors import ConfigError, ForgeError
+from forge_pipeline.errors import ConfigError, ForgeError, ModelError
 from forge_pipeline.passes.verify import PassVerificationError
 from forge_pipeline.passes.workbench import apply_to_file, bisect_file, listing, read_recipe
 
@@ -229,3 +229,20 @@ def test_the_history_says_which_operators_came_and_went(files: Path) -> None:
     assert rows[0]["operators"] == {"Identity": -1}
     assert "operators" not in rows[1]
     assert rows[3]["operators"] == {"Mul": -1}
+
+
+def test_a_model_that_is_too_large_for_memory_is_refused_before_it_is_read(files: Path) -> None:
+    """The weights are a hole in a file: nothing may look at them."""
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[1 << 29])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="hole")
+    with (files / "hole").open("wb") as stream:
+        stream.truncate(1 << 31)
+    model = onnx.load(files / "model.onnx")
+    model.graph.initializer.append(weight)
+    (files / "large.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError) as refusal:
+        apply_to_file(read_recipe(files / "recipe.yaml"), files / "large.onnx", files / "out.onnx", write=_write)
+    assert refusal.value.found == f"{1 << 31} bytes"
+    assert refusal.value.expected == f"weights of at most {1 << 30} bytes, which `passes` has in memory"
+    assert not (files / "out.onnx").exists()

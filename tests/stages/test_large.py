@@ -170,3 +170,33 @@ def test_a_model_that_is_too_large_to_quantize_is_refused_with_what_to_do(built:
         "load.inline_bytes\nfix: build it as it is with quantize=none (compile.set_float16=true halves its library), "
         "quantize it with the tool that exports it, or raise load.inline_bytes where it is below 2 GiB"
     )
+
+
+def reference(name: str, location: str, size: int) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[size // 4], data_location=1)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+@pytest.mark.parametrize("bomb", ["hole", "echo"])
+def test_a_few_bytes_that_stand_for_many_weights_are_refused(tmp_path: Path, bomb: str) -> None:
+    size, count = (1 << 40, 1) if bomb == "hole" else (1 << 20, 1 << 10)
+    with (tmp_path / "data").open("wb") as stream:
+        stream.write(bytes(1 << 20))
+        stream.truncate(size)
+    weights = [reference(f"w{index}", "data", size) for index in range(count)]
+    nodes = [helper.make_node("Sum", ["x", *(weight.name for weight in weights)], ["y"])]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [size // 4])] for name in "xy"]
+    graph = helper.make_graph(nodes, "g", *ends, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    config = configured(load, "load/default.yaml", inline_bytes=OUTSIDE, max_value_bytes=1 << 50)
+    with pytest.raises(ModelError) as refusal:
+        load.run(config, Source(tmp_path / "m.onnx"))
+    if bomb == "hole":
+        assert refusal.value.found == "1099511627776 bytes that are mostly a hole"
+        with pytest.raises(ModelError, match="mostly a hole"):
+            Source(tmp_path / "m.onnx").digest()
+    else:
+        assert refusal.value.where == "weights in files"
+        assert refusal.value.found == "1073741824 bytes of weights in a file of 1048576"
