@@ -54,7 +54,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605  the table above is the list
 def __getattr__(name: str) -> Any:
     """Import a public name from its home."""
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = "; it is RelaxModule here (docs/from_forge.md)" if name == "RelayModule" else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     module, _, home_name = _HOME[name].partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), home_name or name)
 

@@ -8,13 +8,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import ModelError
+from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.contract import Declared
 
 if TYPE_CHECKING:
     from forge_pipeline.modules.onnx_module import ONNXModule
 
 Shape = Sequence[int | str]
+
+_GENERATOR = "leave it out: the code generator chooses layouts; `compile(set_channel_layout=...)` asks for one"
+_RELAYS = "leave it out: it is an option of Relay's importer, which is gone"
+FORGES_OPTIONS = {
+    "dtype": "leave it out: the file says the types of its inputs",
+    "dtype_dict": "leave it out: the file says the types of its inputs",
+    "opset": "leave it out: the file says its opset",
+    "freeze_params": "leave it out: weights are constants here; RelaxModule(..., fold_constants=False) keeps them",
+    "layout": _GENERATOR,
+    "convert_config": _GENERATOR,
+    "custom_convert_map": _RELAYS,
+    "use_parser_friendly_name": _RELAYS,
+    "keep_quantized_weight": _RELAYS,
+    "outputs": "leave it out, and cut the model with `module.main.remove` or the passes of docs/passes.md",
+    "export_node_renamed_model_path": "leave it out: the load stage's report has every original name",
+}  # option of Forge's importers that has no effect to give here -> what to do instead
 
 
 def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = None, **options: Any) -> ONNXModule:
@@ -97,6 +113,9 @@ def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) ->
     from forge_pipeline.modules.onnx_module import ONNXModule
     from forge_pipeline.stages import load as stage
 
+    for name in options:
+        if name in FORGES_OPTIONS:
+            raise ConfigError(f"load: {name}", "options of conf/load", "one of Forge's importers", FORGES_OPTIONS[name])
     defaults = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
     values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
     result = stage.run(bind(stage.Config, values, where="load"), Source(path))

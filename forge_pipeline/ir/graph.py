@@ -95,6 +95,9 @@ class Graph:
     def __len__(self) -> int:
         return len(self.proto.node)
 
+    def __repr__(self) -> str:
+        return f"Graph({len(self)} nodes, {', '.join(self.inputs)} -> {', '.join(self.outputs)})"
+
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs that have to be fed."""

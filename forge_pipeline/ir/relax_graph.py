@@ -67,6 +67,10 @@ class Graph:
     def __len__(self) -> int:
         return len(bindings(self.function))
 
+    def __repr__(self) -> str:
+        shown = ", ".join(str(variable.name) for variable in self.function.params)
+        return f"Graph({self.name}: {len(self)} nodes, reads {shown})"
+
     @property
     def input_nodes(self) -> list[Node]:
         """The parameters, weights among them where they are not constants."""

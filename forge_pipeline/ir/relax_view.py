@@ -233,7 +233,7 @@ class RelaxView:
         return draw(self.describe())
 
     def _repr_html_(self) -> str:
-        """Show interface and operators as tables, in a notebook."""
+        """Show interface and operators as tables, and the graph as a picture, in a notebook."""
         from forge_pipeline.ir.tables import html
 
         return html(self.describe())

@@ -1,4 +1,8 @@
-"""Interface, size and operators of a model as HTML tables, for notebooks. Names are a stranger's: they are escaped."""
+"""A model for notebooks: tables of interface, size and operators, and the picture of its graph.
+
+In one piece, because a notebook that is offered HTML and SVG shows the HTML alone. Names are a stranger's: they are
+escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from typing import Any
 
 
 def html(description: Mapping[str, Any]) -> str:
-    """Return the tables for what ``describe`` returned."""
+    """Return tables and picture for what ``describe`` returned."""
+    from forge_pipeline.ir.draw import draw
+
     interface = [
         [kind, _shown(value.get("original", value["name"])), str(value["dtype"]), _shape(value["shape"])]
         for kind, key in (("input", "inputs"), ("output", "outputs"))
@@ -26,6 +32,7 @@ def html(description: Mapping[str, Any]) -> str:
             _table(["", "name", "dtype", "shape"], interface),
             _table(["", ""], facts),
             _table(["operator", "count"], operators),
+            f'<div style="overflow: auto; max-height: 40em">{draw(description)}</div>',
         ]
     )
 

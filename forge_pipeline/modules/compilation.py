@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.content import Content, write
 from forge_pipeline.digest import digest_json
-from forge_pipeline.errors import ConfigError, ForgeError
+from forge_pipeline.errors import ConfigError, ForgeError, did_you_mean
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -89,7 +89,8 @@ def _bound(config: type[Any], file: str, values: Mapping[str, Any], where: str) 
     names = {field.name for field in dataclasses.fields(config)}
     unknown = sorted(set(values) - names)
     if unknown:
-        raise ConfigError(where, f"options {', '.join(sorted(names))}", ", ".join(unknown), "correct the name")
+        near = did_you_mean(unknown[0], names)
+        raise ConfigError(where, f"options {', '.join(sorted(names))}", ", ".join(unknown), f"{near}correct the name")
     kept = {name: value for name, value in defaults.items() if name in names} | dict(values)
     if "target" not in names:
         return bind(config, kept, where=where)

@@ -119,7 +119,7 @@ class ONNXModule(QuantizableModule):
         return False
 
     def _repr_html_(self) -> str:
-        """Show interface and operators as tables, in a notebook."""
+        """Show interface and operators as tables, and the graph as a picture, in a notebook."""
         from forge_pipeline.ir.tables import html
 
         return html(self.describe())

@@ -219,6 +219,8 @@ def test_notebooks_show_a_picture_and_tables(model):
     tables = module._repr_html_()
     assert "<td>nn.conv2d</td><td>1</td>" in tables
     assert module.fingerprint in tables
+    assert module._repr_svg_() in tables  # a notebook that is offered both shows this alone
+    assert repr(module.main).startswith("Graph(main: ")
     described = module.describe()
     conv, matmul = 4 * 8 * 8 * 27, 64 * 5
     assert described["macs"] == conv + matmul
