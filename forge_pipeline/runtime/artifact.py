@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +14,14 @@ from forge_pipeline.content import in_memory
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.contents import Contents
 from forge_pipeline.runtime.host import Host
-from forge_pipeline.runtime.image import Image, opened_image
+from forge_pipeline.runtime.image import opened_image
 from forge_pipeline.runtime.interface import Interface
 
 if TYPE_CHECKING:
     from forge_pipeline.crypto.keyfile import Pair
 
-CHUNK = 1 << 20
 FileOrBytes = str | os.PathLike[str] | bytes
 
 
@@ -42,9 +41,12 @@ def opened_library(
     where = "model library" if isinstance(source, bytes) else os.fspath(source)
     with opened_image(plaintext_folder) as image:
         with _opened(source, where) as (stream, size):
-            _fill(image, stream, size, key, password, where)
-        library = Library.view(image.freeze(), where=where)
+            contents = _read(stream, size, key, password, where)
+        library = Library.view(contents.view(), where=where, digest=contents.digest())
         interface = _fitting(library, Host.this(), where)
+        image.write(memoryview(library.elf))
+        if image.freeze() != library.elf:
+            raise ArtifactError(where, "the bytes that were checked", "others", "find out who writes to this process")
         yield library, interface, image.path
 
 
@@ -63,9 +65,10 @@ def _fitting(library: Library, host: Host, where: str) -> Interface:
         ) from error
 
 
-def _fill(
-    image: Image, stream: io.BufferedIOBase, size: int, key: FileOrBytes | None, password: Secret | None, where: str
-) -> None:
+def _read(
+    stream: io.BufferedIOBase, size: int, key: FileOrBytes | None, password: Secret | None, where: str
+) -> Contents:
+    """Return the library, decrypted if need be."""
     from forge_pipeline.crypto import envelope, keyfile
 
     head = stream.read(len(envelope.MAGIC))
@@ -78,8 +81,12 @@ def _fill(
                 "a file that is not encrypted",
                 "make sure that this is the file you mean; a plain library is loaded without key and password",
             )
-        _copy(stream, size, image)
-        return
+        contents = Contents(size)
+        if isinstance(stream, io.BytesIO):
+            contents.append(stream.getbuffer())
+        else:
+            contents.append_file(stream.fileno())
+        return contents
     if key is None or password is None:
         lacking = "key" if key is None else "password"
         raise SecretError(
@@ -95,15 +102,9 @@ def _fill(
     def unlock(pair: Pair) -> Secret:
         return keyfile.unwrap(wrapped, password, pair=pair, where=key_where)
 
-    envelope.decrypt(stream, size, unlock, image.write, where=where)
-
-
-def _copy(stream: io.BufferedIOBase, size: int, image: Image) -> None:
-    if sys.platform == "linux" and not isinstance(stream, io.BytesIO):
-        image.write_file(stream.fileno(), size)
-        return
-    while data := stream.read(CHUNK):
-        image.write(data)
+    contents = Contents(size)
+    envelope.decrypt(stream, size, unlock, contents.append, where=where)
+    return contents
 
 
 @contextmanager

@@ -99,11 +99,14 @@ class Library:
         return cls(elf=bytes(view.elf), metadata=view.metadata, weights=bytes(in_memory(view.weights)))
 
     @classmethod
-    def view(cls, buffer: Buffer, *, where: str = "model library") -> Library:
-        """Do as ``from_bytes`` does, with ``elf`` and ``weights`` as read-only windows onto ``buffer``."""
+    def view(cls, buffer: Buffer, *, where: str = "model library", digest: bytes | None = None) -> Library:
+        """Do as ``from_bytes`` does, with ``elf`` and ``weights`` as read-only windows onto ``buffer``.
+
+        ``digest`` is the SHA-256 of all before the last 32 bytes, if it is known.
+        """
         data = memoryview(buffer).toreadonly().cast("B")
         metadata_length, elf_length, weights_length = _lengths(data, where)
-        _check_digest(hashlib.sha256(data[:-_DIGEST]).digest(), data, where)
+        _check_digest(digest or hashlib.sha256(data[:-_DIGEST]).digest(), data, where)
         weights = elf_length + _padding(elf_length)
         metadata = weights + weights_length
         return cls(

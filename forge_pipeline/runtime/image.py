@@ -1,7 +1,7 @@
 """A library in memory: an unnamed file that a dynamic linker can load and that nobody can change any more.
 
 Loading from a path would leave a moment between checking the file and using it, in which it can be replaced or cut
-off (a mapped file that shrinks ends its reader with SIGBUS). What is checked here is what is loaded.
+off (a mapped file that shrinks ends its reader with SIGBUS). What is frozen here is what is loaded.
 """
 
 from __future__ import annotations
@@ -34,12 +34,6 @@ class Image:
         view = memoryview(data)
         while view:
             view = view[os.write(self.descriptor, view) :]
-
-    def write_file(self, source: int, size: int) -> None:
-        """Append the first ``size`` bytes of a file, within the kernel; fewer where the file was cut off meanwhile."""
-        offset = 0
-        while offset < size and (done := os.sendfile(self.descriptor, source, offset, size - offset)):
-            offset += done
 
     def freeze(self) -> memoryview:
         """Make the contents final and return them, mapped read-only. The mapping outlives the image.
