@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 
+ROOT = "root"
+"""The block around a kernel whose loops can be moved; one that TVM wrote with its loops is a single block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
     """A module whose kernels are scheduled; ``generic`` names those left to plain loops, with the reason."""
@@ -54,6 +58,8 @@ def _schedule(function: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc,
     from tvm import s_tir
     from tvm.s_tir import ScheduleError
 
+    if function.body.block.name_hint != ROOT:
+        return function.with_attr("tirx.is_scheduled", True), "its loops are TVM's: sorting, or a running sum"
     function = flat.flattened(function)
     scheduler = _pick(s_tir.Schedule(function))
     reason = "no family knows it"

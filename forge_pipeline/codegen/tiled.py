@@ -59,6 +59,7 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
 def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     import tvm
     from tvm import relax
+    from tvm.relax.backend import cpu_generic
 
     machine = replace(Machine.of(target), amx=options.amx)
     quantized, level = is_quantized(module), options.opt_level
@@ -82,6 +83,7 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
             relax.transform.DecomposeOpsForInference(),
             *tidy,
             *([relax.transform.FastMathTransform()] if level >= APPROXIMATE else []),
+            *cpu_generic.pipeline.library_dispatch_passes(target.tvm()),  # sorting and running sums
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             *([relax.transform.FuseOps(), relax.transform.FuseTIR()] if level >= FUSED else []),

@@ -59,8 +59,10 @@ FAMILIES: dict[str, tuple[list[int], dict[str, list[Branch]]]] = {
             "softmax": [("Softmax", [], {"axis": -1})],
             "layer": [("LayerNormalization", [normal(32), normal(32)], {"axis": -1})],
             "mean": [("ReduceMean", [np.array([1])], {"keepdims": 0}), ("Tanh", [], {})],
+            "summed": [("CumSum", [np.array(1)], {})],
+            "sorted": [("TopK", [np.array([3])], {})],
             "largest": [("ArgMax", [], {"axis": 2, "keepdims": 0})],
-            "sorted": [("Transpose", [], {"perm": [0, 2, 1]}), ("Reshape", [np.array([0, 4, 8, 9])], {})],
+            "moved": [("Transpose", [], {"perm": [0, 2, 1]}), ("Reshape", [np.array([0, 4, 8, 9])], {})],
             "flattened": [
                 ("Reshape", [np.array([0, -1])], {}), ("MatMul", [normal(288, 5)], {}), ("LogSoftmax", [], {}),
             ],
@@ -92,14 +94,15 @@ def of_branches(shape: list[int], branches: dict[str, list[Branch]]) -> onnx.Mod
             names = ["" if value is None else f"{name}_{index}_{at}" for at, value in enumerate(constants)]
             weights += [numpy_helper.from_array(v, n) for n, v in zip(names, constants, strict=True) if n]
             output = name if index == len(steps) - 1 else f"{name}_{index}"
-            nodes.append(helper.make_node(operator, [previous, *names], [output], **attributes))
+            outputs = [output, f"{output}_where"] if operator == "TopK" else [output]
+            nodes.append(helper.make_node(operator, [previous, *names], outputs, **attributes))
             previous = output
-    outputs = [
+    results = [
         helper.make_tensor_value_info(name, TensorProto.INT64 if name == "largest" else TensorProto.FLOAT, None)
         for name in branches
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *shape])]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    graph = helper.make_graph(nodes, "graph", inputs, results, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
