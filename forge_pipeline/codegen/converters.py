@@ -188,16 +188,20 @@ def _elementwise(name: str, builder: Any, inputs: list[Any], attributes: dict[st
     """Add and its like, also of extents that are only equal when the model runs, which is checked then."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    left, right = inputs
-    return getattr(onnx_frontend, name).get_converter(opset)(
-        builder, [left, _as_large(builder, left, right)], attributes, [{}, {}]
-    )
+    agreeing: list[Any] = []
+    for given in inputs:
+        operand = given
+        for other in agreeing:
+            operand = _as_large(builder, other, operand)
+        agreeing = [_as_large(builder, operand, other, numbers_only=True) for other in agreeing] + [operand]
+    return getattr(onnx_frontend, name).get_converter(opset)(builder, agreeing, attributes, [{}] * len(inputs))
 
 
-def _as_large(builder: Any, left: Any, right: Any) -> Any:
+def _as_large(builder: Any, left: Any, right: Any, *, numbers_only: bool = False) -> Any:
     """Return ``right``, claimed to have the extents of ``left`` where these are other expressions for what must agree.
 
-    An extent of 1 would be broadcast; one that turns out to be 1 when the model runs is refused by it then.
+    Only an extent that is 1 in the model is broadcast; one that turns out to be 1 when it runs is refused by it then.
+    ``numbers_only``: only extents that are numbers on the left are claimed.
     """
     from tvm import relax, tirx
     from tvm.sym.analyzer import Analyzer
@@ -209,13 +213,22 @@ def _as_large(builder: Any, left: Any, right: Any) -> Any:
     analyzer, wanted = Analyzer(), list(other)
     for axis in range(1, min(len(own), len(other)) + 1):
         a, b = own[-axis], other[-axis]
-        if isinstance(a, tirx.IntImm) or isinstance(b, tirx.IntImm) or analyzer.can_prove_equal(a, b):
+        is_number = isinstance(a, tirx.IntImm)
+        if isinstance(b, tirx.IntImm) or (is_number and int(a) == 1) or (numbers_only and not is_number):
+            continue
+        if analyzer.can_prove_equal(a, b):
             continue
         wanted[-axis] = a
     if all(a is b for a, b in zip(wanted, other, strict=True)):
         return right
     return builder.match_cast(right, relax.TensorType(wanted, right.ty.dtype))
 
+
+BROADCASTING = (
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Or", "Sub", "Where",
+    "Xor",
+)  # fmt: skip
+"""Operators whose operands' extents are claimed to agree where the model does not say so."""
 
 CONVERTERS: Mapping[str, Converter] = MappingProxyType(
     {
@@ -239,7 +252,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Pow": _pow,
         "Resize": convert_resize,
         "Upsample": convert_upsample,
-        **{name: partial(_elementwise, name) for name in ("Add", "Div", "Mul", "Sub")},
+        **{name: partial(_elementwise, name) for name in BROADCASTING},
         "Slice": _slice,
         "SpaceToDepth": convert_space_to_depth,
         "LSTM": convert_lstm,

@@ -6,6 +6,7 @@ Both entries take the same weights. What the two pack alike is stored once (``we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,26 @@ def batch_of_one(module: tvm.IRModule) -> tvm.IRModule | None:
         extents = list(shape.values) if shape is not None else []
         if extents and isinstance(extents[0], tirx.Var):
             first[extents[0]] = 1
-    return relax.transform.BindSymbolicVars(first)(module) if first else None
+    if not first or _is_claimed_to_be_a_number(module, first):
+        return None
+    return relax.transform.BindSymbolicVars(first)(module)
+
+
+def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
+    """Return whether a cast says of one of ``variables`` that it is another number, so that it can never be one."""
+    from tvm import relax, tirx
+
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.MatchCast) or not isinstance(binding.ty, relax.TensorType):
+                continue
+            shapes = [getattr(kind, "shape", None) for kind in (binding.value.ty, binding.ty)]
+            if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+                continue
+            for old, new in zip(*(shape.values for shape in shapes if shape is not None), strict=True):
+                if old in variables and isinstance(new, tirx.IntImm) and int(new) != variables[old]:
+                    return True
+    return False
 
 
 def join(module: tvm.IRModule, single: tvm.IRModule) -> tvm.IRModule:

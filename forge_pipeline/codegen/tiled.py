@@ -16,7 +16,7 @@ from forge_pipeline.codegen.preparation import PREPARES
 from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
-from forge_pipeline.errors import ConfigError
+from forge_pipeline.errors import CompileError, ConfigError
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -35,6 +35,16 @@ ANCHORS = (
     "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "pool_rows", "resample",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
 )  # fmt: skip
+BROADCAST = tuple(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "power", "maximum", "minimum", "where"),
+        *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    )
+)
+"""Operators that are left as they are where the shapes of their operands are not known to go together."""
+
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
@@ -71,9 +81,12 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
             fix="leave it null, or compile with `compile.generator=stock`",
         )
     with target.tvm(), tvm.transform.PassContext(opt_level=3):
-        module = relax.transform.CanonicalizeBindings()(module)
+        has_casts = _has_casts(module)
+        if not has_casts:
+            module = relax.transform.CanonicalizeBindings()(module)
         named = name_extents(module)
-        tidy = [relax.transform.CanonicalizeBindings()] if named is module else []  # it would take the names away
+        # It would take the names away, and casts of one name to another with them.
+        tidy = [relax.transform.CanonicalizeBindings()] if named is module and not has_casts else []
         module = named
         if level >= LAID_OUT:
             module = mark_anchors(
@@ -90,11 +103,36 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
             relax.transform.DeadCodeElimination(),
         ]
         module = tvm.transform.Sequential(passes)(module)
+        _refuse_leftovers(module)
         rows = share_by_kernel(module)
         scheduled = schedule_kernels(module, machine)
         slow = scheduled.generic.keys() | (float_kernels(module) if quantized else set())
     fallbacks = tuple(Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in slow)
     return Lowered(module=scheduled.module, fallbacks=fallbacks, pass_config=PASS_CONFIG)
+
+
+def _refuse_leftovers(module: tvm.IRModule) -> None:
+    """Raise CompileError for an operator on several tensors that TVM could not make a kernel of."""
+    from tvm import relax
+
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if isinstance(call, relax.Call) and getattr(call.op, "name", "") in BROADCAST:
+                shapes = ", ".join(str(getattr(operand.ty, "shape", "?")) for operand in call.args)
+                raise CompileError(
+                    where=f"lowering of {call.op.name}",
+                    expected="operands whose shapes TVM can prove to go together",
+                    found=shapes,
+                    fix="give extents that are equal one name in the model, or fix them to numbers",
+                )
+
+
+def _has_casts(module: tvm.IRModule) -> bool:
+    from tvm import relax
+
+    bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
+    return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:

@@ -111,7 +111,7 @@ class Interface:
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
-        extents: dict[str, tuple[int, str]] = {}
+        extents: dict[str, tuple[int, int, str]] = {}
         return [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
 
 
@@ -138,7 +138,7 @@ def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
     return np.frombuffer(section[offset : offset + size], dtype).reshape(shape)
 
 
-def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, str]]) -> Array:
+def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, int, str]]) -> Array:
     if not isinstance(value, np.ndarray):
         raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
     if value.dtype != tensor.dtype:
@@ -149,20 +149,25 @@ def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, str]])
     return value
 
 
-def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tuple[int, str]]) -> None:
-    found = f"shape {list(shape)}"
+def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tuple[int, int, str]]) -> None:
+    """Raise DataError where a shape does not fit; what an error would say is put together only then."""
     if len(shape) != len(tensor.shape):
-        raise _unfit(tensor, found, "reshape it, or add the batch axis: array[None]")
+        raise _unfit(tensor, _found(shape), "reshape it, or add the batch axis: array[None]")
     for axis, (expected, extent) in enumerate(zip(tensor.shape, shape, strict=True)):
         if isinstance(expected, int):
             if expected != extent:
-                raise _unfit(tensor, found, "pass the shape that the model was compiled for")
+                raise _unfit(tensor, _found(shape), "pass the shape that the model was compiled for")
             continue
         if extent == 0:
-            raise _unfit(tensor, f"{found}, which is empty", "pass something to compute on")
-        known, origin = extents.setdefault(expected, (extent, f"axis {axis} of {tensor.name!r}"))
+            raise _unfit(tensor, f"{_found(shape)}, which is empty", "pass something to compute on")
+        known, place, name = extents.setdefault(expected, (extent, axis, tensor.name))
         if known != extent:
-            raise _unfit(tensor, f"{found}, while {expected} is {known} on {origin}", "make the two agree")
+            origin = f"axis {place} of {name!r}"
+            raise _unfit(tensor, f"{_found(shape)}, while {expected} is {known} on {origin}", "make the two agree")
+
+
+def _found(shape: tuple[int, ...]) -> str:
+    return f"shape {list(shape)}"
 
 
 def _unfit(tensor: Tensor, found: str, fix: str) -> DataError:

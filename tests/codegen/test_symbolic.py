@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.errors import DataError
+from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 
@@ -181,3 +181,44 @@ def test_every_kind_of_convolution_is_right_at_every_width_also_less_than_a_tile
             (output.name for output in engine.outputs), session.run(None, {"x": x}), engine(x), strict=True
         ):
             assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max(), (name, x.shape)
+
+
+def _binary(operator: str, left: list[int | str], right: list[int | str]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["a", "b"], ["y"])],
+        "binary",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("a", left), ("b", right))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "fitting", "unfit"),
+    [
+        (["n", 3], ["m", 3], ((2, 3), (2, 3)), ((4, 3), (2, 3))),
+        (["n", 3], ["m", 1], ((2, 3), (2, 1)), ((2, 3), (1, 1))),
+        ([3, "n"], ["m"], ((3, 2), (2,)), ((3, 2), (1,))),
+        (["n", 3], [5, 3], ((5, 3), (5, 3)), ((1, 3), (5, 3))),
+        ([5, 3], ["n", 3], ((5, 3), (5, 3)), ((5, 3), (4, 3))),
+        ([0, 3], [1, 3], ((0, 3), (1, 3)), None),
+    ],
+)
+def test_extents_of_two_names_are_taken_to_agree_and_refused_when_they_do_not(
+    left: list[int | str],
+    right: list[int | str],
+    fitting: tuple[tuple[int, ...], tuple[int, ...]],
+    unfit: tuple[tuple[int, ...], tuple[int, ...]] | None,
+) -> None:
+    engine = Engine(build(_binary("Sub", left, right), Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    random = np.random.default_rng(1)
+    a, b = (random.standard_normal(size).astype(np.float32) for size in fitting)
+    np.testing.assert_array_equal(engine(a, b)[0], a - b)
+    if unfit is not None:
+        with pytest.raises(DataError, match="expected sizes that the model can compute with"):
+            engine(*(np.zeros(size, np.float32) for size in unfit))
+
+
+def test_shapes_that_cannot_be_proved_to_go_together_are_refused_by_name() -> None:
+    with pytest.raises(CompileError, match=r"lowering of relax\.power: expected operands whose shapes TVM can prove"):
+        build(_binary("Pow", ["n", 3], ["m", 3]), Target.from_tag("host"), TILED)
