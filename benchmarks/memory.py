@@ -85,17 +85,21 @@ def large_model(path: Path, mib: int, *, width: int = WIDTH) -> int:
 
 @dataclass(slots=True)
 class Watch:
-    """Samples the memory of a process and its descendants; ``peaks`` are bytes, by what was going on."""
+    """Samples the memory of a process and its descendants; ``peak`` is in bytes."""
 
     pid: int
-    phase: str = "start"
-    peaks: dict[str, int] = field(default_factory=dict)
+    peak: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         """Sample until ``stop``."""
         while not self._done.wait(EVERY):
-            self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), resident(self.pid))
+            self.peak = max(self.peak, resident(self.pid))
+
+    def taken(self) -> int:
+        """Return the peak since the last call."""
+        peak, self.peak = self.peak, 0
+        return peak
 
     def stop(self) -> None:
         """End ``run``."""
@@ -129,22 +133,21 @@ def build(arguments: Sequence[str], folder: Path) -> list[Seen]:
     """Run `forge-pipeline run` with these arguments in ``folder``; return its stages. Raises CalledProcessError."""
     environment = {**os.environ, "FORGE_STORE": str(folder / "store")}
     command = [sys.executable, "-m", "forge_pipeline", "run", *arguments]
-    child = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    watch = Watch(child.pid)
-    sampling = threading.Thread(target=watch.run)
-    sampling.start()
     seen, begun = [], time.perf_counter()
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:  # a line at the end of each stage
-            print(line, end="", flush=True)
-            name = line.split()[0]
-            seen.append(Seen(name, watch.peaks.pop("start", 0), time.perf_counter() - begun))
-            begun = time.perf_counter()
-    finally:
-        child.wait()
-        watch.stop()
-        sampling.join()
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        watch = Watch(child.pid)
+        sampling = threading.Thread(target=watch.run)
+        sampling.start()
+        try:
+            for line in child.stdout or ():  # a line at the end of each stage
+                print(line, end="", flush=True)
+                name = line.split()[0]
+                seen.append(Seen(name, watch.taken(), time.perf_counter() - begun))
+                begun = time.perf_counter()
+        finally:
+            child.wait()
+            watch.stop()
+            sampling.join()
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
     return seen
