@@ -28,13 +28,13 @@ def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
     import tvm
     from tvm import relax
 
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
     if array.nbytes < SHARED:
-        return relax.const(array)
+        return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32
     if not is_on_file or array.ctypes.data % _ALIGNMENT:
         array = settled(array)
     if array.ctypes.data % _ALIGNMENT:
-        return relax.const(array)
+        return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32
     return relax.const(tvm.runtime.from_dlpack(array.__dlpack__(max_version=_DLPACK)))
 
 

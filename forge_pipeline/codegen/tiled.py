@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forge_pipeline.codegen import stock
 from forge_pipeline.codegen.extents import name_extents
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
@@ -51,8 +52,11 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
     """Return ``module`` as calls of scheduled kernels; a row of ``lowering.GENERATORS``.
 
-    Where the batch is symbolic, there is an entry for a batch of one beside `main`.
+    Where the batch is symbolic, there is an entry for a batch of one beside `main`. A model with branches goes TVM's
+    own way whole, and every kernel of it is a fallback.
     """
+    if _branches(module):
+        return stock.lower(module, target, options)
     lowered = _lower(module, target, options)
     single = batch_of_one(module)
     if single is None:
@@ -63,6 +67,15 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
         fallbacks=(*lowered.fallbacks, *other.fallbacks),
         pass_config=PASS_CONFIG,
         single=ENTRY,
+    )
+
+
+def _branches(module: tvm.IRModule) -> bool:
+    """Return whether `main` has an If."""
+    from tvm import relax
+
+    return any(
+        isinstance(binding.value, relax.If) for block in module["main"].body.blocks for binding in block.bindings
     )
 
 

@@ -155,6 +155,45 @@ def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
     assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_constants_keep_their_type_and_their_rank(dtype: type) -> None:
+    values = np.array([[1, 2], [3, 4]], dtype)
+    nodes: list[Node] = [
+        ("Greater", ["@", "zero"], {}),
+        ("Where", ["@", "a", "b"], {}),
+        ("ReduceSum", ["@"], {"keepdims": 0}),
+        ("Add", ["@", "scalar"], {}),
+    ]
+    constants = {"zero": np.array(0, np.float32), "a": values, "b": -values, "scalar": np.array(7, dtype)}
+    model = model_of([2, 2], nodes, constants)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model.graph.output[0].type.tensor_type.elem_type = kind
+    x = normal(2, 2)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (found,) = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)(x)
+    assert (found.dtype, found.shape) == (dtype, ())
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_model_with_branches_computes_and_all_its_kernels_are_reported() -> None:
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(operator, ["x"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3])],
+        )
+        for name, operator in (("then_branch", "Relu"), ("else_branch", "Neg"))
+    }
+    model = model_of([2, 3], [("If", ["c"], branches)], {})
+    model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    library = build(model, Target.from_tag("host"), TILED)
+    assert len(library.metadata["compile"]["fallbacks"]) == 2
+    engine, x = Engine(library.to_bytes(), threads=1), normal(2, 3)
+    np.testing.assert_array_equal(engine(x, np.array(True))[0], np.maximum(x, 0))
+    np.testing.assert_array_equal(engine(x, np.array(False))[0], -x)
+
+
 def test_what_no_family_knows_is_reported_with_its_share() -> None:
     model = model_of([4, 8, 6], [("ReduceL1", ["@"], {"axes": [1], "keepdims": 0})], {})
     library = build(model, Target.from_tag("host"), TILED)

@@ -170,10 +170,10 @@ def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
 def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
     loops = sch.get_loops(block)
-    if not loops:
-        return
     lanes = machine.lanes
     extents = [extent(sch, loop) for loop in loops]
+    if not loops or 0 in extents:
+        return
     work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
     last = extents[-1]
     if last is not None and last % lanes == 0 and len(loops) > 1:
