@@ -13,6 +13,7 @@ from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
 from forge_pipeline.runtime.host import ask_for_tiles
 from forge_pipeline.runtime.interface import Array, Interface, Tensor
 from forge_pipeline.runtime.machine import Machine, available_cores
+from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
 
 
 class Engine:
@@ -60,6 +61,19 @@ class Engine:
     def run(self, *args: object, **named: object) -> dict[str, Array]:
         """Do as a call does; return outputs by name."""
         return dict(zip((tensor.name for tensor in self.outputs), self(*args, **named), strict=True))
+
+    def profile(self, *args: object, runs: int = 10, **named: object) -> list[KernelTime]:
+        """Run the model ``runs`` times; return what each kernel took in the quickest run, most time first.
+
+        Inputs are given as in a call. No other thread may use this engine meanwhile.
+        """
+        arrays = self._interface.checked(self._interface.positional(args, named))
+
+        def run(clock: Clock) -> None:
+            with self._machine.observed(clock):
+                self._machine(arrays)
+
+        return profiled(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -7,7 +7,8 @@ import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Machine:
             executable = runtime.get_global_func("ffi.Module.load_from_file.so")(path, "so")
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
+            self._instrument = machine["set_instrument"]
             self._main = machine["main"]
             self._single = self._main if interface.single is None else machine[interface.single]
             prepare = machine["prepare"] if interface.raw_weights else None
@@ -83,6 +85,15 @@ class Machine:
                     found=", ".join(str(array.shape) for array in arrays) + f": {str(error).splitlines()[0][:200]}",
                     fix="give larger inputs, or sizes that go together: an image must be wider than the kernels",
                 ) from error
+
+    @contextmanager
+    def observed(self, instrument: Callable[..., int] | None) -> Iterator[None]:
+        """Have ``instrument(function, name, is_before, result, *arguments)`` called around every kernel of a run."""
+        self._instrument(instrument)
+        try:
+            yield
+        finally:
+            self._instrument(None)
 
     def _use_threads(self) -> None:
         if getattr(_pool, "threads", None) != self._threads:

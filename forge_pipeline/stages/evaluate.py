@@ -1,7 +1,7 @@
 """float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
 
 The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
-Everything is a function of the inputs but the latency, which is recorded with the name of the CPU it was seen on.
+Everything is a function of the inputs but times, which are recorded with the name of the CPU they were seen on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.runtime.bundle import Library
+    from forge_pipeline.runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
 
@@ -58,7 +59,7 @@ class Config:
 
 
 def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
-    """Return Metrics: scores, noise of every output, noise by layer, latency and sizes.
+    """Return Metrics: scores, noise of every output, noise by layer, latency, fallbacks' part of it, sizes.
 
     ``reference`` is the folded float model, ``model`` what was compiled to ``library``. Raises VerificationError
     over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run.
@@ -107,6 +108,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     else:
         feed = next(iter(chosen.feeds))
         values |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
+        values |= _fallbacks(engine.profile(feed))
         ran = "run on this machine"
     report = {
         "metric": metric,
@@ -127,6 +129,15 @@ def _speed(timed: Latency, machine: str) -> dict[str, Value]:
         "latency_threads": 1,
         "machine": machine,
         "cpu": cpu_name(),
+    }
+
+
+def _fallbacks(kernels: list[KernelTime]) -> dict[str, Value]:
+    """Return what `compile.fallbacks` lists as a part of the time: in a quantized model, what is left in float."""
+    slow = [kernel for kernel in kernels if kernel.is_fallback]
+    return {
+        "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
+        "slowest_fallback": slow[0].name if slow else None,
     }
 
 

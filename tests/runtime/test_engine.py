@@ -60,6 +60,23 @@ def test_inputs_are_taken_by_position_by_name_and_as_one_collection(free_library
         np.testing.assert_array_equal(outputs, expected)
 
 
+def test_a_profile_has_each_kernel_with_its_share_of_the_time(engine: Engine, x: np.ndarray) -> None:
+    before, kernels = engine(x), engine.profile(x, runs=3)
+    assert kernels
+    assert sum(kernel.share for kernel in kernels) == pytest.approx(1)
+    assert all(kernel.calls == 1 and kernel.milliseconds > 0 for kernel in kernels)
+    assert [kernel.share for kernel in kernels] == sorted((kernel.share for kernel in kernels), reverse=True)
+    assert not any(kernel.is_fallback for kernel in kernels)
+    np.testing.assert_array_equal(engine(x)[0], before[0])
+
+
+def test_a_profile_marks_what_the_library_lists_as_fallbacks(bound_library: Library, x: np.ndarray) -> None:
+    slow = Engine(bound_library.to_bytes()).profile(x)[0].name
+    marked = replace(bound_library, metadata={**bound_library.metadata, "compile": {"fallbacks": [{"operator": slow}]}})
+    kernels = Engine(marked.to_bytes()).profile(x)
+    assert {kernel.name for kernel in kernels if kernel.is_fallback} == {slow}
+
+
 def test_run_returns_outputs_by_name(engine: Engine, x: np.ndarray) -> None:
     outputs = engine.run(x=x)
     assert list(outputs) == ["product", "relu"]

@@ -25,7 +25,7 @@ from forge_pipeline.target import Target
 
 SAMPLES, CALIBRATION, FEATURES, CLASSES = 120, 20, 12, 6
 DATA = Preparation(calibration_samples=CALIBRATION, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
-LATENCY = ("latency_median_ms", "latency_min_ms")
+LATENCY = ("latency_median_ms", "latency_min_ms", "fallback_time_share", "slowest_fallback")
 
 
 def options(stage: str) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def test_the_compiled_model_is_measured_beside_the_float_and_the_quantized_one(
     assert values["compiled_sqnr_db.y"] is None or values["compiled_sqnr_db.y"] > values["quantized_sqnr_db.y"]
     assert 0 < values["latency_min_ms"] <= values["latency_median_ms"]
     assert (values["latency_runs"], values["latency_threads"], values["machine"]) == (100, 1, "a machine")
+    assert 0 <= values["fallback_time_share"] <= 1
     assert values["cpu"].startswith(platform.machine())
     assert values["size_library_bytes"] == len(library.to_bytes())
     assert values["size_quantized_bytes"] == len(quantized.to_bytes())
