@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,3 +204,19 @@ def change_bytes(rng: random.Random, content: bytes) -> bytes:
         return content[:start] + b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f"[-rng.randrange(1, 10) :] + content[end:]
     flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in content[start:end])
     return content[:start] + flipped + content[end:]
+
+
+def main(folder: Path, count: int, other: Path | None = None) -> None:
+    """Write mutants 0 to ``count`` - 1 into ``folder``; of the file ``other``, if one is given."""
+    for number in range(count):
+        if other is None:
+            content = mutant(number)
+        else:
+            rng, content = random.Random(number), other.read_bytes()
+            for _ in range(rng.choice((1, 2, 4))):
+                content = content[:16] + change_bytes(rng, content[16:])
+        (folder / f"{number:05}").write_bytes(content)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:]))
