@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from forge_pipeline.codegen.scan import gru_kernel, lstm_kernel, panel_width, rnn_kernel
+from forge_pipeline.codegen.scan import Form, Function, gru_kernel, lstm_kernel, panel_width, rnn_kernel
 
 DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
-DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+REVERSALS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SERIAL_WORK = 1 << 17
+"""Multiply-adds of a sequence below which all of them stay on one thread."""
+
+LIKELY_STEPS = 16
+"""What is supposed of a number of steps that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +31,19 @@ class _Layer:
     inputs: list[Any]
     hidden: int
     dtype: str
+    reversals: tuple[bool, ...]
     attributes: dict[str, Any]
+
+    @property
+    def ways(self) -> int:
+        return len(self.reversals)
 
     def emit(self, expression: Any) -> Any:
         return self.builder.emit(self.builder.normalize(expression))
 
-    def of_direction(self, position: int, index: int) -> Any:
-        """Return input ``position`` of direction ``index``, or None: a constant stays one, so that it is packed."""
-        from tvm import relax
-        from tvm.relax import op
-
-        value = self.inputs[position] if position < len(self.inputs) else None
-        if value is None:
-            return None
-        array = _constant(value)
-        if array is not None:
-            return relax.const(np.ascontiguousarray(array[index]), self.dtype)
-        return self.emit(op.squeeze(op.strided_slice(value, [0], [index], [index + 1]), [0]))
+    def given(self, position: int) -> Any:
+        """Return an input, or None; its first axis are the directions."""
+        return self.inputs[position] if position < len(self.inputs) else None
 
     def zeros(self, *shape: int) -> Any:
         from tvm import relax
@@ -82,81 +83,99 @@ def _convert(kind: str, builder: Any, inputs: list[Any], attributes: dict[str, A
         inputs=inputs,
         hidden=int(attributes["hidden_size"]),
         dtype=str(inputs[0].ty.dtype),
+        reversals=REVERSALS[attributes.get("direction", b"forward").decode()],
         attributes=attributes,
     )
-    reversals = DIRECTIONS[attributes.get("direction", b"forward").decode()]
-    names = _activation_names(kind, attributes, len(reversals))
-    parts = [_direction(layer, index, is_reversed, names[index]) for index, is_reversed in enumerate(reversals)]
-    y, *states = zip(*parts, strict=True)
-    result = layer.emit(op.stack(list(y), 1))
-    results = [layer.emit(op.permute_dims(result, [2, 0, 1, 3])) if batch_first else result]
-    results += [layer.emit(op.stack(list(state), 1 if batch_first else 0)) for state in states]
-    return relax.Tuple(results)
+    y, *states = _steps(layer)
+    if batch_first:
+        y, states = layer.emit(op.permute_dims(y, [2, 0, 1, 3])), [swapped(state) for state in states]
+    return relax.Tuple([y, *states])
 
 
-def _direction(layer: _Layer, index: int, is_reversed: bool, names: tuple[str, ...]) -> list[Any]:
-    """Return Y, Y_h and, of an LSTM, Y_c of one direction."""
+def _steps(layer: _Layer) -> list[Any]:
+    """Return Y (steps, directions, batch, hidden), Y_h and, of an LSTM, Y_c (directions, batch, hidden)."""
     from tvm import relax
-    from tvm.relax import op
 
-    hidden, linear = layer.hidden, bool(layer.attributes.get("linear_before_reset", 0))
-    functions = tuple(_function(name, layer.dtype) for name in names)
+    hidden, ways, linear = layer.hidden, layer.ways, bool(layer.attributes.get("linear_before_reset", 0))
     steps, batch = layer.source.ty.shape.values[:2]
-    product, later = _product(layer, index, keep_recurrence_bias=layer.kind == "GRU" and linear)
-    states = [_initial(layer, position, index, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
+    form = Form(
+        hidden=hidden, dtype=layer.dtype, reversals=layer.reversals, is_parallel=_is_worth_threads(layer, steps, batch)
+    )
+    functions = _functions(layer)
+    product, later = _product(layer, keep_recurrence_bias=layer.kind == "GRU" and linear)
+    states = [_initial(layer, position, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
     extra: list[Any] = []
     if layer.kind == "LSTM":
-        kernel = lstm_kernel(hidden, layer.dtype, functions, is_reversed)
-        peepholes = layer.of_direction(7, index)
-        given = layer.zeros(3, hidden) if peepholes is None else op.reshape(peepholes, (3, hidden))
-        extra = [layer.emit(given)]
+        kernel = lstm_kernel(form, functions)
+        peepholes = layer.given(7)
+        shape = (ways, 3, hidden)
+        extra = [layer.zeros(*shape) if peepholes is None else _reshaped(layer, peepholes, shape)]
     elif layer.kind == "GRU":
-        kernel = gru_kernel(hidden, layer.dtype, functions, is_reversed, linear=linear)
-        extra = [layer.zeros(hidden) if later is None else later]
+        kernel = gru_kernel(form, functions, linear=linear)
+        extra = [layer.zeros(ways, hidden) if later is None else later]
     else:
-        kernel = rnn_kernel(hidden, layer.dtype, functions, is_reversed)
+        kernel = rnn_kernel(form, functions)
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
-    types = [relax.TensorType((steps, batch, hidden), layer.dtype)]
-    types += [relax.TensorType((batch, hidden), layer.dtype)] * len(states)
-    recurrence = _in_panels(layer, layer.of_direction(2, index))
-    done = layer.emit(relax.call_tir(variable, [product, recurrence, *extra, *states], types))
+    types = [relax.TensorType((steps, ways, batch, hidden), layer.dtype)]
+    types += [relax.TensorType((ways, batch, hidden), layer.dtype)] * len(states)
+    done = layer.emit(relax.call_tir(variable, [product, _in_panels(layer), *extra, *states], types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
 
 
-def _product(layer: _Layer, index: int, *, keep_recurrence_bias: bool) -> tuple[Any, Any]:
-    """Return X W^T + bias of all steps, and the candidate's recurrence bias where it is not in that."""
+def _is_worth_threads(layer: _Layer, steps: Any, batch: Any) -> bool:
+    """Return whether sequences are worth sharing out: there may be several, and each is some work."""
+    several = layer.ways > 1 or _known(batch) != 1
+    each = (_known(steps) or LIKELY_STEPS) * GATES[layer.kind] * layer.hidden**2
+    return several and each >= SERIAL_WORK
+
+
+def _known(extent: Any) -> int | None:
+    return int(extent) if isinstance(extent, int) or hasattr(extent, "value") else None
+
+
+def _product(layer: _Layer, *, keep_recurrence_bias: bool) -> tuple[Any, Any]:
+    """Return X W^T + bias of all steps (steps, batch, directions * gates * hidden), and the bias that is not in it.
+
+    That is the recurrence bias of the candidate (directions, hidden), or None.
+    """
     from tvm.relax import op
 
-    product = layer.emit(op.matmul(layer.source, _transposed(layer, layer.of_direction(1, index))))
-    bias = layer.of_direction(3, index)
+    width, hidden = GATES[layer.kind] * layer.hidden, layer.hidden
+    weight = _arranged(layer, layer.given(1), [2, 0, 1], (-1, layer.ways * width))
+    product = layer.emit(op.matmul(layer.source, weight))
+    bias = layer.given(3)
     if bias is None:
         return product, None
-    width = GATES[layer.kind] * layer.hidden
-    of_input, of_state = _slice(layer, bias, 0, width), _slice(layer, bias, width, 2 * width)
+    of_input, of_state = _columns(layer, bias, 0, width), _columns(layer, bias, width, 2 * width)
     later = None
     if keep_recurrence_bias:
-        later = _slice(layer, of_state, 2 * layer.hidden, width)
-        of_state = layer.emit(op.concat([_slice(layer, of_state, 0, 2 * layer.hidden), layer.zeros(layer.hidden)]))
-    return layer.emit(op.add(product, layer.emit(op.add(of_input, of_state)))), later
+        later = _columns(layer, of_state, 2 * hidden, width)
+        kept = _columns(layer, of_state, 0, 2 * hidden)
+        of_state = layer.emit(op.concat([kept, layer.zeros(layer.ways, hidden)], 1))
+    whole = _reshaped(layer, layer.emit(op.add(of_input, of_state)), (layer.ways * width,))
+    return layer.emit(op.add(product, whole)), later
 
 
-def _initial(layer: _Layer, position: int, index: int, batch: Any) -> Any:
+def _initial(layer: _Layer, position: int, batch: Any) -> Any:
     from tvm import relax
     from tvm.relax import op
 
-    state = layer.of_direction(position, index)
+    state = layer.given(position)
     if state is not None:
         return state
-    return layer.emit(op.broadcast_to(layer.zeros(1, layer.hidden), relax.ShapeExpr([batch, layer.hidden])))
+    shape = relax.ShapeExpr([layer.ways, batch, layer.hidden])
+    return layer.emit(op.broadcast_to(layer.zeros(1, 1, layer.hidden), shape))
 
 
-def _activation_names(kind: str, attributes: dict[str, Any], directions: int) -> list[tuple[str, ...]]:
-    defaults = DEFAULT_ACTIVATIONS[kind]
-    names = [name.decode() for name in attributes.get("activations", ())] or list(defaults) * directions
-    return [tuple(names[len(defaults) * n : len(defaults) * (n + 1)]) for n in range(directions)]
+def _functions(layer: _Layer) -> tuple[Function, ...]:
+    """Return each activation of a step, as the directions have it."""
+    defaults = DEFAULT_ACTIVATIONS[layer.kind]
+    names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.ways
+    return tuple(_chosen(names[at :: len(defaults)], layer.dtype) for at in range(len(defaults)))
 
 
-def _function(name: str, dtype: str) -> Callable[[Any], Any]:
+def _chosen(names: list[str], dtype: str) -> Function:
+    """Return an activation that has one name for each direction."""
     from tvm import tirx
 
     functions: dict[str, Callable[[Any], Any]] = {
@@ -164,7 +183,45 @@ def _function(name: str, dtype: str) -> Callable[[Any], Any]:
         "Tanh": tirx.tanh,
         "Relu": lambda x: tirx.max(x, tirx.const(0, dtype)),
     }
-    return functions[name]
+    first, last = functions[names[0]], functions[names[-1]]
+    if names[0] == names[-1]:
+        return lambda way, value: first(value)
+    return lambda way, value: tirx.Select(way == 0, first(value), last(value))
+
+
+def _in_panels(layer: _Layer) -> Any:
+    """Return R (directions, gates * hidden, hidden) as the kernels read it: (directions, panels, hidden, width)."""
+    width = panel_width(layer.hidden)
+    panels = GATES[layer.kind] * layer.hidden // width
+    split = _reshaped(layer, layer.given(2), (layer.ways, panels, width, layer.hidden))
+    return _arranged(layer, split, [0, 1, 3, 2], (layer.ways, panels, layer.hidden, width))
+
+
+def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...]) -> Any:
+    """Transpose and reshape; a constant stays one, so that it is packed."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return _reshaped(layer, layer.emit(op.permute_dims(value, order)), shape)
+    return _as_constant(layer, array.transpose(order).reshape(shape))
+
+
+def _reshaped(layer: _Layer, value: Any, shape: tuple[int, ...]) -> Any:
+    from tvm.relax import op
+
+    array = _constant(value)
+    return layer.emit(op.reshape(value, shape)) if array is None else _as_constant(layer, array.reshape(shape))
+
+
+def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:
+    """Return columns of a matrix."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return layer.emit(op.strided_slice(value, [1], [begin], [end]))
+    return _as_constant(layer, array[:, begin:end])
 
 
 def _constant(expression: Any) -> np.ndarray[Any, Any] | None:
@@ -173,34 +230,7 @@ def _constant(expression: Any) -> np.ndarray[Any, Any] | None:
     return expression.value.numpy() if isinstance(expression, GenericConst) else None
 
 
-def _transposed(layer: _Layer, value: Any) -> Any:
+def _as_constant(layer: _Layer, array: np.ndarray[Any, Any]) -> Any:
     from tvm import relax
-    from tvm.relax import op
 
-    array = _constant(value)
-    return (
-        layer.emit(op.permute_dims(value)) if array is None else relax.const(np.ascontiguousarray(array.T), layer.dtype)
-    )
-
-
-def _in_panels(layer: _Layer, value: Any) -> Any:
-    """Return R (gates * hidden, hidden) as the kernels read it: (panels, hidden, width)."""
-    from tvm import relax
-    from tvm.relax import op
-
-    width = panel_width(layer.hidden)
-    shape = (GATES[layer.kind] * layer.hidden // width, width, layer.hidden)
-    array = _constant(value)
-    if array is None:
-        return layer.emit(op.permute_dims(layer.emit(op.reshape(value, shape)), [0, 2, 1]))
-    return relax.const(np.ascontiguousarray(array.reshape(shape).transpose(0, 2, 1)), layer.dtype)
-
-
-def _slice(layer: _Layer, value: Any, begin: int, end: int) -> Any:
-    from tvm import relax
-    from tvm.relax import op
-
-    array = _constant(value)
-    if array is not None:
-        return relax.const(np.ascontiguousarray(array[begin:end]), layer.dtype)
-    return layer.emit(op.strided_slice(value, [0], [begin], [end]))
+    return relax.const(np.ascontiguousarray(array), layer.dtype)

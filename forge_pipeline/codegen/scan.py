@@ -1,17 +1,21 @@
 """Kernels for the steps of recurrent layers: one loop over time, so any number of steps is one kernel.
 
-Each takes ``product``, X W^T + bias of all steps (steps, batch, gates * hidden), and the recurrence matrix R^T in
-panels (gates * hidden / width, hidden, width), so that it is read in order, and gives the hidden state of every step
-and the final state. The state lives in the result for the final one. Gate order and equations: ONNX operator
-reference, LSTM-14, GRU-14, RNN-14.
+Each takes ``product``, X W^T + bias of all steps (steps, batch, directions * gates * hidden), and the recurrence
+matrices R^T in panels (directions, gates * hidden / width, hidden, width), so that they are read in order, and gives
+the hidden state of every step (steps, directions, batch, hidden) and the final one (directions, batch, hidden), where
+the state lives meanwhile. Sequences, one for each direction and row of the batch, know nothing of each other: they may
+run side by side. Gate order and equations: ONNX operator reference, LSTM-14, GRU-14, RNN-14.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-Function = Callable[[Any], Any]
+Function = Callable[[Any, Any], Any]
+"""``(direction, value)``: an activation, which may be another in each direction."""
+
 ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True}
 WIDEST = 32
 """Sums side by side: four vectors of AVX2, as many as hide the latency of the additions."""
@@ -25,55 +29,101 @@ def panel_width(hidden: int) -> int:
     return next(width for width in (WIDEST, 16, 8, 4, 2, 1) if hidden % width == 0)
 
 
-def rnn_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reversed: bool) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """``hidden`` states of ``dtype``; ``reversals``: for each direction, whether it begins with the last step.
+
+    Of two directions the second is reversed. ``is_parallel``: the sequences are shared out among the threads.
+    """
+
+    hidden: int
+    dtype: str
+    reversals: tuple[bool, ...]
+    is_parallel: bool
+
+    @property
+    def ways(self) -> int:
+        """How many directions there are."""
+        return len(self.reversals)
+
+    def way(self, sequence: Any, batch: Any) -> Any:
+        """Return the direction of a sequence; sequences of one direction are neighbours."""
+        from tvm import tirx
+
+        return sequence // batch if self.ways > 1 else tirx.const(0, "int64")
+
+    def row(self, sequence: Any, batch: Any) -> Any:
+        """Return the row of the batch that a sequence is."""
+        return sequence % batch if self.ways > 1 else sequence
+
+    def moment(self, way: Any, time: Any, steps: Any) -> Any:
+        """Return which step comes at ``time``."""
+        if self.ways > 1:
+            return time + way * (steps - 1 - 2 * time)
+        return steps - 1 - time if self.reversals[0] else time
+
+    def loop(self, extent: Any) -> Any:
+        """Return the loop over all sequences."""
+        from tvm.script import tirx as T
+
+        return T.parallel(extent) if self.is_parallel else T.serial(extent)
+
+
+def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     """Return ``(product, recurrence, h0) -> (y, h)``."""
     from tvm.script import tirx as T
 
     (activation,) = functions
+    ways, hidden, dtype = form.ways, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def rnn(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, hidden), dtype)
-        R = T.match_buffer(b, (hidden // width, hidden, width), dtype)
-        H0 = T.match_buffer(c, (batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, batch, hidden), dtype)
-        H = T.match_buffer(e, (batch, hidden), dtype)
-        for row in T.serial(batch):
-            for j in T.serial(hidden):
-                H[row, j] = H0[row, j]
-            for time in T.serial(steps):
-                with T.sblock("step"):
-                    t = T.axis.opaque(steps, steps - 1 - time if is_reversed else time)
-                    n = T.axis.opaque(batch, row)
-                    T.reads()
-                    T.writes()
-                    gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
-                    sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                    for outer in T.serial(hidden // width):
-                        for j in T.vectorized(width):
-                            sums[j] = P[t, n, outer * width + j]
-                        for k in T.serial(hidden):
+        P = T.match_buffer(a, (steps, batch, ways * hidden), dtype)
+        R = T.match_buffer(b, (ways, hidden // width, hidden, width), dtype)
+        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
+        H = T.match_buffer(e, (ways, batch, hidden), dtype)
+        for sequence in form.loop(ways * batch):
+            with T.sblock("sequence"):
+                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
+                n = T.axis.opaque(batch, form.row(sequence, batch))
+                T.reads()
+                T.writes()
+                for j in T.serial(hidden):
+                    H[w, n, j] = H0[w, n, j]
+                for time in T.serial(steps):
+                    with T.sblock("step"):
+                        t = T.axis.opaque(steps, form.moment(w, time, steps))
+                        T.reads()
+                        T.writes()
+                        gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
+                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+                        for outer in T.serial(hidden // width):
                             for j in T.vectorized(width):
-                                sums[j] = sums[j] + H[n, k] * R[outer, k, j]
-                        for j in T.vectorized(width):
-                            gates[outer * width + j] = sums[j]
-                    for outer in T.serial(hidden // span):
-                        for j in T.vectorized(span):
-                            H[n, outer * span + j] = activation(gates[outer * span + j])
-                        for j in T.vectorized(span):
-                            Y[t, n, outer * span + j] = H[n, outer * span + j]
+                                sums[j] = P[t, n, w * hidden + outer * width + j]
+                            for k in T.serial(hidden):
+                                for j in T.vectorized(width):
+                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
+                            for j in T.vectorized(width):
+                                gates[outer * width + j] = sums[j]
+                        for outer in T.serial(hidden // span):
+                            for j in T.vectorized(span):
+                                H[w, n, outer * span + j] = activation(w, gates[outer * span + j])
+                            for j in T.vectorized(span):
+                                Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
 
     return rnn
 
 
-def lstm_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reversed: bool) -> Any:
-    """Return ``(product, recurrence, peepholes (3, hidden), h0, c0) -> (y, h, c)``; peephole rows are i, o, f."""
+def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
+    """Return ``(product, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``; peepholes: i, o, f."""
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
+    ways, hidden, dtype = form.ways, form.hidden, form.dtype
     columns = 4 * hidden
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
@@ -83,64 +133,71 @@ def lstm_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_rev
     ):
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, columns), dtype)
-        R = T.match_buffer(b, (columns // width, hidden, width), dtype)
-        W = T.match_buffer(p, (3, hidden), dtype)
-        H0 = T.match_buffer(c, (batch, hidden), dtype)
-        C0 = T.match_buffer(d, (batch, hidden), dtype)
-        Y = T.match_buffer(e, (steps, batch, hidden), dtype)
-        H = T.match_buffer(f, (batch, hidden), dtype)
-        C = T.match_buffer(g, (batch, hidden), dtype)
-        for row in T.serial(batch):
-            for j in T.serial(hidden):
-                H[row, j] = H0[row, j]
-                C[row, j] = C0[row, j]
-            for time in T.serial(steps):
-                with T.sblock("step"):
-                    t = T.axis.opaque(steps, steps - 1 - time if is_reversed else time)
-                    n = T.axis.opaque(batch, row)
-                    T.reads()
-                    T.writes()
-                    gates = T.sblock_alloc_buffer((columns,), dtype, scope="local")
-                    sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                    kept = T.sblock_alloc_buffer((span,), dtype, scope="local")
-                    forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
-                    for outer in T.serial(columns // width):
-                        for j in T.vectorized(width):
-                            sums[j] = P[t, n, outer * width + j]
-                        for k in T.serial(hidden):
+        P = T.match_buffer(a, (steps, batch, ways * columns), dtype)
+        R = T.match_buffer(b, (ways, columns // width, hidden, width), dtype)
+        W = T.match_buffer(p, (ways, 3, hidden), dtype)
+        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
+        C0 = T.match_buffer(d, (ways, batch, hidden), dtype)
+        Y = T.match_buffer(e, (steps, ways, batch, hidden), dtype)
+        H = T.match_buffer(f, (ways, batch, hidden), dtype)
+        C = T.match_buffer(g, (ways, batch, hidden), dtype)
+        for sequence in form.loop(ways * batch):
+            with T.sblock("sequence"):
+                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
+                n = T.axis.opaque(batch, form.row(sequence, batch))
+                T.reads()
+                T.writes()
+                for j in T.serial(hidden):
+                    H[w, n, j] = H0[w, n, j]
+                    C[w, n, j] = C0[w, n, j]
+                for time in T.serial(steps):
+                    with T.sblock("step"):
+                        t = T.axis.opaque(steps, form.moment(w, time, steps))
+                        T.reads()
+                        T.writes()
+                        gates = T.sblock_alloc_buffer((columns,), dtype, scope="local")
+                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+                        kept = T.sblock_alloc_buffer((span,), dtype, scope="local")
+                        forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
+                        for outer in T.serial(columns // width):
                             for j in T.vectorized(width):
-                                sums[j] = sums[j] + H[n, k] * R[outer, k, j]
-                        for j in T.vectorized(width):
-                            gates[outer * width + j] = sums[j]
-                    for outer in T.serial(hidden // span):
-                        for j in T.vectorized(span):
-                            kept[j] = C[n, outer * span + j]
-                        for j in T.vectorized(span):
-                            forget[j] = gate(gates[2 * hidden + outer * span + j] + W[2, outer * span + j] * kept[j])
-                        for j in T.vectorized(span):
-                            forget[j] = forget[j] * kept[j] + gate(
-                                gates[outer * span + j] + W[0, outer * span + j] * kept[j]
-                            ) * candidate(gates[3 * hidden + outer * span + j])
-                        for j in T.vectorized(span):
-                            C[n, outer * span + j] = forget[j]
-                        for j in T.vectorized(span):
-                            kept[j] = gate(
-                                gates[hidden + outer * span + j] + W[1, outer * span + j] * forget[j]
-                            ) * output(forget[j])
-                        for j in T.vectorized(span):
-                            H[n, outer * span + j] = kept[j]
-                        for j in T.vectorized(span):
-                            Y[t, n, outer * span + j] = kept[j]
+                                sums[j] = P[t, n, w * columns + outer * width + j]
+                            for k in T.serial(hidden):
+                                for j in T.vectorized(width):
+                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
+                            for j in T.vectorized(width):
+                                gates[outer * width + j] = sums[j]
+                        for outer in T.serial(hidden // span):
+                            for j in T.vectorized(span):
+                                kept[j] = C[w, n, outer * span + j]
+                            for j in T.vectorized(span):
+                                forget[j] = gate(
+                                    w, gates[2 * hidden + outer * span + j] + W[w, 2, outer * span + j] * kept[j]
+                                )
+                            for j in T.vectorized(span):
+                                forget[j] = forget[j] * kept[j] + gate(
+                                    w, gates[outer * span + j] + W[w, 0, outer * span + j] * kept[j]
+                                ) * candidate(w, gates[3 * hidden + outer * span + j])
+                            for j in T.vectorized(span):
+                                C[w, n, outer * span + j] = forget[j]
+                            for j in T.vectorized(span):
+                                kept[j] = gate(
+                                    w, gates[hidden + outer * span + j] + W[w, 1, outer * span + j] * forget[j]
+                                ) * output(w, forget[j])
+                            for j in T.vectorized(span):
+                                H[w, n, outer * span + j] = kept[j]
+                            for j in T.vectorized(span):
+                                Y[t, w, n, outer * span + j] = kept[j]
 
     return lstm
 
 
-def gru_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reversed: bool, *, linear: bool) -> Any:
-    """Return ``(product, recurrence, bias (hidden,), h0) -> (y, h)``; ``linear``: reset after the product."""
+def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> Any:
+    """Return ``(product, recurrence, bias (directions, hidden), h0) -> (y, h)``; ``linear``: resets the product."""
     from tvm.script import tirx as T
 
     gate, candidate = functions
+    ways, hidden, dtype = form.ways, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
     def source(reset: Any, state: Any) -> Any:
@@ -153,61 +210,68 @@ def gru_kernel(hidden: int, dtype: str, functions: tuple[Function, ...], is_reve
     def gru(a: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, 3 * hidden), dtype)
-        R = T.match_buffer(b, (3 * hidden // width, hidden, width), dtype)
-        B = T.match_buffer(p, (hidden,), dtype)
-        H0 = T.match_buffer(c, (batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, batch, hidden), dtype)
-        H = T.match_buffer(e, (batch, hidden), dtype)
-        for row in T.serial(batch):
-            for j in T.serial(hidden):
-                H[row, j] = H0[row, j]
-            for time in T.serial(steps):
-                with T.sblock("step"):
-                    t = T.axis.opaque(steps, steps - 1 - time if is_reversed else time)
-                    n = T.axis.opaque(batch, row)
-                    T.reads()
-                    T.writes()
-                    gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
-                    used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
-                    sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                    for outer in T.serial(2 * hidden // width):
-                        for j in T.vectorized(width):
-                            sums[j] = P[t, n, outer * width + j]
-                        for k in T.serial(hidden):
+        P = T.match_buffer(a, (steps, batch, ways * 3 * hidden), dtype)
+        R = T.match_buffer(b, (ways, 3 * hidden // width, hidden, width), dtype)
+        B = T.match_buffer(p, (ways, hidden), dtype)
+        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
+        H = T.match_buffer(e, (ways, batch, hidden), dtype)
+        for sequence in form.loop(ways * batch):
+            with T.sblock("sequence"):
+                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
+                n = T.axis.opaque(batch, form.row(sequence, batch))
+                T.reads()
+                T.writes()
+                for j in T.serial(hidden):
+                    H[w, n, j] = H0[w, n, j]
+                for time in T.serial(steps):
+                    with T.sblock("step"):
+                        t = T.axis.opaque(steps, form.moment(w, time, steps))
+                        T.reads()
+                        T.writes()
+                        gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
+                        used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
+                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+                        for outer in T.serial(2 * hidden // width):
                             for j in T.vectorized(width):
-                                sums[j] = sums[j] + H[n, k] * R[outer, k, j]
-                        for j in T.vectorized(width):
-                            gates[outer * width + j] = sums[j]
-                    for outer in T.serial(2 * hidden // span):
-                        for j in T.vectorized(span):
-                            gates[outer * span + j] = gate(gates[outer * span + j])
-                    for outer in T.serial(hidden // span):
-                        for j in T.vectorized(span):
-                            used[outer * span + j] = source(gates[hidden + outer * span + j], H[n, outer * span + j])
-                    for outer in T.serial(hidden // width):
-                        for j in T.vectorized(width):
-                            sums[j] = T.FloatImm(dtype, 0.0)
-                        for k in T.serial(hidden):
+                                sums[j] = P[t, n, w * 3 * hidden + outer * width + j]
+                            for k in T.serial(hidden):
+                                for j in T.vectorized(width):
+                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
                             for j in T.vectorized(width):
-                                sums[j] = sums[j] + used[k] * R[2 * hidden // width + outer, k, j]
-                        for j in T.vectorized(width):
-                            gates[2 * hidden + outer * width + j] = sums[j]
-                    for outer in T.serial(hidden // span):
-                        for j in T.vectorized(span):
-                            used[outer * span + j] = candidate(
-                                P[t, n, 2 * hidden + outer * span + j]
-                                + inner(
-                                    gates[hidden + outer * span + j],
-                                    gates[2 * hidden + outer * span + j],
-                                    B[outer * span + j],
+                                gates[outer * width + j] = sums[j]
+                        for outer in T.serial(2 * hidden // span):
+                            for j in T.vectorized(span):
+                                gates[outer * span + j] = gate(w, gates[outer * span + j])
+                        for outer in T.serial(hidden // span):
+                            for j in T.vectorized(span):
+                                used[outer * span + j] = source(
+                                    gates[hidden + outer * span + j], H[w, n, outer * span + j]
                                 )
-                            )
-                        for j in T.vectorized(span):
-                            H[n, outer * span + j] = used[outer * span + j] + gates[outer * span + j] * (
-                                H[n, outer * span + j] - used[outer * span + j]
-                            )
-                        for j in T.vectorized(span):
-                            Y[t, n, outer * span + j] = H[n, outer * span + j]
+                        for outer in T.serial(hidden // width):
+                            for j in T.vectorized(width):
+                                sums[j] = T.FloatImm(dtype, 0.0)
+                            for k in T.serial(hidden):
+                                for j in T.vectorized(width):
+                                    sums[j] = sums[j] + used[k] * R[w, 2 * hidden // width + outer, k, j]
+                            for j in T.vectorized(width):
+                                gates[2 * hidden + outer * width + j] = sums[j]
+                        for outer in T.serial(hidden // span):
+                            for j in T.vectorized(span):
+                                used[outer * span + j] = candidate(
+                                    w,
+                                    P[t, n, w * 3 * hidden + 2 * hidden + outer * span + j]
+                                    + inner(
+                                        gates[hidden + outer * span + j],
+                                        gates[2 * hidden + outer * span + j],
+                                        B[w, outer * span + j],
+                                    ),
+                                )
+                            for j in T.vectorized(span):
+                                H[w, n, outer * span + j] = used[outer * span + j] + gates[outer * span + j] * (
+                                    H[w, n, outer * span + j] - used[outer * span + j]
+                                )
+                            for j in T.vectorized(span):
+                                Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
 
     return gru
