@@ -38,6 +38,11 @@ class _Layer:
     def ways(self) -> int:
         return len(self.reversals)
 
+    @property
+    def has_later_bias(self) -> bool:
+        """True for a GRU whose reset gate comes after the product, and after its bias."""
+        return self.kind == "GRU" and bool(self.attributes.get("linear_before_reset", 0))
+
     def emit(self, expression: Any) -> Any:
         return self.builder.emit(self.builder.normalize(expression))
 
@@ -96,13 +101,13 @@ def _steps(layer: _Layer) -> list[Any]:
     """Return Y (steps, directions, batch, hidden), Y_h and, of an LSTM, Y_c (directions, batch, hidden)."""
     from tvm import relax
 
-    hidden, ways, linear = layer.hidden, layer.ways, bool(layer.attributes.get("linear_before_reset", 0))
+    hidden, ways = layer.hidden, layer.ways
     steps, batch = layer.source.ty.shape.values[:2]
     form = Form(
         hidden=hidden, dtype=layer.dtype, reversals=layer.reversals, is_parallel=_is_worth_threads(layer, steps, batch)
     )
     functions = _functions(layer)
-    product, later = _product(layer, keep_recurrence_bias=layer.kind == "GRU" and linear)
+    products = [_product(layer, way) for way in range(ways)]
     states = [_initial(layer, position, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
     extra: list[Any] = []
     if layer.kind == "LSTM":
@@ -111,14 +116,15 @@ def _steps(layer: _Layer) -> list[Any]:
         shape = (ways, 3, hidden)
         extra = [layer.zeros(*shape) if peepholes is None else _reshaped(layer, peepholes, shape)]
     elif layer.kind == "GRU":
-        kernel = gru_kernel(form, functions, linear=linear)
-        extra = [layer.zeros(ways, hidden) if later is None else later]
+        kernel = gru_kernel(form, functions, linear=layer.has_later_bias)
+        extra = [_later_bias(layer)]
     else:
         kernel = rnn_kernel(form, functions)
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
     types = [relax.TensorType((steps, ways, batch, hidden), layer.dtype)]
     types += [relax.TensorType((ways, batch, hidden), layer.dtype)] * len(states)
-    done = layer.emit(relax.call_tir(variable, [product, _in_panels(layer), *extra, *states], types))
+    operands = [products[0], products[-1], _in_panels(layer), *extra, *states]
+    done = layer.emit(relax.call_tir(variable, operands, types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
 
 
@@ -133,27 +139,36 @@ def _known(extent: Any) -> int | None:
     return int(extent) if isinstance(extent, int) or hasattr(extent, "value") else None
 
 
-def _product(layer: _Layer, *, keep_recurrence_bias: bool) -> tuple[Any, Any]:
-    """Return X W^T + bias of all steps (steps, batch, directions * gates * hidden), and the bias that is not in it.
-
-    That is the recurrence bias of the candidate (directions, hidden), or None.
-    """
+def _product(layer: _Layer, way: int) -> Any:
+    """Return X W^T + bias of all steps (steps, batch, gates * hidden) in one direction."""
     from tvm.relax import op
 
-    width, hidden = GATES[layer.kind] * layer.hidden, layer.hidden
-    weight = _arranged(layer, layer.given(1), [2, 0, 1], (-1, layer.ways * width))
+    width = GATES[layer.kind] * layer.hidden
+    weight = _arranged(layer, _of(layer, layer.given(1), way), [0, 2, 1], (-1, width))
     product = layer.emit(op.matmul(layer.source, weight))
     bias = layer.given(3)
     if bias is None:
-        return product, None
-    of_input, of_state = _columns(layer, bias, 0, width), _columns(layer, bias, width, 2 * width)
-    later = None
-    if keep_recurrence_bias:
-        later = _columns(layer, of_state, 2 * hidden, width)
-        kept = _columns(layer, of_state, 0, 2 * hidden)
-        of_state = layer.emit(op.concat([kept, layer.zeros(layer.ways, hidden)], 1))
-    whole = _reshaped(layer, layer.emit(op.add(of_input, of_state)), (layer.ways * width,))
-    return layer.emit(op.add(product, whole)), later
+        return product
+    of_input, of_state = _halves(layer, bias)
+    if layer.has_later_bias:
+        zeros = layer.zeros(layer.ways, layer.hidden)
+        of_state = layer.emit(op.concat([_columns(layer, of_state, 0, width - layer.hidden), zeros], 1))
+    whole = _of(layer, layer.emit(op.add(of_input, of_state)), way)
+    return layer.emit(op.add(product, _reshaped(layer, whole, (width,))))
+
+
+def _halves(layer: _Layer, bias: Any) -> tuple[Any, Any]:
+    """Return the biases of the input's product and of the state's, (directions, gates * hidden) each."""
+    width = GATES[layer.kind] * layer.hidden
+    return _columns(layer, bias, 0, width), _columns(layer, bias, width, 2 * width)
+
+
+def _later_bias(layer: _Layer) -> Any:
+    """Return the recurrence bias of a candidate whose product is reset (directions, hidden)."""
+    bias = layer.given(3)
+    if bias is None or not layer.has_later_bias:
+        return layer.zeros(layer.ways, layer.hidden)
+    return _columns(layer, _halves(layer, bias)[1], 2 * layer.hidden, 3 * layer.hidden)
 
 
 def _initial(layer: _Layer, position: int, batch: Any) -> Any:
@@ -212,6 +227,16 @@ def _reshaped(layer: _Layer, value: Any, shape: tuple[int, ...]) -> Any:
 
     array = _constant(value)
     return layer.emit(op.reshape(value, shape)) if array is None else _as_constant(layer, array.reshape(shape))
+
+
+def _of(layer: _Layer, value: Any, way: int) -> Any:
+    """Return one direction of a value, (1, ...)."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return value if layer.ways == 1 else layer.emit(op.strided_slice(value, [0], [way], [way + 1]))
+    return _as_constant(layer, array[way : way + 1])
 
 
 def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:

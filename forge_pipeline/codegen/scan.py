@@ -1,10 +1,11 @@
 """Kernels for the steps of recurrent layers: one loop over time, so any number of steps is one kernel.
 
-Each takes ``product``, X W^T + bias of all steps (steps, batch, directions * gates * hidden), and the recurrence
-matrices R^T in panels (directions, gates * hidden / width, hidden, width), so that they are read in order, and gives
-the hidden state of every step (steps, directions, batch, hidden) and the final one (directions, batch, hidden), where
-the state lives meanwhile. Sequences, one for each direction and row of the batch, know nothing of each other: they may
-run side by side. Gate order and equations: ONNX operator reference, LSTM-14, GRU-14, RNN-14.
+Each takes ``first`` and ``last``, which are X W^T + bias of all steps (steps, batch, gates * hidden) for the first and
+the last direction, and the recurrence matrices R^T in panels (directions, gates * hidden / width, hidden, width), so
+that they are read in order. It gives the hidden state of every step (steps, directions, batch, hidden) and the final one
+(directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of the batch,
+know nothing of each other: they may run side by side. Gate order and equations: ONNX operator reference, LSTM-14,
+GRU-14, RNN-14.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ class Form:
         """Return the row of the batch that a sequence is."""
         return sequence % batch if self.ways > 1 else sequence
 
+    def of(self, way: Any, first: Any, last: Any) -> Any:
+        """Return what belongs to a direction."""
+        from tvm import tirx
+
+        return tirx.Select(way == 0, first, last) if self.ways > 1 else first
+
     def moment(self, way: Any, time: Any, steps: Any) -> Any:
         """Return which step comes at ``time``."""
         if self.ways > 1:
@@ -70,7 +77,7 @@ class Form:
 
 
 def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
-    """Return ``(product, recurrence, h0) -> (y, h)``."""
+    """Return ``(first, last, recurrence, h0) -> (y, h)``."""
     from tvm.script import tirx as T
 
     (activation,) = functions
@@ -78,10 +85,11 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
-    def rnn(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+    def rnn(a: T.handle, q: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, ways * hidden), dtype)
+        P = T.match_buffer(a, (steps, batch, hidden), dtype)
+        Q = T.match_buffer(q, (steps, batch, hidden), dtype)
         R = T.match_buffer(b, (ways, hidden // width, hidden, width), dtype)
         H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
         Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
@@ -103,7 +111,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                         sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
                         for outer in T.serial(hidden // width):
                             for j in T.vectorized(width):
-                                sums[j] = P[t, n, w * hidden + outer * width + j]
+                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
                             for k in T.serial(hidden):
                                 for j in T.vectorized(width):
                                     sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
@@ -119,7 +127,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
 
 def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
-    """Return ``(product, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``; peepholes: i, o, f."""
+    """Return ``(first, last, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``, peepholes i, o, f."""
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
@@ -129,11 +137,20 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def lstm(  # type: ignore[no-untyped-def]
-        a: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle
+        a: T.handle,
+        q: T.handle,
+        b: T.handle,
+        p: T.handle,
+        c: T.handle,
+        d: T.handle,
+        e: T.handle,
+        f: T.handle,
+        g: T.handle,
     ):
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, ways * columns), dtype)
+        P = T.match_buffer(a, (steps, batch, columns), dtype)
+        Q = T.match_buffer(q, (steps, batch, columns), dtype)
         R = T.match_buffer(b, (ways, columns // width, hidden, width), dtype)
         W = T.match_buffer(p, (ways, 3, hidden), dtype)
         H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
@@ -161,7 +178,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                         forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
                         for outer in T.serial(columns // width):
                             for j in T.vectorized(width):
-                                sums[j] = P[t, n, w * columns + outer * width + j]
+                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
                             for k in T.serial(hidden):
                                 for j in T.vectorized(width):
                                     sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
@@ -193,7 +210,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
 
 def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> Any:
-    """Return ``(product, recurrence, bias (directions, hidden), h0) -> (y, h)``; ``linear``: resets the product."""
+    """Return ``(first, last, recurrence, bias (directions, hidden), h0) -> (y, h)``; ``linear``: resets the product."""
     from tvm.script import tirx as T
 
     gate, candidate = functions
@@ -207,10 +224,11 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
         return reset * (total + bias) if linear else total + bias
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
-    def gru(a: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+    def gru(a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
-        P = T.match_buffer(a, (steps, batch, ways * 3 * hidden), dtype)
+        P = T.match_buffer(a, (steps, batch, 3 * hidden), dtype)
+        Q = T.match_buffer(q, (steps, batch, 3 * hidden), dtype)
         R = T.match_buffer(b, (ways, 3 * hidden // width, hidden, width), dtype)
         B = T.match_buffer(p, (ways, hidden), dtype)
         H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
@@ -234,7 +252,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
                         sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
                         for outer in T.serial(2 * hidden // width):
                             for j in T.vectorized(width):
-                                sums[j] = P[t, n, w * 3 * hidden + outer * width + j]
+                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
                             for k in T.serial(hidden):
                                 for j in T.vectorized(width):
                                     sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
@@ -260,7 +278,11 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
                             for j in T.vectorized(span):
                                 used[outer * span + j] = candidate(
                                     w,
-                                    P[t, n, w * 3 * hidden + 2 * hidden + outer * span + j]
+                                    form.of(
+                                        w,
+                                        P[t, n, 2 * hidden + outer * span + j],
+                                        Q[t, n, 2 * hidden + outer * span + j],
+                                    )
                                     + inner(
                                         gates[hidden + outer * span + j],
                                         gates[2 * hidden + outer * span + j],
