@@ -2,8 +2,8 @@
 
 Each takes ``first`` and ``last``, which are X W^T + bias of all steps (steps, batch, gates * hidden) for the first and
 the last direction, and the recurrence matrices R^T in panels (directions, gates * hidden / width, hidden, width), so
-that they are read in order. It gives the hidden state of every step (steps, directions, batch, hidden) and the final one
-(directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of the batch,
+that they are read in order. It gives the hidden state of every step (steps, directions, batch, hidden) and the final
+one (directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of the batch,
 know nothing of each other: they may run side by side. Gate order and equations: ONNX operator reference, LSTM-14,
 GRU-14, RNN-14.
 """
@@ -127,7 +127,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
 
 def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
-    """Return ``(first, last, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``, peepholes i, o, f."""
+    """Return ``(first, last, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``: i, o, f."""
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
