@@ -3,7 +3,7 @@
 Each takes ``first`` and ``last``, which are X W^T + bias of all steps (steps, batch, gates * hidden) for the first and
 the last direction, and the recurrence matrices R^T in panels (directions, gates * hidden / width, hidden, width), so
 that they are read in order. It gives the hidden state of every step (steps, directions, batch, hidden) and the final
-one (directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of the batch,
+one (directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of a batch,
 know nothing of each other: they may run side by side. Gate order and equations: ONNX operator reference, LSTM-14,
 GRU-14, RNN-14.
 """
