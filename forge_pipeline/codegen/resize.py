@@ -93,7 +93,7 @@ def _axes(inputs: list[Any], attributes: dict[str, Any], way: Way, opset: int) -
     if isinstance(scales, GenericConst) and scales.value.numpy().size:
         factors = dict(zip(named, scales.value.numpy().astype(np.float32), strict=True))
         changed = {axis: factor for axis, factor in factors.items() if factor != 1}
-        return {axis: _scaled(extents[axis], factor, region[axis]) for axis, factor in changed.items()}
+        return {axis: _scaled(extents[axis], factor, region[axis], way) for axis, factor in changed.items()}
     if not isinstance(sizes, GenericConst | relax.ShapeExpr):
         raise NotImplementedError("scales or sizes that are computed from data")
     wanted = dict(zip(named, _listed(sizes), strict=True))
@@ -111,12 +111,17 @@ def _axes(inputs: list[Any], attributes: dict[str, Any], way: Way, opset: int) -
     return made if factor != 1 else {}
 
 
-def _scaled(extent: Any, factor: np.float32, region: tuple[float, float]) -> Axis | Open:
+def _scaled(extent: Any, factor: np.float32, region: tuple[float, float], way: Way) -> Axis | Open:
     """Return an axis whose result has floor(extent * factor) numbers, a product in float32 as in ONNX Runtime."""
     from tvm import tirx
 
     if _is_number(extent):
-        output = int(np.float32(int(extent)) * factor)
+        exactly = np.float32(int(extent)) * factor
+        output = int(exactly)
+        if way.transformation == "align_corners" and output != exactly:
+            raise NotImplementedError(
+                f"align_corners from {int(extent)} to {exactly} pixels: ONNX Runtime drops the part"
+            )
         return Axis(size=int(extent), output=output, scale=factor, start=region[0], end=region[1])
     exact = Fraction(float(factor))
     if exact.denominator <= LARGEST_DENOMINATOR:  # whole numbers, so that what follows can compare the extents

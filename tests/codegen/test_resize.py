@@ -252,3 +252,10 @@ def test_what_depends_on_an_extent_that_is_not_known_is_refused_at_import(
     model = resize_of([1, 3, "h", 6], {"z": np.array(sizes)}, attributes, model_of)
     with pytest.raises(CompileError, match=f"{reason} of an extent that is not known"):
         build(model, Target.from_tag("host"), stock)
+
+
+def test_corners_aligned_to_a_part_of_a_pixel_are_refused(model_of: Make, stock: Options) -> None:
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    model = resize_of([1, 3, 4, 6], {"s": factors(1, 1, 0.5, 0.6)}, attributes, model_of)
+    with pytest.raises(CompileError, match=r"align_corners from 6 to 3\.6"):
+        build(model, Target.from_tag("host"), stock)
