@@ -1,9 +1,6 @@
 """Latency of compiled models beside ONNX Runtime and OpenVINO.
 
-One process for each runtime, and only one of them runs at a time: ONNX Runtime's threads go on spinning after a run
-and would take the core from whoever is measured next. The processes take turns, so that what else the machine does
-falls on all of them alike; a turn is one run of a large model and several of a small one. Ratios are medians over the
-turns of ours / theirs.
+They take turns (`benchmarks.turns`); ratios are medians over the turns of ours / theirs.
 
 The others get what suits them best: the newest releases, all optimizations, as many threads as we have, initializers
 that are no inputs, symbolic extents fixed to what is measured; OpenVINO float32 and its hint for latency. ONNX
@@ -18,39 +15,23 @@ library for any batch.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
 from benchmarks.models import MODELS
+from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, random_inputs, real_inputs
 
-RUNTIMES = ("ours", "onnxruntime", "openvino")
 FOLDER = Path("../shared/models")
 """Where models that are files lie; without it, those that ``benchmarks.models`` makes are measured."""
-
-EXTENTS = {"length": 58, "height": 320, "width": 320}
-"""What symbolic extents are measured with; those not listed are 1."""
-
-TURN = 0.01
-"""Seconds that a turn lasts at least, so that small models run with warm caches, as they do in a program's loop."""
-MOST_PER_TURN = 50
-LEAST_TURNS = 10
-PAUSE = 0.02
-"""Seconds between turns, for the threads of the runtime before to fall asleep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,116 +52,22 @@ class Row:
     failed: dict[str, str]
 
 
-class CannotRunError(Exception):
-    """A runtime's reason for not running a model."""
-
-
-def serve(runtime: str, model: Path, threads: int, inputs: Path, output: Path) -> int:
-    """Be one runtime: load, write one result, then for every line with a number n run n times and print seconds."""
-    try:
-        run = _RUNTIMES[runtime](model, threads, dict(np.load(inputs)))
-        np.save(output, np.asarray(run()))
-    except Exception as error:  # noqa: BLE001 - whatever a runtime raises is its reason
-        print("cannot", type(error).__name__, " ".join(str(error).split())[:200], flush=True)
-        return 1
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
-    return 0
-
-
-def _ours(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    from forge_pipeline.runtime.engine import Engine
-
-    engine = Engine(model, threads=threads)
-    return lambda: engine(**given)[0]
-
-
-def _onnxruntime(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, given)[0]
-
-
-def _openvino(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    import openvino
-
-    core = openvino.Core()
-    compiled = core.compile_model(
-        core.read_model(model),
-        "CPU",
-        {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"},
-    )
-    request = compiled.create_infer_request()
-    return lambda: request.infer(given)[compiled.outputs[0]]
-
-
-_RUNTIMES = {"ours": _ours, "onnxruntime": _onnxruntime, "openvino": _openvino}
-
-
 def measure(name: str, models: Mapping[str, Path], threads: int, runs: int, failed: Mapping[str, str]) -> Row:
-    """Start the runtimes, let them take turns until each has ``runs`` runs at least, and compare.
-
-    ``models`` are the files that the runtimes load; ``failed`` says which have none, and why.
-    """
-    failed = dict(failed)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        np.savez(folder / "inputs.npz", **random_inputs(onnx.load(models["onnxruntime"])))
-        children: dict[str, subprocess.Popen[str]] = {}
-        try:
-            for runtime, model in models.items():
-                try:
-                    children[runtime] = _start(runtime, model, threads, folder)
-                except CannotRunError as error:
-                    failed[runtime] = str(error)
-            seconds = _take_turns(children, runs)
-        finally:
-            for child in children.values():
-                child.kill()
-                child.communicate()
-        results = {runtime: np.load(folder / f"{runtime}.npy") for runtime in children}
-    medians = {runtime: [statistics.median(turn) for turn in turns] for runtime, turns in seconds.items()}
-    both = {"ours", "onnxruntime"} <= results.keys()
+    """Compare the runtimes that have a file in ``models``; ``failed`` says which have none, and why."""
+    contestants = {runtime: Contestant(runtime=runtime, model=model) for runtime, model in models.items()}
+    inputs = random_inputs(onnx.load(models["onnxruntime"]))
+    found = compare(contestants, inputs, threads=threads, runs=runs)
+    outputs = found.outputs
     return Row(
         model=name,
         threads=threads,
-        runs=min((sum(map(len, turns)) for turns in seconds.values()), default=0),
-        least={runtime: 1e3 * min(map(min, turns)) for runtime, turns in seconds.items()},
-        median={runtime: 1e3 * statistics.median(itertools.chain(*turns)) for runtime, turns in seconds.items()},
-        ratio={
-            runtime: statistics.median(a / b for a, b in zip(medians["ours"], turns, strict=True))
-            for runtime, turns in medians.items()
-            if runtime != "ours" and "ours" in medians
-        },
-        error=_error(results["ours"], results["onnxruntime"]) if both else None,
-        failed=failed,
+        runs=found.runs,
+        least=found.least(),
+        median=found.median(),
+        ratio=found.ratios("ours"),
+        error=_error(outputs["ours"], outputs["onnxruntime"]) if {"ours", "onnxruntime"} <= outputs.keys() else None,
+        failed={**failed, **found.failed},
     )
-
-
-def _take_turns(children: Mapping[str, subprocess.Popen[str]], runs: int) -> dict[str, list[list[float]]]:
-    """Return the seconds of each runtime's runs, turn by turn."""
-    if not children:
-        return {}
-    quickest = min(min(_ask(child, 3)) for child in children.values())
-    count = max(1, min(MOST_PER_TURN, math.ceil(TURN / quickest)))
-    seconds: dict[str, list[list[float]]] = {runtime: [] for runtime in children}
-    for _ in range(max(LEAST_TURNS, math.ceil(runs / count))):
-        for runtime, child in children.items():
-            time.sleep(PAUSE)
-            warm_up = max(1, count // 5)  # brings back caches and threads
-            seconds[runtime].append(_ask(child, warm_up + count)[warm_up:])
-    return seconds
 
 
 def _error(ours: np.ndarray, reference: np.ndarray) -> float:
@@ -188,57 +75,11 @@ def _error(ours: np.ndarray, reference: np.ndarray) -> float:
     return float(np.abs(ours.astype(np.float64) - reference).max(initial=0.0) / scale)
 
 
-def _start(runtime: str, model: Path, threads: int, folder: Path) -> subprocess.Popen[str]:
-    paths = [str(path) for path in (model, folder / "inputs.npz", folder / f"{runtime}.npy")]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.latency", "--serve", runtime, str(threads), *paths],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )
-    assert child.stdout is not None
-    answer = child.stdout.readline().strip()
-    if answer != "ready":
-        child.kill()
-        child.communicate()
-        raise CannotRunError(answer.removeprefix("cannot ") or f"it died, exit status {child.returncode}")
-    return child
-
-
-def _ask(child: subprocess.Popen[str], runs: int) -> list[float]:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(f"{runs}\n")
-    child.stdin.flush()
-    seconds: list[float] = json.loads(child.stdout.readline())
-    return seconds
-
-
-def random_inputs(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return one array for each input, from a fixed seed."""
-    random = np.random.default_rng(0)
-    arrays = {}
-    for value in _inputs(model):
-        tensor = value.type.tensor_type
-        shape = [dim.dim_value or EXTENTS.get(dim.dim_param, 1) for dim in tensor.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        is_float = np.issubdtype(dtype, np.floating)
-        arrays[value.name] = random.standard_normal(shape).astype(dtype) if is_float else np.ones(shape, dtype)
-    return arrays
-
-
-def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in constants]
-
-
 def at_its_best(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` as other runtimes like it: initializers are no inputs, and symbolic extents are numbers."""
     best = onnx.ModelProto()
     best.CopyFrom(model)
-    inputs = _inputs(best)
+    inputs = real_inputs(best)
     del best.graph.input[:]
     best.graph.input.extend(inputs)
     del best.graph.value_info[:]
@@ -296,7 +137,7 @@ def prepare(
 
 def table(rows: Sequence[Row]) -> str:
     """Return the results as text, with the geometric mean of the ratios for each number of threads."""
-    others = RUNTIMES[1:]
+    others = [runtime for runtime in RUNTIMES if runtime != "ours"]
     heads = ["model", "threads", *(f"{runtime} ms (min, median)" for runtime in RUNTIMES)]
     heads += [*(f"ours / {other}" for other in others), "error"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -333,17 +174,13 @@ def _write(path: Path, rows: Mapping[tuple[str, int], Row], target: str) -> None
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print the table, and write it as JSON if asked to, model by model."""
-    if arguments[:1] == ["--serve"]:
-        runtime, threads, *paths = arguments[1:]
-        model, inputs, output = map(Path, paths)
-        return serve(runtime, model, int(threads), inputs, output)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", metavar="NAME", help="all of them by default")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="with models that are files")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--runs", type=int, default=30, help="at least; small models have more")
     parser.add_argument("--target", default="host")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     chosen = parser.parse_args(arguments)

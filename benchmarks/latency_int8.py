@@ -2,11 +2,10 @@
 
     python -m benchmarks.latency_int8 --models ../shared/models --target intel/sapphire-rapids --output int8.json
 
-Every measurement is a process of its own, one at a time, since ONNX Runtime's threads keep spinning after a run. The
-runtimes take turns; a round gives one ratio, and the report has the ratio of the best times and the median of the
-rounds' ratios. ONNX Runtime and OpenVINO get the same file, with all their optimizations; a machine without VNNI has
-ONNX Runtime add products up in 16 bits, which saturates, so there its results are not ours. Weights of the models that
-`benchmarks.models` makes are random, and calibration data smooth noise: neither changes the time.
+They take turns (`benchmarks.turns`); the report has least and median milliseconds, and int8 / other: of the least
+times, and the median over the turns. ONNX Runtime and OpenVINO get the same file, with all their optimizations. On a
+machine without VNNI, ONNX Runtime adds products up in 16 bits, which saturates: there its results are not ours. Weights
+of the models that `benchmarks.models` makes are random, and calibration data smooth noise: neither changes the time.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
-RUNTIMES = ("int8", "float", "onnxruntime", "openvino")
+from benchmarks.turns import Contestant, compare, random_inputs
+
+OTHERS = ("float", "onnxruntime", "openvino")
 FILES = {
     "resnet8": "mlperf_tiny_resnet8/resnet8.onnx",
     "kws": "mlperf_tiny_kws_dscnn/kws.onnx",
@@ -36,8 +34,6 @@ FILES = {
     "yunet": "yunet/yunet_n_320_320.onnx",
 }
 MADE = ("resnet18", "resnet50", "mobilenet_v2", "bert_encoder")
-SECONDS = 0.6
-"""How long a process measures, after as many runs to warm up as fit into a third of it."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", default="host")
     parser.add_argument("--only", nargs="*", default=[*FILES, *MADE], choices=[*FILES, *MADE])
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=30, help="at least; small models have more")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(arguments)
     report: dict[str, Any] = {"target": chosen.target, "results": {}}
@@ -55,17 +51,13 @@ def main(arguments: Sequence[str]) -> int:
         for name in chosen.only:
             prepare(name, chosen.models, chosen.target, Path(folder))
             for threads in chosen.threads:
-                row = compare(Path(folder) / name, threads, chosen.rounds)
+                row = measure(Path(folder) / name, threads, chosen.runs)
                 report["results"].setdefault(name, {})[f"{threads} threads"] = row
-                print(name, f"{threads} threads", json.dumps(row), flush=True)
+                print(name, f"{threads} threads", json.dumps(row), file=sys.stderr, flush=True)
     for threads in chosen.threads:
-        rows = [result[f"{threads} threads"] for result in report["results"].values()]
-        means = {
-            key: round(math.exp(statistics.fmean(math.log(row[key]["median"]) for row in rows)), 3)
-            for key in (f"int8 / {other}" for other in RUNTIMES[1:])
-        }
-        report[f"geometric means, {threads} threads"] = means
-        print(f"geometric means, {threads} threads", json.dumps(means))
+        rows = {name: result[f"{threads} threads"] for name, result in report["results"].items()}
+        report[f"geometric means, {threads} threads"] = means = geometric_means(rows.values())
+        print(f"\n{threads} threads: milliseconds (least, median), and medians of int8 / other\n\n{table(rows, means)}")
     if chosen.output:
         chosen.output.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
     return 0
@@ -106,69 +98,45 @@ def quantize(model: Any, feeds: Sequence[Any]) -> onnx.ModelProto:
     return quantized
 
 
-def compare(stem: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Return best times in milliseconds, and ratios: of the best, and the median over the rounds."""
-    times: dict[str, list[float]] = {runtime: [] for runtime in RUNTIMES}
-    for turn in range(rounds):
-        order = RUNTIMES if turn % 2 == 0 else RUNTIMES[::-1]
-        for runtime in order:
-            command = [sys.executable, "-m", "benchmarks.latency_int8", "--measure", runtime, str(stem), str(threads)]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True)
-            times[runtime].append(float(answer.stdout.split()[-1]))
-    row: dict[str, Any] = {f"{runtime} ms": round(min(values), 4) for runtime, values in times.items()}
-    for other in RUNTIMES[1:]:
-        ratios = [ours / theirs for ours, theirs in zip(times["int8"], times[other], strict=True)]
-        row[f"int8 / {other}"] = {
-            "best": round(min(times["int8"]) / min(times[other]), 3), "median": round(statistics.median(ratios), 3),
-        }  # fmt: skip
+def measure(stem: Path, threads: int, runs: int) -> dict[str, Any]:
+    """Return least and median milliseconds, and ratios: of the least, and the median over the turns."""
+    quantized = stem.with_suffix(".onnx")
+    contestants = {
+        "int8": Contestant(runtime="ours", model=stem.with_suffix(".int8")),
+        "float": Contestant(runtime="ours", model=stem.with_suffix(".float")),
+        "onnxruntime": Contestant(runtime="onnxruntime", model=quantized),
+        "openvino": Contestant(runtime="openvino", model=quantized),
+    }
+    found = compare(contestants, random_inputs(onnx.load(quantized)), threads=threads, runs=runs)
+    least, median, ratios = found.least(), found.median(), found.ratios("int8")
+    row: dict[str, Any] = {"runs": found.runs, "failed": found.failed}
+    row.update({f"{name} ms": {"least": round(least[name], 4), "median": round(median[name], 4)} for name in least})
+    for other, ratio in ratios.items():
+        row[f"int8 / {other}"] = {"least": round(least["int8"] / least[other], 3), "median": round(ratio, 3)}
     return row
 
 
-def measure(runtime: str, stem: str, threads: int) -> float:
-    """Return the best time of a run in milliseconds."""
-    model = onnx.load(f"{stem}.onnx")
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in constants]
-    rng = np.random.default_rng(0)
-    shapes = [[dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim] for value in inputs]
-    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
-    once = _runner(runtime, stem, threads, [value.name for value in inputs], arrays)
-    best, until = math.inf, time.perf_counter() + SECONDS / 3
-    while time.perf_counter() < until:
-        once()
-    until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
-        start = time.perf_counter()
-        once()
-        best = min(best, time.perf_counter() - start)
-    return best * 1e3
+def geometric_means(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the geometric means of the median ratios, each over the models that the other could run."""
+    means = {}
+    for key in (f"int8 / {other}" for other in OTHERS):
+        logarithms = [math.log(row[key]["median"]) for row in rows if key in row]
+        if logarithms:
+            means[key] = round(math.exp(statistics.fmean(logarithms)), 3)
+    return means
 
 
-def _runner(runtime: str, stem: str, threads: int, names: Sequence[str], arrays: Sequence[Any]) -> Callable[[], object]:
-    if runtime == "onnxruntime":
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        session = ort.InferenceSession(f"{stem}.onnx", options, providers=["CPUExecutionProvider"])
-        feeds = dict(zip(names, arrays, strict=True))
-        return lambda: session.run(None, feeds)
-    if runtime == "openvino":
-        import openvino
-
-        core = openvino.Core()
-        settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        request = core.compile_model(core.read_model(f"{stem}.onnx"), "CPU", settings).create_infer_request()
-        given = dict(zip(names, arrays, strict=True))
-        return lambda: request.infer(given)
-    from forge_pipeline.runtime.engine import Engine
-
-    engine = Engine(Path(f"{stem}.{runtime}").read_bytes(), threads=threads)
-    return lambda: engine(*arrays)
+def table(rows: Mapping[str, Mapping[str, Any]], means: Mapping[str, float]) -> str:
+    """Return the results as a Markdown table."""
+    times, ratios = [f"{name} ms" for name in ("int8", *OTHERS)], [f"int8 / {other}" for other in OTHERS]
+    lines = [["model", *times, *ratios], ["---", *["---:"] * (len(times) + len(ratios))]]
+    for name, row in rows.items():
+        cells = [f"{row[key]['least']:.3f}, {row[key]['median']:.3f}" if key in row else "-" for key in times]
+        lines.append([name, *cells, *(f"{row[key]['median']:.2f}" if key in row else "-" for key in ratios)])
+    means_shown = (f"{means[key]:.2f}" if key in means else "-" for key in ratios)
+    lines.append(["geometric mean", *[""] * len(times), *means_shown])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(measure(sys.argv[2], sys.argv[3], int(sys.argv[4])))
-        sys.exit(0)
     sys.exit(main(sys.argv[1:]))
