@@ -98,23 +98,6 @@ def is_encrypted(head: Buffer) -> bool:
 
 
 def seal(
-    payload: Buffer,
-    password: Secret,
-    *,
-    meta: Mapping[str, Any],
-    confirmable: Mapping[str, str],
-    kdf: Kdf,
-    chunk_bits: int,
-    entropy: Entropy,
-) -> tuple[bytes, bytes, Mapping[str, Any]]:
-    """Do as ``seal_content`` does for what is in memory."""
-    model, key, public = seal_content(
-        payload, password, meta=meta, confirmable=confirmable, kdf=kdf, chunk_bits=chunk_bits, entropy=entropy
-    )
-    return bytes(in_memory(model)), key, public
-
-
-def seal_content(
     payload: Content,
     password: Secret,
     *,

@@ -55,7 +55,7 @@ def _under_password(config: Config, library: Library, password: Secret | None, e
             "encrypt", "a password", "none: encrypt.password names no place", "choose encrypt=password, or name a place"
         )
     metadata = library.metadata
-    model, key, meta = envelope.seal_content(
+    model, key, meta = envelope.seal(
         library.content(),
         password,
         meta={"payload": PAYLOAD, "target": {name: metadata["target"][name] for name in ("tag", "triple")}},

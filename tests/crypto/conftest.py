@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from forge_pipeline.content import in_memory
 from forge_pipeline.crypto import envelope, keyfile
 from forge_pipeline.crypto.keyfile import Entropy, Kdf
 from forge_pipeline.crypto.secret import Secret
@@ -56,7 +57,7 @@ def deliver(payload: bytes, seed: int) -> Delivery:
         chunk_bits=CHUNK_BITS,
         entropy=seeded(seed),
     )
-    return Delivery(model=model, key=key, password=PASSWORD)
+    return Delivery(model=bytes(in_memory(model)), key=key, password=PASSWORD)
 
 
 @pytest.fixture(scope="session")
