@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -240,11 +240,11 @@ class ONNXModule:
 
     def describe_inputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each input, as plain JSON. Raises ModelError."""
-        return _describe(self.input_names, self.input_shapes, self.input_dtypes)
+        return described(self.input_names, self.input_shapes, self.input_dtypes)
 
     def describe_outputs(self) -> list[dict[str, Any]]:
         """Return ``name``, ``shape`` and ``dtype`` of each output, as plain JSON. Raises ModelError."""
-        return _describe(self.output_names, self.output_shapes, self.output_dtypes)
+        return described(self.output_names, self.output_shapes, self.output_dtypes)
 
     @property
     def main(self) -> Graph:
@@ -321,7 +321,8 @@ def _outside(model: onnx.ModelProto, folder: Path | None) -> OpenModel | None:
     return OpenModel(model=model, external=ExternalFiles(folder=folder), holds=held)
 
 
-def _describe(names: list[str], shapes: list[Shape], dtypes: list[str]) -> list[dict[str, Any]]:
+def described(names: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return ``name``, ``shape`` and ``dtype`` of each value, as plain JSON."""
     rows = zip(names, shapes, dtypes, strict=True)
     return [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in rows]
 

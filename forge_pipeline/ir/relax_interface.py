@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge_pipeline.errors import ModelError
 
@@ -38,9 +37,3 @@ def tensor_of(node: Node) -> tuple[Shape, str]:
     if shape is None or dtype is None:
         raise ModelError(f"output {node.name!r}", "a tensor", str(node.value.ty), "return tensors from `main`")
     return shape, dtype
-
-
-def described(names: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return ``name``, ``shape`` and ``dtype`` of each value, as plain JSON."""
-    rows = zip(names, shapes, dtypes, strict=True)
-    return [{"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in rows]

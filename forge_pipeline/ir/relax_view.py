@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.relax_interface import checked, described, tensor_of
+from forge_pipeline.ir.onnx_module import described
+from forge_pipeline.ir.relax_interface import checked, tensor_of
 
 if TYPE_CHECKING:
     import numpy as np
