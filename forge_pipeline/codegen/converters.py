@@ -124,7 +124,8 @@ def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: 
         elif analyzer.can_prove_equal(before, 1):
             extents.append(after)
         else:
-            raise NotImplementedError(f"an extent {before} to {after}, not known to be 1 or the same")
+            shown = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in (before, after)]
+            raise NotImplementedError(f"an extent {shown[0]} to {shown[1]}, not known to be 1 or the same")
     return relax.op.broadcast_to(data, relax.ShapeExpr(extents))
 
 

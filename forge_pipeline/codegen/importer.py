@@ -224,11 +224,12 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
 
 
 def node_error(name: str, operator: str, error: BaseException) -> CompileError:
-    """Return a CompileError that names the node for which TVM raised ``error``."""
+    """Return a CompileError that names the node whose converter, TVM's or ours, raised ``error``."""
+    said = first_line(error)
     return CompileError(
         where=f"node {name!r}",
         expected=f"a {operator} that can be compiled",
-        found=f"{type(error).__name__}: {first_line(error)}",
+        found=said if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {said}",
         fix="export the model with another form of this operator, or report the model",
     )
 

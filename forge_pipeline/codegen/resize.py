@@ -124,6 +124,8 @@ def _scaled(extent: Any, factor: np.float32, region: tuple[float, float], way: W
             )
         return Axis(size=int(extent), output=output, scale=factor, start=region[0], end=region[1])
     exact = Fraction(float(factor))
+    if way.transformation == "align_corners" and exact.denominator > 1:
+        raise NotImplementedError(f"align_corners with scale {factor} of an extent that is not known")
     if exact.denominator <= LARGEST_DENOMINATOR:  # whole numbers, so that what follows can compare the extents
         return Open(output=extent * exact.numerator // exact.denominator, scale=factor)
     product = tirx.Cast("float32", extent) * tirx.const(factor, "float32")
@@ -138,13 +140,9 @@ def _sized(extent: Any, size: Any, region: tuple[float, float]) -> Axis | Open:
 
 
 def _region(roi: Any, named: list[int], way: Way) -> dict[int, tuple[float, float]]:
-    """Return start and end of the region of interest on every axis."""
-    from tvm.ir import GenericConst
-
+    """Return start and end of the region of interest, which is a constant (``traps``), on every axis."""
     if way.transformation != "tf_crop_and_resize":
         return dict.fromkeys(named, (0.0, 1.0))
-    if not isinstance(roi, GenericConst):
-        raise NotImplementedError("tf_crop_and_resize with a roi that is not a constant")
     numbers = [float(number) for number in roi.value.numpy()]
     return {axis: (numbers[index], numbers[len(named) + index]) for index, axis in enumerate(named)}
 

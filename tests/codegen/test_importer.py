@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -73,6 +75,39 @@ def test_a_node_that_fails_in_the_front_end_is_named(model_of: Callable[..., onn
     assert refusal.value.where == "node 'the_node'"
     assert refusal.value.expected == "a TopK that can be compiled"
     assert "k must be a constant" in refusal.value.found
+
+
+INTEGERS = ([2], TensorProto.INT64)
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "powers of integers": ("Pow", {"x": INTEGERS, "e": INTEGERS}, {}, "powers of integers"),
+    "depth": (
+        "OneHot", {"x": INTEGERS, "d": ([], TensorProto.INT64), "v": np.array([0, 1], np.float32)}, {},
+        "a depth that is computed",
+    ),
+    "expansion": (
+        "Expand", {"x": (["n", 3], FLOAT), "s": np.array([4, 3])}, {},
+        "an extent n to 4, not known to be 1 or the same",
+    ),
+    "rows before the first": (
+        "ConvTranspose", {"x": ([1, 1, 3], FLOAT), "w": np.ones((1, 1, 2), np.float32)}, {"output_shape": [6]},
+        "an output_shape that adds rows before the first",
+    ),
+    "scales": (
+        "Resize", {"x": ([1, 1, 2, 2], FLOAT), "": None, "s": ([4], FLOAT)}, {},
+        "scales or sizes that are computed from data",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_form_that_our_converter_lacks_is_refused_with_its_node(
+    case: str, model_of: Callable[..., onnx.ModelProto]
+) -> None:
+    operator, inputs, attributes, reason = REFUSED[case]
+    with pytest.raises(CompileError) as refusal:
+        import_model(prepare(model_of(operator, inputs, **attributes)))
+    assert refusal.value.where == "node 'the_node'"
+    assert refusal.value.found == reason
 
 
 def test_local_functions_are_inlined() -> None:

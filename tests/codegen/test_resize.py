@@ -30,6 +30,7 @@ TRANSFORMATIONS = (
 )  # fmt: skip
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 ROI = np.array([0, 0, 0.2, 0.1, 1, 1, 0.8, 1.3], np.float32)
+CORNERS = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
 Make = Callable[..., onnx.ModelProto]
 
 
@@ -112,10 +113,7 @@ KNOWN: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {
     "cubic to smaller": (
         [1, 16, 12, 10], {"s": factors(1, 1, 0.6, 0.6)}, {"mode": "cubic", "exclude_outside": 1},
     ),
-    "linear to larger, other corners": (
-        [1, 16, 6, 5], {"s": factors(1, 1, 2, 3)},
-        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
-    ),
+    "linear to larger, other corners": ([1, 16, 6, 5], {"s": factors(1, 1, 2, 3)}, CORNERS),
     "antialias": (
         [2, 16, 30, 40], {"z": np.array([2, 16, 7, 9])}, {"mode": "linear", "antialias": 1},
     ),
@@ -184,6 +182,7 @@ def test_resizing_between_convolutions_stays_in_their_layout(name: str, model_of
 
 UNKNOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "linear, by a factor that is no whole number": ({"s": factors(1, 1, 0.6, 1.5)}, {"mode": "linear"}),
+    "linear, doubled, other corners": ({"s": factors(1, 1, 2, 2)}, CORNERS),
     "nearest, doubled": ({"s": factors(1, 1, 2, 2)}, {"mode": "nearest", "nearest_mode": "ceil"}),
     "cubic, to a fixed size": (
         {"z": np.array([1, 3, 6, 9])}, {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
@@ -221,6 +220,10 @@ REFUSED: dict[str, tuple[list[Any], int, dict[str, Any], dict[str, Any], str]] =
         [1, 3, "h", 6], FLOAT, {"s": factors(1, 1, 0.5, 0.5)}, {"mode": "linear", "antialias": 1},
         "antialias of an extent that is not known",
     ),
+    "a crop of what is computed": (
+        [1, 3, 4, 6], FLOAT, {"r": ([8], FLOAT), "s": factors(1, 1, 0.5, 0.5)},
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}, "a roi that is not a constant",
+    ),
     "a crop": (
         [1, 3, "h", 6], FLOAT, {"r": ROI, "s": factors(1, 1, 0.5, 0.5)},
         {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
@@ -240,22 +243,25 @@ def test_what_cannot_be_resized_is_refused_with_its_node(name: str, model_of: Ma
 
 
 @pytest.mark.parametrize(
-    ("sizes", "attributes", "reason"),
+    ("inputs", "attributes", "reason"),
     [
-        ([3, 4], {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}, "keep_aspect_ratio_policy not_larger"),
-        ([1, 3, 4, 4], {"mode": "linear", "antialias": 1}, "antialias"),
+        (
+            {"z": np.array([3, 4])}, {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"},
+            "keep_aspect_ratio_policy not_larger",
+        ),
+        ({"z": np.array([1, 3, 4, 4])}, {"mode": "linear", "antialias": 1}, "antialias"),
+        ({"s": factors(1, 1, 1.5, 1)}, CORNERS, "align_corners with scale 1.5"),
     ],
-)
+)  # fmt: skip
 def test_what_depends_on_an_extent_that_is_not_known_is_refused_at_import(
-    sizes: list[int], attributes: dict[str, Any], reason: str, model_of: Make, stock: Options
+    inputs: dict[str, Any], attributes: dict[str, Any], reason: str, model_of: Make, stock: Options
 ) -> None:
-    model = resize_of([1, 3, "h", 6], {"z": np.array(sizes)}, attributes, model_of)
+    model = resize_of([1, 3, "h", 6], inputs, attributes, model_of)
     with pytest.raises(CompileError, match=f"{reason} of an extent that is not known"):
         build(model, Target.from_tag("host"), stock)
 
 
 def test_corners_aligned_to_a_part_of_a_pixel_are_refused(model_of: Make, stock: Options) -> None:
-    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
-    model = resize_of([1, 3, 4, 6], {"s": factors(1, 1, 0.5, 0.6)}, attributes, model_of)
+    model = resize_of([1, 3, 4, 6], {"s": factors(1, 1, 0.5, 0.6)}, CORNERS, model_of)
     with pytest.raises(CompileError, match=r"align_corners from 6 to 3\.6"):
         build(model, Target.from_tag("host"), stock)
