@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from forge_pipeline.codegen import registers
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import direct, moves, winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
@@ -47,8 +48,9 @@ def build(target: Target, sch: Any) -> Any:
     """Compile one scheduled kernel."""
     import tvm
 
+    registers.install()
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        return tvm.compile(sch.mod, target=target.tvm())["main"]
+        return tvm.compile(sch.mod, target=target.tvm(), tir_pipeline=registers.PIPELINE)["main"]
 
 
 def peak(target: Target) -> tuple[Run, float]:

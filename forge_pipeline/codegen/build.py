@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen import registers
 from forge_pipeline.codegen.amx import needed
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.functions import install
@@ -81,6 +82,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     from tvm.relax.backend.cuda import pipeline as cuda
 
     install()
+    registers.install()
     backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
     refusals = compile_kernels_with_nvcc(target) if target.kind == "cuda" else []
     machine = target.tvm()
@@ -88,7 +90,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     with machine, tvm.transform.PassContext(opt_level=max(options.opt_level, 1), config=dict(lowered.pass_config)):
         module = in_order(tvm.transform.Sequential(passes)(module))
         try:
-            return tvm.relax.build(module, machine, relax_pipeline=None)
+            return tvm.relax.build(module, machine, relax_pipeline=None, tir_pipeline=registers.PIPELINE)
         except RuntimeError as error:
             if refusals:
                 raise refusals[0] from error

@@ -343,6 +343,7 @@ def assembly_of(model: onnx.ModelProto, tag: str) -> str:
     import tvm
     from tvm import tirx
 
+    from forge_pipeline.codegen import registers
     from forge_pipeline.codegen.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
 
@@ -354,8 +355,8 @@ def assembly_of(model: onnx.ModelProto, tag: str) -> str:
         if isinstance(function, tirx.PrimFunc) and "dense" in variable.name_hint
     }
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
-        built = tvm.compile(tvm.IRModule(kernels), target=target.tvm())
-    return str(built.mod.inspect_source("asm"))
+        built = registers.build(tvm.IRModule(kernels), target)
+    return str(built.inspect_source("asm"))
 
 
 @pytest.mark.parametrize(
