@@ -76,6 +76,26 @@ class Form:
         return T.parallel(extent) if self.is_parallel else T.serial(extent)
 
 
+def _gate_sums(form: Form) -> Any:
+    """Return what adds up ``panels`` panels of gates for one row at one step, from its inputs and its state."""
+    from tvm.script import tirx as T
+
+    hidden, width = form.hidden, panel_width(form.hidden)
+
+    @T.inline
+    def gate_sums(gates, sums, P, Q, H, R, w, n, t, panels):  # type: ignore[no-untyped-def]
+        for outer in T.serial(panels):
+            for j in T.vectorized(width):
+                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
+            for k in T.serial(hidden):
+                for j in T.vectorized(width):
+                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
+            for j in T.vectorized(width):
+                gates[outer * width + j] = sums[j]
+
+    return gate_sums
+
+
 def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     """Return ``(first, last, recurrence, h0) -> (y, h)``."""
     from tvm.script import tirx as T
@@ -83,6 +103,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     (activation,) = functions
     ways, hidden, dtype = form.ways, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
+    gate_sums = _gate_sums(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def rnn(a: T.handle, q: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
@@ -109,14 +130,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                         T.writes()
                         gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
                         sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                        for outer in T.serial(hidden // width):
-                            for j in T.vectorized(width):
-                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
-                            for k in T.serial(hidden):
-                                for j in T.vectorized(width):
-                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
-                            for j in T.vectorized(width):
-                                gates[outer * width + j] = sums[j]
+                        gate_sums(gates, sums, P, Q, H, R, w, n, t, hidden // width)
                         for outer in T.serial(hidden // span):
                             for j in T.vectorized(span):
                                 H[w, n, outer * span + j] = activation(w, gates[outer * span + j])
@@ -134,6 +148,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     ways, hidden, dtype = form.ways, form.hidden, form.dtype
     columns = 4 * hidden
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
+    gate_sums = _gate_sums(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def lstm(  # type: ignore[no-untyped-def]
@@ -176,14 +191,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                         sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
                         kept = T.sblock_alloc_buffer((span,), dtype, scope="local")
                         forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
-                        for outer in T.serial(columns // width):
-                            for j in T.vectorized(width):
-                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
-                            for k in T.serial(hidden):
-                                for j in T.vectorized(width):
-                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
-                            for j in T.vectorized(width):
-                                gates[outer * width + j] = sums[j]
+                        gate_sums(gates, sums, P, Q, H, R, w, n, t, columns // width)
                         for outer in T.serial(hidden // span):
                             for j in T.vectorized(span):
                                 kept[j] = C[w, n, outer * span + j]
@@ -210,7 +218,10 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
 
 def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> Any:
-    """Return ``(first, last, recurrence, bias (directions, hidden), h0) -> (y, h)``; ``linear``: resets the product."""
+    """Return ``(first, last, recurrence, bias (directions, hidden), h0) -> (y, h)``.
+
+    ``linear``: the reset gate multiplies the state's product, not the state before it.
+    """
     from tvm.script import tirx as T
 
     gate, candidate = functions
@@ -222,6 +233,8 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
 
     def inner(reset: Any, total: Any, bias: Any) -> Any:
         return reset * (total + bias) if linear else total + bias
+
+    gate_sums = _gate_sums(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def gru(a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
@@ -250,14 +263,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
                         gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
                         used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
                         sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                        for outer in T.serial(2 * hidden // width):
-                            for j in T.vectorized(width):
-                                sums[j] = form.of(w, P[t, n, outer * width + j], Q[t, n, outer * width + j])
-                            for k in T.serial(hidden):
-                                for j in T.vectorized(width):
-                                    sums[j] = sums[j] + H[w, n, k] * R[w, outer, k, j]
-                            for j in T.vectorized(width):
-                                gates[outer * width + j] = sums[j]
+                        gate_sums(gates, sums, P, Q, H, R, w, n, t, 2 * hidden // width)
                         for outer in T.serial(2 * hidden // span):
                             for j in T.vectorized(span):
                                 gates[outer * span + j] = gate(w, gates[outer * span + j])
