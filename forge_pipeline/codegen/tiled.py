@@ -35,7 +35,10 @@ OPAQUE = 8
 ANCHORS = (
     "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "pool_rows", "resample",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
+    "integer_batched",
 )  # fmt: skip
+CLOSED = ("integer_softmax", "integer_sums")
+"""Families whose kernels nothing is fused with."""
 BROADCAST = tuple(
     f"relax.{name}"
     for name in (
@@ -111,6 +114,7 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
             *([relax.transform.FastMathTransform()] if level >= APPROXIMATE else []),
             *cpu_generic.pipeline.library_dispatch_passes(target.tvm()),  # sorting and running sums
             relax.transform.LegalizeOps(),
+            relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
             relax.transform.AnnotateTIROpPattern(),
             *([relax.transform.FuseOps(), relax.transform.FuseTIR()] if level >= FUSED else []),
             relax.transform.DeadCodeElimination(),
@@ -159,6 +163,8 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
             families = {moves.family_of(sch, block) for block in moves.blocks(sch)}
             if winograd_weight.NAME in families:
                 module[variable] = function.with_attr("op_pattern", OPAQUE).with_attr(PREPARES, True)
+            elif not families.isdisjoint(CLOSED):
+                module[variable] = function.with_attr("op_pattern", OPAQUE)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr("op_pattern", FUSABLE_OUTPUT)
     return module

@@ -70,9 +70,12 @@ class Product:
         if self.measured is not None:
             finish = integer_dynamic.measured_finish(finish, self.measured, sums)
         rows = moves.product(self.shape[:-1])
-        flat = graph.plain(self.source)
+        source = graph.plain(self.source)
+        if _is_matrix(self.shape) and not graph.machine.amx:
+            return Value(plain=self._by_panels(graph, source, rows, finish))
+        flat = source
         if len(self.shape) != 2:
-            flat = graph.emit(relax.op.reshape(flat, (rows, self.weight.shape[0])))
+            flat = graph.emit(relax.op.reshape(source, (rows, self.weight.shape[0])))
         result = integer_amx.emit_product(graph, flat, rows, self.weight, finish)
         if result is None:
             result = self._by_panels(graph, flat, rows, finish)
@@ -91,6 +94,11 @@ class Product:
             by_panels, flat, graph.constant(packed), *constants,
             name="dense_u8", columns=columns, finish=finish, high=high, way=way,
         )  # fmt: skip
+
+
+def _is_matrix(shape: tuple[Extent, ...]) -> bool:
+    """Return whether only the last two axes have more than one element, so that a kernel may leave the others be."""
+    return len(shape) > 2 and all(extent == 1 for extent in shape[:-2])
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
@@ -181,36 +189,40 @@ def by_panels(
     left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
     columns: int, finish: Finish, high: int, way: Dot,
 ) -> te.Tensor:  # fmt: skip
-    """Describe (rows, steps) times packed weights, and what is done to the sums."""
+    """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
     from tvm import te, tirx
 
     count, groups, width, _ = (int(extent) for extent in panels.shape)
-    rows, steps = left.shape
+    *ones, rows, steps = left.shape
+    first = (0,) * len(ones)
     tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
     group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, way.group), "byte")
     source = left
     if str(tall) != str(rows) or int(steps) != groups * way.group:
-        source = te.compute((tall, groups * way.group), lambda m, k: _inside(left, m, k), name="pad")
+        source = te.compute((*ones, tall, groups * way.group), lambda *at: _inside(left, *at), name="pad")
     if way.widens:
         source = widened(source)
 
     def sums(m: Any, panel: Any, column: Any) -> Any:
         return te.sum(
-            products(source(m, group * way.group + byte), panels(panel, group, column, byte)), axis=[group, byte]
+            products(source(*first, m, group * way.group + byte), panels(panel, group, column, byte)),
+            axis=[group, byte],
         )
 
     total = te.compute((tall, count, width), sums, name="sums", attrs={moves.FAMILY: NAME, ROWS: high})
-    return te.compute(
-        (rows, columns),
-        lambda m, n: finish.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in offset)),
-        name=f"finish_{to_float_if_needed(finish.affine)}",
-    )
+
+    def element(*at: Any) -> Any:
+        m, n = at[-2:]
+        return finish.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in offset))
+
+    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
 
 
-def _inside(left: te.Tensor, m: Any, k: Any) -> Any:
+def _inside(left: te.Tensor, *at: Any) -> Any:
     from tvm import tirx
 
-    return tirx.if_then_else(tirx.all(m < left.shape[0], k < left.shape[1]), left(m, k), tirx.const(0, left.dtype))
+    rows, steps = left.shape[-2:]
+    return tirx.if_then_else(tirx.all(at[-2] < rows, at[-1] < steps), left(*at), tirx.const(0, left.dtype))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
