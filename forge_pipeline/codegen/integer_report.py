@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 CONVERSIONS = (
     "quantize", "dequantize", "finish_", "pack", "unpack", "T_concat", "T_reshape", "T_strided_slice", "T_transpose",
+    "unfold_depth", "fold_depth", "side_by_side",
 )  # fmt: skip
 """Beginnings of the names of blocks that go between integers and floats, scale sums of integers, or only copy."""
 

@@ -6,26 +6,16 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
-from forge_pipeline.codegen.integer import (
-    SUM_LIMIT,
-    Affine,
-    Clip,
-    Dequantized,
-    Finish,
-    IntegerWeight,
-    Measured,
-    to_float_if_needed,
-    waiting,
-)
+from forge_pipeline.codegen.graph import Array, Graph, Value
+from forge_pipeline.codegen.integer import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_dynamic, integer_winograd, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_winograd, moves
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
@@ -33,7 +23,6 @@ from forge_pipeline.codegen.schedules.integer_dot import (
     WORD,
     Dot,
     dot,
-    dot_of,
     known_dot,
     part_of_word,
     products,
@@ -52,114 +41,13 @@ COPY_CYCLES = 1.5
 """Cycles for a vector of an image that is copied to have a wider margin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
-    """A convolution of integers that waits to be stored: a ``Waiting`` result.
-
-    ``weight`` (filters, channels / groups, height, width) is int8; sums are in units of ``scale``, one for each
-    filter, and start at ``bias``; ``offset`` is added to results in real units.
-    """
-
-    source: Value
-    zero: int
-    weight: Array
-    scale: Array
-    bias: Array
-    offset: Array | None
-    clip: Clip
-    geometry: Geometry
-    measured: Measured | None = None
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
-
-    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        shift = self.zero - known_dot(graph.machine).taken
-        sums = self.weight.astype(np.int64).sum(axis=(1, 2, 3))
-        finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
-        source, geometry = self.source, self.geometry
-        if self.measured is not None:
-            source, geometry = integer_dynamic.padded(graph, self.measured, geometry)
-            finish = integer_dynamic.measured_finish(finish, self.measured, sums)
-        for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_winograd.emit, _emit_direct):
-            blocked = algorithm(graph, source, self.zero, self.weight, geometry, finish)
-            if blocked is not None:
-                break
-        return Value(blocked=blocked, channels=self.geometry.filters)
-
-
-def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take convolutions of a dequantized image by dequantized weights that fit int8."""
-    image, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
-        return None
-    if not isinstance(image, Dequantized | Measured):
-        return None
-    if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
-        return None
-    integers = weight.integers
-    if integers.ndim != 4 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 0):
-        return None
-    if not (weight.scale > 0).all():
-        return None
-    filters, _, *kernel = integers.shape
-    _, channels, height, width = shape_of(call.args[0])
-    geometry = Geometry(
-        channels=channels,
-        filters=filters,
-        groups=int(call.attrs.groups),
-        size=(height, width),
-        kernel=(kernel[0], kernel[1]),
-        strides=ints(call.attrs.strides),
-        padding=ints(call.attrs.padding),
-        dilation=ints(call.attrs.dilation),
-    )
-    affine = image.affine if isinstance(image, Dequantized) else Affine(scale=1.0, zero=0)
-    scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (filters,))
-    return Value(
-        pending=Convolution(
-            source=image.source,
-            zero=affine.zero,
-            weight=integers.astype(np.int8),
-            scale=scale.astype(np.float32),
-            bias=np.zeros(filters, np.int64),
-            offset=None,
-            clip=Clip(),
-            geometry=geometry,
-            measured=image if isinstance(image, Measured) else None,
-        ),
-        channels=filters,
-    )
-
-
-def add_bias(graph: Graph, call: relax.Call) -> Value | None:
-    """Start sums at a constant for each filter: exactly, if it is stored in their unit."""
-    for image, other in (call.args, reversed(call.args)):
-        pending, term = waiting(graph, image), graph.look(other)
-        if not isinstance(pending, Convolution) or term.constant is None or pending.clip != Clip():
-            continue
-        filters = pending.geometry.filters
-        if term.constant.shape not in ((1, filters, 1, 1), (filters, 1, 1)) or pending.offset is not None:
-            continue
-        exact = integer_bias(term, pending.scale) if pending.measured is None else None
-        if exact is not None and not pending.bias.any():
-            return Value(pending=replace(pending, bias=exact), channels=filters)
-        return Value(pending=replace(pending, offset=term.constant.reshape(-1)), channels=filters)
-    return None
-
-
-def integer_bias(term: Value, scale: Array) -> Array | None:
-    """Return a constant in units of ``scale``, if it is stored so and int32 sums have room for it."""
-    if not isinstance(term, IntegerWeight) or abs(term.integers).max(initial=0) >= SUM_LIMIT:
-        return None
-    if not np.allclose(term.scale, scale, rtol=1e-5, atol=0):
-        return None
-    return np.broadcast_to(term.integers.reshape(-1), scale.shape).astype(np.int64)
+def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
+    """Emit the algorithm that takes the convolution; the result is blocked."""
+    for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_winograd.emit):
+        blocked = algorithm(graph, source, zero, weight, geometry, finish)
+        if blocked is not None:
+            return blocked
+    return _emit_direct(graph, source, zero, weight, geometry, finish)
 
 
 def _emit_direct(
@@ -332,6 +220,3 @@ def _band(machine: Machine, height: int, row_values: int) -> int:
     room = machine.l2 // 4 // (2 * row_values)
     fitting = [rows for rows in divisors(height, max(1, room)) if height // rows >= 2 * machine.cores]
     return max(fitting or [1])
-
-
-HANDLERS = {"relax.nn.conv2d": conv2d, "relax.add": add_bias}

@@ -151,13 +151,13 @@ def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, element, name="quantize")
 
 
-def padded(graph: Graph, image: Measured, geometry: Geometry) -> tuple[Value, Geometry]:
-    """Return the bytes with the measured zero point around them, and a convolution that pads no more."""
+def padded(graph: Graph, image: Value, measured: Measured, geometry: Geometry) -> tuple[Value, Geometry]:
+    """Return an image of bytes with the measured zero point around it, and a convolution that pads no more."""
     if not any(geometry.padding):
-        return image.source, geometry
-    in_blocks = graph.is_blocked(image.source)
-    source = image.source.blocked if in_blocks else graph.plain(image.source)
-    made = graph.kernel(_surround, source, image.zero, name="pad", geometry=geometry)
+        return image, geometry
+    in_blocks = graph.is_blocked(image)
+    source = image.blocked if in_blocks else graph.plain(image)
+    made = graph.kernel(_surround, source, measured.zero, name="pad", geometry=geometry)
     top, left, bottom, right = geometry.padding
     size = (geometry.size[0] + top + bottom, geometry.size[1] + left + right)
     value = Value(blocked=made, channels=geometry.channels) if in_blocks else Value(plain=made)

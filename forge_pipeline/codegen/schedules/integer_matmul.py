@@ -20,8 +20,8 @@ from forge_pipeline.codegen.integer import (
 )
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, moves
-from forge_pipeline.codegen.schedules.integer_conv import integer_bias
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
+from forge_pipeline.codegen.schedules.integer_forms import integer_bias
 
 if TYPE_CHECKING:
     from tvm import relax, te

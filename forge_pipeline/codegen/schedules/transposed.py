@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,43 +99,12 @@ class Transposed:
 
     def emit(self, graph: Graph) -> Value:
         """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
-        lanes = graph.block(self.filters)
-        room = self.filters if self.groups > 1 else -(-self.filters // lanes) * lanes
-        together: dict[Any, list[tuple[int, ...]]] = {}
-        phases = {}
-        for index in itertools.product(*(range(axis.stride) for axis in self.axes)):
-            phases[index] = tuple(axis.phase(r) for axis, r in zip(self.axes, index, strict=True))
-            reads = tuple((phase.first, len(phase.taps)) for phase in phases[index])
-            together.setdefault((reads, index if self.groups > 1 else ()), []).append(index)
-        images: list[relax.Expr] = []
-        places: dict[tuple[int, ...], tuple[int, int]] = {}
-        for same in together.values():
-            for position, index in enumerate(same):
-                places[index] = (len(images), position * room)
-            weights = [self._taps(phases[index], room) for index in same]
-            images.append(self._convolution(graph, np.concatenate(weights), phases[same[0]], len(same), room))
-        shape = tuple(axis.output for axis in self.axes)
-        strides = tuple(axis.stride for axis in self.axes)
-        result = graph.kernel(
-            _side_by_side, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
-            strides=strides, places=places, filters=self.filters,
-        )  # fmt: skip
-        if len(shape) == 2:
-            return Value(blocked=result, channels=self.filters)
-        return Value(plain=result)
+        return by_phases(graph, self.weight, self.axes, self.groups, partial(self._convolution, graph))
 
-    def _taps(self, phase: Sequence[Phase], room: int) -> Array:
-        """Return the weights of one phase, with filters of zeros up to ``room``."""
-        weight = self.weight
-        for axis, along in enumerate(phase, start=2):
-            weight = weight.take(along.taps, axis) if along.taps else np.zeros_like(weight.take([0], axis))
-        return np.pad(weight, [(0, room - self.filters), *[(0, 0)] * (weight.ndim - 1)])
-
-    def _convolution(self, graph: Graph, weight: Array, phase: Sequence[Phase], count: int, room: int) -> relax.Expr:
-        bias = None if self.bias is None else np.tile(np.pad(self.bias, (0, room - self.filters)), count)
-        edges = [along.padding(axis) for axis, along in zip(self.axes, phase, strict=True)]
-        padding = tuple(edge[0] for edge in edges) + tuple(edge[1] for edge in edges)
-        dilation = tuple(along.dilation for along in phase)
+    def _convolution(
+        self, graph: Graph, weight: Array, rows: Array, padding: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> relax.Expr:
+        bias = None if self.bias is None else self.bias[rows]
         size = tuple(axis.size for axis in self.axes)
         if len(size) == 3:
             deep = volume(
@@ -142,12 +112,63 @@ class Transposed:
                 groups=self.groups,
             )  # fmt: skip
             return graph.plain(replace(deep, bias=bias).emit(graph))
-        geometry = Geometry(
-            channels=self.channels, filters=weight.shape[0], groups=self.groups, size=size,
-            kernel=(weight.shape[2], weight.shape[3]), strides=(1, 1), padding=padding, dilation=dilation,
-        )  # fmt: skip
+        geometry = plane(weight, self.channels, self.axes, self.groups, padding, dilation)
         flat = Convolution(source=self.source, weight=weight, bias=bias, geometry=geometry)
         return flat.emit(graph).blocked
+
+
+def plane(
+    weight: Array, channels: int, axes: Sequence[Axis], groups: int, padding: tuple[int, ...], dilation: tuple[int, ...]
+) -> Geometry:
+    """Return the convolution of an image that phases of two axes are."""
+    return Geometry(
+        channels=channels, filters=weight.shape[0], groups=groups, size=tuple(axis.size for axis in axes),
+        kernel=(weight.shape[2], weight.shape[3]), strides=(1, 1), padding=padding, dilation=dilation,
+    )  # fmt: skip
+
+
+Convolve = Callable[[Array, Array, tuple[int, ...], tuple[int, ...]], "relax.Expr"]
+"""Emits phases as one convolution of stride 1, from its weights, the filter of the model that each of them belongs to,
+padding and dilation. The result is blocked for two axes, and plain for three."""
+
+
+def by_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, convolve: Convolve) -> Value:
+    """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
+    filters = weight.shape[0]
+    lanes = graph.block(filters)
+    room = filters if groups > 1 else -(-filters // lanes) * lanes
+    together: dict[Any, list[tuple[int, ...]]] = {}
+    phases = {}
+    for index in itertools.product(*(range(axis.stride) for axis in axes)):
+        phases[index] = tuple(axis.phase(r) for axis, r in zip(axes, index, strict=True))
+        reads = tuple((phase.first, len(phase.taps)) for phase in phases[index])
+        together.setdefault((reads, index if groups > 1 else ()), []).append(index)
+    rows = np.pad(np.arange(filters), (0, room - filters))  # filters of zeros have the bias of any
+    images: list[relax.Expr] = []
+    places: dict[tuple[int, ...], tuple[int, int]] = {}
+    for same in together.values():
+        for position, index in enumerate(same):
+            places[index] = (len(images), position * room)
+        weights = [_taps(weight, phases[index], room) for index in same]
+        first = phases[same[0]]
+        edges = [along.padding(axis) for axis, along in zip(axes, first, strict=True)]
+        padding = tuple(edge[0] for edge in edges) + tuple(edge[1] for edge in edges)
+        dilation = tuple(along.dilation for along in first)
+        images.append(convolve(np.concatenate(weights), np.tile(rows, len(same)), padding, dilation))
+    shape = tuple(axis.output for axis in axes)
+    strides = tuple(axis.stride for axis in axes)
+    result = graph.kernel(
+        _side_by_side, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
+        strides=strides, places=places, filters=filters,
+    )  # fmt: skip
+    return Value(blocked=result, channels=filters) if len(shape) == 2 else Value(plain=result)
+
+
+def _taps(weight: Array, phase: Sequence[Phase], room: int) -> Array:
+    """Return the weights of one phase, with filters of zeros up to ``room``."""
+    for axis, along in enumerate(phase, start=2):
+        weight = weight.take(along.taps, axis) if along.taps else np.zeros_like(weight.take([0], axis))
+    return np.pad(weight, [(0, room - weight.shape[0]), *[(0, 0)] * (weight.ndim - 1)])
 
 
 def _side_by_side(
@@ -188,32 +209,46 @@ def _side_by_side(
     return te.compute(full, element, name="side_by_side", attrs={moves.FAMILY: NAME, **strided})
 
 
-def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 transposed convolution with constant weights and a known size."""
+def axes_of(graph: Graph, call: relax.Call) -> tuple[Axis, ...] | None:
+    """Return how the kernel walks, over a row where there is one axis; None if weights or sizes are not known."""
     weight, attributes = graph.look(call.args[1]).constant, call.attrs
     rank = len(weight.shape) if weight is not None else 0
     if weight is None or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
         return None
     if not has_known_shape(call.args[0], rank=rank) or not has_known_shape(call, rank=rank):
         return None
-    groups, (_, channels, *size) = int(attributes.groups), shape_of(call.args[0])
     padding, strides, dilation = (ints(x) for x in (attributes.padding, attributes.strides, attributes.dilation))
     axes = [
         Axis(size=i, output=o, kernel=k, stride=s, dilation=d, before=p)
         for i, o, k, s, d, p in zip(
-            size, shape_of(call)[2:], weight.shape[2:], strides, dilation, padding[: rank - 2], strict=True
+            shape_of(call.args[0])[2:], shape_of(call)[2:], weight.shape[2:], strides, dilation, padding[: rank - 2],
+            strict=True,
         )
-    ]
-    inputs, outputs = channels // groups, weight.shape[1]
-    by_group = weight.reshape(groups, inputs, outputs, *weight.shape[2:]).swapaxes(1, 2)
-    weight = by_group.reshape(groups * outputs, inputs, *weight.shape[2:])
-    source = graph.look(call.args[0])
+    ]  # fmt: skip
     if rank == 3:
         axes.insert(0, Axis(size=1, output=1, kernel=1, stride=1, dilation=1, before=0))
+    return tuple(axes)
+
+
+def filters_first(weight: Array, groups: int) -> Array:
+    """Return (channels, filters / groups, *kernel) as (filters, channels / groups, *kernel)."""
+    channels, outputs, *kernel = weight.shape
+    by_group = weight.reshape(groups, channels // groups, outputs, *kernel).swapaxes(1, 2)
+    return by_group.reshape(groups * outputs, channels // groups, *kernel)
+
+
+def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 transposed convolution with constant weights and a known size."""
+    weight, axes, groups = graph.look(call.args[1]).constant, axes_of(graph, call), int(call.attrs.groups)
+    if weight is None or axes is None:
+        return None
+    weight, source = filters_first(weight, groups), graph.look(call.args[0])
+    batch, channels, *size = shape_of(call.args[0])
+    if len(size) == 1:
         weight = weight[:, :, None]
-        source = Value(plain=graph.emit(_reshaped(graph.plain(source), (*shape_of(call.args[0])[:2], 1, *size))))
-    made = Transposed(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=tuple(axes))
-    if rank == 3:
+        source = Value(plain=graph.emit(_reshaped(graph.plain(source), (batch, channels, 1, *size))))
+    made = Transposed(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
+    if len(size) == 1:
         image = Value(pending=made, channels=made.filters)
         return Value(plain=graph.emit(_reshaped(graph.plain(image), shape_of(call))))
     return Value(pending=made, channels=made.filters)

@@ -58,68 +58,88 @@ class Volume:
 
     def emit(self, graph: Graph) -> Value:
         """Unfold the depth, convolve images, fold it again; the result is plain."""
-        lanes, geometry, depth = graph.machine.lanes, self.geometry, self.depth
-        plain = graph.plain(self.source)
-        by_blocks = geometry.groups == 1 and geometry.channels >= lanes and not graph.channels_last
-        taps = self.weight.transpose(0, 2, 1, 3, 4)  # (filters, depth, channels / groups, height, width)
-        if by_blocks:
-            blocks = -(-geometry.channels // lanes)
-            taps = np.pad(taps, ((0, 0), (0, 0), (0, blocks * lanes - geometry.channels), (0, 0), (0, 0)))
-            image = graph.kernel(_unfold_blocks, plain, name="unfold_depth", depth=depth, lanes=lanes)
-            source = Value(blocked=image, channels=blocks * lanes * depth.kernel)
-        else:
-            image = graph.kernel(_unfold, plain, name="unfold_depth", depth=depth, groups=geometry.groups)
-            source = Value(plain=image)
-        flat = taps.reshape(taps.shape[0], -1, *geometry.kernel)
-        images = Convolution(
-            source=source,
-            weight=flat,
-            bias=self.bias,
-            geometry=replace(geometry, channels=flat.shape[1] * geometry.groups),
+        source, weight, geometry = unfolded(
+            graph, graph.plain(self.source), self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
         )
-        result = images.emit(graph)
-        return Value(
-            plain=graph.kernel(
-                _fold, result.blocked, name="fold_depth", filters=geometry.filters, depth=depth.output
-            )
-        )  # fmt: skip
+        images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
+        return folded(graph, images.emit(graph).blocked, self.filters, self.depth)
 
 
-def _unfold_blocks(volume: te.Tensor, depth: Depth, lanes: int) -> te.Tensor:
+def unfolded(
+    graph: Graph, plain: relax.Expr, weight: Array, depth: Depth, geometry: Geometry, *fillers: relax.Expr,
+    filler: int = 0, in_blocks: bool = True,
+) -> tuple[Value, Array, Geometry]:  # fmt: skip
+    """Return a volume as images, and the weights and the geometry with which they are convolved.
+
+    Around the volume is ``filler``, or the number that one of ``fillers`` holds when the model runs. ``in_blocks``
+    permits blocked images.
+    """
+    lanes = graph.machine.lanes
+    taps = weight.transpose(0, 2, 1, 3, 4)  # (filters, depth, channels / groups, height, width)
+    if in_blocks and geometry.groups == 1 and geometry.channels >= lanes:
+        blocks = -(-geometry.channels // lanes)
+        taps = np.pad(taps, ((0, 0), (0, 0), (0, blocks * lanes - geometry.channels), (0, 0), (0, 0)))
+        image = graph.kernel(
+            _unfold_blocks, plain, *fillers, name="unfold_depth", depth=depth, lanes=lanes, filler=filler
+        )
+        source = Value(blocked=image, channels=blocks * lanes * depth.kernel)
+    else:
+        groups = geometry.groups
+        image = graph.kernel(_unfold, plain, *fillers, name="unfold_depth", depth=depth, groups=groups, filler=filler)
+        source = Value(plain=image)
+    flat = taps.reshape(taps.shape[0], -1, *geometry.kernel)
+    return source, flat, replace(geometry, channels=flat.shape[1] * geometry.groups)
+
+
+def folded(graph: Graph, images: relax.Expr, filters: int, depth: Depth) -> Value:
+    """Return a blocked batch of images as the volume that they are."""
+    return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth.output))
+
+
+def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, taps * C / lanes, H, W, lanes)."""
     from tvm import te
 
     batch, channels, _, height, width = volume.shape
     channels = int(channels)
     blocks = -(-channels // lanes)
+    outside = _outside(volume, fillers, filler)
 
     def element(image: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         channel = block % blocks * lanes + lane
         conditions = [] if channels % lanes == 0 else [channel < channels]
-        return _voxel(volume, depth, image, block // blocks, channel, h, w, conditions)
+        return _voxel(volume, depth, image, block // blocks, channel, h, w, outside, conditions)
 
     shape = (batch * depth.output, depth.kernel * blocks, height, width, lanes)
     return te.compute(shape, element, name="unfold_depth")
 
 
-def _unfold(volume: te.Tensor, depth: Depth, groups: int) -> te.Tensor:
+def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, groups * taps * C / groups, H, W)."""
     from tvm import te
 
     batch, channels, _, height, width = volume.shape
     inputs = int(channels) // groups
+    outside = _outside(volume, fillers, filler)
 
     def element(image: Any, c: Any, h: Any, w: Any) -> Any:
         channel = c // (inputs * depth.kernel) * inputs + c % inputs
-        return _voxel(volume, depth, image, c // inputs % depth.kernel, channel, h, w, [])
+        return _voxel(volume, depth, image, c // inputs % depth.kernel, channel, h, w, outside, [])
 
     return te.compute((batch * depth.output, int(channels) * depth.kernel, height, width), element, name="unfold_depth")
 
 
+def _outside(volume: te.Tensor, fillers: tuple[te.Tensor, ...], filler: int) -> Any:
+    from tvm import tirx
+
+    return fillers[0]() if fillers else tirx.const(filler, volume.dtype)
+
+
 def _voxel(
-    volume: te.Tensor, depth: Depth, image: Any, tap: Any, channel: Any, h: Any, w: Any, conditions: list[Any]
-) -> Any:
-    """Return what tap ``tap`` reads for result ``image``, zero outside the volume."""
+    volume: te.Tensor, depth: Depth, image: Any, tap: Any, channel: Any, h: Any, w: Any, outside: Any,
+    conditions: list[Any],
+) -> Any:  # fmt: skip
+    """Return what tap ``tap`` reads for result ``image``, and what is ``outside`` of the volume."""
     from tvm import tirx
 
     place = image % depth.output * depth.stride + tap * depth.dilation - depth.before
@@ -132,7 +152,7 @@ def _voxel(
     if not conditions:
         return value
     inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-    return tirx.if_then_else(inside, value, tirx.const(0, volume.dtype))
+    return tirx.if_then_else(inside, value, outside)
 
 
 def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
@@ -171,6 +191,17 @@ def volume(
     dilation: tuple[int, ...], groups: int,
 ) -> Volume:  # fmt: skip
     """Return a convolution over (channels, depth, height, width) of ``size``; padding: three begins, three ends."""
+    depth, geometry = taken_apart(
+        weight, size=size, strides=strides, padding=padding, dilation=dilation, groups=groups
+    )  # fmt: skip
+    return Volume(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
+
+
+def taken_apart(
+    weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], groups: int,
+) -> tuple[Depth, Geometry]:  # fmt: skip
+    """Return how a convolution, as ``volume`` takes it, walks along the depth, and along its images."""
     channels, deep, *plane = size
     front, top, left, back, bottom, right = padding
     kernel = weight.shape[2]
@@ -188,7 +219,7 @@ def volume(
         padding=(top, left, bottom, right),
         dilation=dilation[1:],
     )
-    return Volume(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
+    return depth, geometry
 
 
 HANDLERS = {"relax.nn.conv3d": conv3d}

@@ -1,0 +1,259 @@
+"""Convolutions of bytes that wait to be stored, over any axes; those over one and two axes themselves.
+
+What is known about the numbers (``Convolution``) is apart from how the kernel walks over the axes (``Walk``): every
+walk ends in convolutions of images, which ``integer_conv`` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.integer import (
+    SUM_LIMIT,
+    Affine,
+    Clip,
+    Dequantized,
+    Finish,
+    IntegerWeight,
+    Measured,
+    waiting,
+)
+from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic
+from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of integers that waits to be stored: a ``Waiting`` result.
+
+    ``weight`` (filters, channels / groups, *kernel) is int8; sums are in units of ``scale``, one for each filter, and
+    start at ``bias``; ``offset`` is added to results in real units.
+    """
+
+    source: Value
+    zero: int
+    weight: Array
+    scale: Array
+    bias: Array
+    offset: Array | None
+    clip: Clip
+    walk: Walk
+    measured: Measured | None = None
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+        return int(self.weight.shape[0])
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return graph.settle(self.walk.emit(graph, self, None))
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        return self.walk.emit(graph, self, affine)
+
+    def of_filters(self, weight: Array, rows: Array) -> Convolution:
+        """Return one with the ``weight`` of other filters, that have scale and bias of those in ``rows``."""
+        return replace(
+            self,
+            weight=weight,
+            scale=self.scale[rows],
+            bias=self.bias[rows],
+            offset=None if self.offset is None else self.offset[rows],
+        )
+
+
+class Walk(Protocol):
+    """How a kernel is moved over its axes."""
+
+    def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
+        """Emit the convolution, in uint8 as ``affine`` says or in float."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """Over an image."""
+
+    geometry: Geometry
+
+    def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
+        """Emit it; the result is blocked."""
+        shift = convolution.zero - known_dot(graph.machine).taken
+        sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        bias = convolution.bias - shift * sums
+        finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
+        source, geometry = convolution.source, self.geometry
+        if convolution.measured is not None:
+            source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)
+            finish = integer_dynamic.measured_finish(finish, convolution.measured, sums)
+        blocked = integer_conv.emit(graph, source, convolution.zero, convolution.weight, geometry, finish)
+        return Value(blocked=blocked, channels=geometry.filters)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pictured(Value):
+    """A value of one or three axes that is also known as images (four axes), which its next reader may go on with."""
+
+    image: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshaped:
+    """Emits an image in another shape."""
+
+    image: Value
+    shape: tuple[Any, ...]
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        return Value(plain=graph.emit(_reshaped(graph.plain(self.image), self.shape)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Over one axis, as over an image with one row: the way ``along`` it; ``shape`` is that of the result."""
+
+    along: Walk
+    shape: tuple[Any, ...]
+
+    def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
+        """Emit it; the result is known as an image too."""
+        source = convolution.source
+        if isinstance(source, Pictured):
+            row = source.image
+        else:
+            plain = graph.plain(source)
+            batch, channels, width = shape_of(plain)
+            row = Value(plain=graph.emit(_reshaped(plain, (batch, channels, 1, width))))
+        flat = replace(convolution, source=row, weight=convolution.weight[:, :, None], walk=self.along)
+        image = self.along.emit(graph, flat, affine)
+        return Pictured(image=image, pending=Reshaped(image=image, shape=self.shape))
+
+
+def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
+    from tvm import relax
+
+    return relax.op.reshape(value, shape)
+
+
+def by_filter(weight: Array) -> Array:
+    """Return the weights of a convolution, which has its filters first already."""
+    return weight
+
+
+def convolution_of(
+    graph: Graph, call: relax.Call, walk: Walk, arrange: Callable[[Array], Array] = by_filter
+) -> Value | None:
+    """Return a convolution of a dequantized value by dequantized weights that fit int8; None for others.
+
+    ``arrange`` brings weights, as the operator has them, to filters first.
+    """
+    image, weight = (graph.look(argument) for argument in call.args)
+    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+        return None
+    if not isinstance(image, Dequantized | Measured):
+        return None
+    integers = weight.integers
+    if abs(integers).max(initial=0) > 127 or not (weight.scale > 0).all():
+        return None
+    spread = [1] * integers.ndim
+    if weight.scale.size > 1:
+        spread[weight.axis] = -1
+    scales = arrange(np.broadcast_to(weight.scale.reshape(spread), integers.shape))
+    scales = scales.reshape(scales.shape[0], -1)
+    if not scales.size or (scales != scales[:, :1]).any():
+        return None
+    affine = image.affine if isinstance(image, Dequantized) else Affine(scale=1.0, zero=0)
+    scale = (np.float32(affine.scale) * scales[:, 0]).astype(np.float32)
+    return Value(
+        pending=Convolution(
+            source=image.source,
+            zero=affine.zero,
+            weight=arrange(integers).astype(np.int8),
+            scale=scale,
+            bias=np.zeros(scale.size, np.int64),
+            offset=None,
+            clip=Clip(),
+            walk=walk,
+            measured=image if isinstance(image, Measured) else None,
+        ),
+        channels=scale.size,
+    )
+
+
+def conv2d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions over images."""
+    kernel = graph.look(call.args[1]).constant
+    if kernel is None or call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
+        return None
+    filters, _, tall, wide = kernel.shape
+    _, channels, height, width = shape_of(call.args[0])
+    geometry = Geometry(
+        channels=channels,
+        filters=filters,
+        groups=int(call.attrs.groups),
+        size=(height, width),
+        kernel=(tall, wide),
+        strides=ints(call.attrs.strides),
+        padding=ints(call.attrs.padding),
+        dilation=ints(call.attrs.dilation),
+    )
+    return convolution_of(graph, call, Plane(geometry=geometry))
+
+
+def conv1d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions over one axis."""
+    kernel = graph.look(call.args[1]).constant
+    if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
+        return None
+    _, channels, width = shape_of(call.args[0])
+    left, right = ints(call.attrs.padding)
+    geometry = Geometry(
+        channels=channels,
+        filters=kernel.shape[0],
+        groups=int(call.attrs.groups),
+        size=(1, width),
+        kernel=(1, kernel.shape[2]),
+        strides=(1, *ints(call.attrs.strides)),
+        padding=(0, left, 0, right),
+        dilation=(1, *ints(call.attrs.dilation)),
+    )
+    return convolution_of(graph, call, Line(along=Plane(geometry=geometry), shape=shape_of(call)))
+
+
+def add_bias(graph: Graph, call: relax.Call) -> Value | None:
+    """Start sums at a constant for each filter: exactly, if it is stored in their unit."""
+    for image, other in (call.args, reversed(call.args)):
+        pending, term = waiting(graph, image), graph.look(other)
+        if not isinstance(pending, Convolution) or term.constant is None or pending.clip != Clip():
+            continue
+        filters, ones = pending.filters, (1,) * (pending.weight.ndim - 2)
+        if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or pending.offset is not None:
+            continue
+        exact = integer_bias(term, pending.scale) if pending.measured is None else None
+        if exact is not None and not pending.bias.any():
+            return Value(pending=replace(pending, bias=exact), channels=filters)
+        return Value(pending=replace(pending, offset=term.constant.reshape(-1)), channels=filters)
+    return None
+
+
+def integer_bias(term: Value, scale: Array) -> Array | None:
+    """Return a constant in units of ``scale``, if it is stored so and int32 sums have room for it."""
+    if not isinstance(term, IntegerWeight) or abs(term.integers).max(initial=0) >= SUM_LIMIT:
+        return None
+    if not np.allclose(term.scale, scale, rtol=1e-5, atol=0):
+        return None
+    return np.broadcast_to(term.integers.reshape(-1), scale.shape).astype(np.int64)
+
+
+HANDLERS = {"relax.nn.conv1d": conv1d, "relax.nn.conv2d": conv2d, "relax.add": add_bias}
