@@ -24,6 +24,7 @@ from typing import Any
 import onnx
 
 from benchmarks.turns import Contestant, compare, random_inputs
+from forge_pipeline.codegen.options import Options
 
 OTHERS = ("float", "onnxruntime", "openvino")
 FILES = {
@@ -34,6 +35,7 @@ FILES = {
     "yunet": "yunet/yunet_n_320_320.onnx",
 }
 MADE = ("resnet18", "resnet50", "mobilenet_v2", "bert_encoder")
+OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,23 +67,31 @@ def main(arguments: Sequence[str]) -> int:
 
 def prepare(name: str, models: Path, tag: str, folder: Path) -> None:
     """Write a model's quantized ONNX file and both libraries."""
+    sources = both(name, models, folder)
+    onnx.save(sources["int8"], folder / f"{name}.onnx")
+    for kind, source in sources.items():
+        write_library(folder / f"{name}.{kind}", source, tag)
+
+
+def write_library(path: Path, model: onnx.ModelProto, tag: str) -> None:
+    """Compile a model for two cores of a target."""
+    from forge_pipeline.codegen.build import build
+    from forge_pipeline.target import Target
+
+    path.write_bytes(build(model, replace(Target.from_tag(tag), cores=2), OPTIONS).to_bytes())
+
+
+def both(name: str, models: Path, folder: Path) -> dict[str, onnx.ModelProto]:
+    """Return a model as int8 and as float; ``folder`` is for files in between."""
     from benchmarks.accuracy import folded, smooth_noise
     from benchmarks.models import MODELS
-    from forge_pipeline.codegen.build import build
-    from forge_pipeline.codegen.options import Options
     from forge_pipeline.data.fitting import input_specs
-    from forge_pipeline.target import Target
 
     path = models / FILES[name] if name in FILES else folder / f"{name}.source.onnx"
     if name not in FILES:
         onnx.save(MODELS[name](), path)
     model = folded(path)
-    quantized = quantize(model, list(smooth_noise(input_specs(model.mod), 4)))
-    target = Target.from_tag(tag)
-    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-    onnx.save(quantized, folder / f"{name}.onnx")
-    for kind, source in (("int8", quantized), ("float", model.mod)):
-        (folder / f"{name}.{kind}").write_bytes(build(source, replace(target, cores=2), options).to_bytes())
+    return {"int8": quantize(model, list(smooth_noise(input_specs(model.mod), 4))), "float": model.mod}
 
 
 def quantize(model: Any, feeds: Sequence[Any]) -> onnx.ModelProto:

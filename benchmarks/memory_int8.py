@@ -1,9 +1,10 @@
 """Memory that compiled models need while they run: quantized ones beside float ones.
 
-    python -m benchmarks.memory_int8 --models ../shared/models --target host
+    python -m benchmarks.memory_int8 --models ../shared/models --target host intel/sapphire-rapids
 
 Planned: what the compiled code allocates for values between kernels, results included. Resident: how much the largest
-resident set of a process grows from before the library is loaded to after some runs, weights and all, one thread.
+resident set of a process grows from before the library is loaded to after some runs, weights and all, one thread. It
+is measured for targets that this machine is; what is planned is known without running.
 """
 
 from __future__ import annotations
@@ -14,55 +15,60 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
-from benchmarks.accuracy import folded
-from benchmarks.latency_int8 import FILES, MADE, prepare
+from benchmarks.latency_int8 import FILES, MADE, OPTIONS, both, write_library
 
 RUNS = 3
 STATUS = Path("/proc/self/status")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print a row for each model, and geometric means."""
+    """Print a row for each model and target, and geometric means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="folder with the models that are files")
-    parser.add_argument("--target", default="host")
+    parser.add_argument("--target", nargs="+", default=["host"])
     parser.add_argument("--only", nargs="*", default=[*FILES, *MADE], choices=[*FILES, *MADE])
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(arguments)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, dict[str, float]]] = {tag: {} for tag in chosen.target}
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         for name in chosen.only:
-            stem = Path(folder) / name
-            prepare(name, chosen.models, chosen.target, Path(folder))
-            sources = {"int8": onnx.load(f"{stem}.onnx"), "float": float_model(name, chosen.models, Path(folder))}
-            rows[name] = {
-                kind: {"planned": planned(source, chosen.target), "resident": resident(Path(f"{stem}.{kind}"))}
-                for kind, source in sources.items()
-            }
-            for figure in ("planned", "resident"):
-                rows[name][f"{figure}, int8 / float"] = round(
-                    rows[name]["int8"][figure] / max(1, rows[name]["float"][figure]), 3
-                )
-            print(name, json.dumps(rows[name]), flush=True)
-    for figure in ("planned", "resident"):
-        ratios = [row[f"{figure}, int8 / float"] for row in rows.values()]
-        print(f"{figure}, geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, most {max(ratios)}")
+            sources = both(name, chosen.models, Path(folder))
+            for tag, found in rows.items():
+                found[name] = compared(sources, tag, Path(folder))
+                print(tag, name, json.dumps(found[name]), flush=True)
+    for tag, found in rows.items():
+        for figure in ("planned", "resident"):
+            ratios = [row[figure] for row in found.values() if figure in row]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                print(f"{tag}: {figure}, int8 / float: geometric mean {mean:.3f}, most {max(ratios)}")
     if chosen.output:
         chosen.output.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
 
 
-def float_model(name: str, models: Path, folder: Path) -> onnx.ModelProto:
-    """Return the model that was quantized."""
-    model: onnx.ModelProto = folded(models / FILES[name] if name in FILES else folder / f"{name}.source.onnx").mod
-    return model
+def compared(sources: Mapping[str, onnx.ModelProto], tag: str, folder: Path) -> dict[str, float]:
+    """Return what both kinds of a model need, in bytes, and the ratios."""
+    from forge_pipeline.target import Target
+    from forge_pipeline.target.host import why_not_here
+
+    figures = {"planned": {kind: planned(source, tag) for kind, source in sources.items()}}
+    if why_not_here(Target.from_tag(tag)) is None:
+        figures["resident"] = {}
+        for kind, source in sources.items():
+            write_library(folder / kind, source, tag)
+            figures["resident"][kind] = resident(folder / kind)
+    row: dict[str, float] = {}
+    for figure, values in figures.items():
+        row.update({f"{figure}, {kind}": value for kind, value in values.items()})
+        row[figure] = round(values["int8"] / max(1, values["float"]), 3)
+    return row
 
 
 def resident(library: Path) -> int:
@@ -90,35 +96,21 @@ def observed(library: Path) -> int:
 
 
 def planned(model: onnx.ModelProto, tag: str) -> int:
-    """Return the bytes of all blocks that values between kernels share, for a batch of one, results included."""
+    """Return the bytes that values between kernels take, for a batch of one, results included."""
     import tvm
-    from tvm import relax
-    from tvm.relax.backend.cpu_generic import pipeline
 
-    from forge_pipeline.codegen.importer import import_model
-    from forge_pipeline.codegen.importer import prepare as prepared
+    from forge_pipeline.codegen.build import planned as with_memory
+    from forge_pipeline.codegen.importer import import_model, prepare
     from forge_pipeline.codegen.lowering import pick_generator
-    from forge_pipeline.codegen.options import Options
+    from forge_pipeline.codegen.memory import allocated
+    from forge_pipeline.codegen.weights import separate
     from forge_pipeline.target import Target
 
     target = replace(Target.from_tag(tag), cores=2)
-    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-    lowered = pick_generator(options, target)(import_model(prepared(model)), target, options)
-    machine = target.tvm()
-    with machine, tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
-        passes = [*pipeline.dataflow_lower_passes(machine), relax.transform.StaticPlanBlockMemory()]
-        module = tvm.transform.Sequential(passes)(lowered.module)
-    sizes: list[int] = []
-
-    def visit(expression: object) -> None:
-        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.memory.alloc_storage":
-            sizes.append(math.prod(int(extent) for extent in expression.args[0].values))
-        elif isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.builtin.alloc_tensor":
-            shape = math.prod(int(extent) for extent in expression.args[0].values)
-            sizes.append(shape * np.dtype(str(expression.args[1].value)).itemsize)
-
-    relax.analysis.post_order_visit(module[lowered.single or "main"].body, visit)
-    return sum(sizes)
+    lowered = pick_generator(OPTIONS, target)(import_model(prepare(model)), target, OPTIONS)
+    with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
+        module = with_memory(separate(lowered.module).module, target)
+    return allocated(module[lowered.single or "main"])
 
 
 def _kib(field: str) -> int:

@@ -17,6 +17,7 @@ from forge_pipeline.codegen.halves import storage, widened
 from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.lowering import Lowered, pick_generator
+from forge_pipeline.codegen.memory import plan_memory
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.shapes import in_order
 from forge_pipeline.codegen.weights import Halves, Separated, separate
@@ -86,15 +87,26 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
     refusals = compile_kernels_with_nvcc(target) if target.kind == "cuda" else []
     machine = target.tvm()
-    passes = [*backend.dataflow_lower_passes(machine), *backend.finalize_passes(machine)]
     with machine, tvm.transform.PassContext(opt_level=max(options.opt_level, 1), config=dict(lowered.pass_config)):
-        module = in_order(tvm.transform.Sequential(passes)(module))
+        module = planned(module, target)
+        module = in_order(tvm.transform.Sequential(backend.finalize_passes(machine))(module))
         try:
             return tvm.relax.build(module, machine, relax_pipeline=None, tir_pipeline=registers.PIPELINE)
         except RuntimeError as error:
             if refusals:
                 raise refusals[0] from error
             raise
+
+
+def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Return scheduled kernels and their callers with the memory that values between them take."""
+    import tvm
+    from tvm.relax.backend import cpu_generic
+    from tvm.relax.backend.cuda import pipeline as cuda
+
+    backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
+    module = tvm.transform.Sequential(backend.dataflow_lower_passes(target.tvm()))(module)
+    return module if target.kind == "cuda" else plan_memory(module)
 
 
 def _export(executable: Any, target: Target) -> bytes:

@@ -14,6 +14,10 @@ RUNTIME = "vm."
 """The beginning of the names of the runtime's own functions, such as those that allocate."""
 
 
+PLACING = "place_tensors"
+"""What the function is called that gives tensors their places in memory: no kernel either."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
     """A kernel's part of a run: calls in a run, milliseconds of them, and their share of all kernels' time, 0..1.
@@ -73,4 +77,4 @@ def profiled(run: Callable[[Clock], object], runs: int, fallbacks: Iterable[Mapp
 
 
 def _kernels(clock: Clock) -> dict[str, int]:
-    return {name: spent for name, spent in clock.nanoseconds.items() if not name.startswith(RUNTIME)}
+    return {name: spent for name, spent in clock.nanoseconds.items() if not name.startswith((RUNTIME, PLACING))}

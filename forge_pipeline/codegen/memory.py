@@ -1,0 +1,233 @@
+"""Where values between kernels lie: in one piece of memory for a run, at places shared by what is never needed at once.
+
+TVM's own plan gives every value a block that other values may take later, whole and only for the same type. Here a
+value lies where nothing else lies during its life, largest first: the offline assignment of offsets of Pisarchyk and
+Lee ("Efficient Memory Management for Deep Neural Net Inference", 2020). Values of unknown size are left to TVM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.runtime.profile import PLACING
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import relax, tirx
+
+ALIGNMENT = 64
+"""Bytes: kernels are compiled for tensors that start at a cache line."""
+
+DATA, BYTE_OFFSET = 1, 8
+"""TVM's codes for two fields of a DLTensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """A value of ``size`` bytes that is needed from one binding to another, both included."""
+
+    size: int
+    first: int
+    last: int
+
+    def meets(self, other: Life) -> bool:
+        """Return whether both are needed at once."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Offsets of values, in bytes, and the ``size`` of the piece of memory that they lie in."""
+
+    offsets: tuple[int, ...]
+    size: int
+
+
+def plan(lives: Sequence[Life]) -> Plan:
+    """Return places for values such that none that are needed at once overlap: the best of several orders."""
+    orders = (
+        sorted(range(len(lives)), key=lambda index: (-lives[index].size, lives[index].first)),
+        sorted(range(len(lives)), key=lambda index: -lives[index].size * (1 + lives[index].last - lives[index].first)),
+        sorted(range(len(lives)), key=lambda index: (lives[index].first, -lives[index].size)),
+    )
+    least = most_at_once(lives)
+    best: Plan | None = None
+    for order in orders:
+        found = _in_order(lives, order)
+        best = found if best is None or found.size < best.size else best
+        if best.size == least:
+            break
+    assert best is not None  # noqa: S101 - there are orders
+    return best
+
+
+def most_at_once(lives: Sequence[Life]) -> int:
+    """Return how many bytes are needed at once at most: no plan takes less."""
+    changes: dict[int, int] = {}
+    for life in lives:
+        changes[life.first] = changes.get(life.first, 0) + _aligned(life.size)
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - _aligned(life.size)
+    return max(accumulate(changes[time] for time in sorted(changes)), default=0)
+
+
+def _in_order(lives: Sequence[Life], order: Iterable[int]) -> Plan:
+    """Place one value after the other, each as low as it fits."""
+    placed: list[tuple[int, int]] = []  # offset and index, ascending
+    for index in order:
+        at, size = 0, _aligned(lives[index].size)
+        for offset, other in placed:
+            if lives[other].meets(lives[index]):
+                if offset - at >= size:
+                    break
+                at = max(at, offset + _aligned(lives[other].size))
+        placed.append((at, index))
+        placed.sort()
+    offsets = {index: offset for offset, index in placed}
+    return Plan(
+        offsets=tuple(offsets[index] for index in range(len(lives))),
+        size=max((offset + _aligned(lives[index].size) for offset, index in placed), default=0),
+    )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module``, whose functions call kernels on tensors that they allocate, with one allocation in each.
+
+    What a function returns keeps memory of its own. A function with branches, or with tensors of unknown size, is
+    returned as it is.
+    """
+    from tvm import relax
+
+    builder = relax.BlockBuilder(module)
+    for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if isinstance(function, relax.Function):
+            _plan_function(builder, module, variable, function)
+    return builder.finalize()
+
+
+def allocated(function: relax.Function) -> int:
+    """Return the bytes that a function allocates when it is called; sizes must be known."""
+    from tvm import relax
+
+    total = 0
+
+    def visit(item: object) -> None:
+        nonlocal total
+        name = getattr(getattr(item, "op", None), "name", "")
+        if isinstance(item, relax.Call) and name == "relax.memory.alloc_storage":
+            total += int(item.args[0].values[0])
+        elif isinstance(item, relax.Call) and name == "relax.builtin.alloc_tensor":
+            total += _size(item)
+
+    relax.analysis.post_order_visit(function.body, visit)
+    return total
+
+
+def _size(allocation: relax.Call) -> int:
+    from tvm import DataType
+
+    shape, dtype = allocation.args[0], DataType(str(allocation.args[1].value))
+    return math.prod(int(extent) for extent in shape.values) * int(dtype.itemsize)
+
+
+def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: relax.Function) -> None:
+    from tvm import relax
+
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    lives = _lives(module, bindings, function.body.body)
+    if not lives:
+        return
+    found = plan(list(lives.values()))
+    storage = relax.Var("memory", relax.ObjectType())
+    made = relax.op.memory.alloc_storage(relax.ShapeExpr([found.size]), 0, "global", "uint8")
+    start = [relax.VarBinding(storage, made)]
+    moved = []
+    for binding in bindings:
+        if binding.var in lives:
+            offset = found.offsets[list(lives).index(binding.var)]
+            shape, kind = binding.value.args[0], str(binding.value.args[1].value)
+            tensor = relax.op.memory.alloc_tensor(storage, offset, shape, kind)
+            start.append(relax.VarBinding(binding.var, tensor))
+            moved += [binding.var] if offset else []
+    if moved:
+        place = builder.add_func(_placing(len(moved)), PLACING)
+        nothing = relax.Var("placed", relax.TupleType([]))
+        start.append(relax.VarBinding(nothing, relax.Call(place, moved)))
+    rest = [binding for binding in bindings if binding.var not in lives]
+    body = relax.SeqExpr([relax.BindingBlock([*start, *rest])], function.body.body)
+    planned = relax.Function(function.params, body, function.ret_ty, function.is_pure).with_attrs(
+        dict(function.attrs or {})
+    )
+    builder.update_func(variable, planned)
+
+
+def _lives(module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr) -> dict[Any, Life]:
+    """Return the lives of all tensors that a function allocates for itself; none where one has no known size."""
+    from tvm import relax, tirx
+
+    roots: dict[Any, frozenset[Any]] = {}  # what a variable may be a view of
+    sizes: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    first: dict[Any, int] = {}
+    for index, binding in enumerate(bindings):
+        value = binding.value
+        if isinstance(value, relax.If | relax.Function):
+            return {}
+        name = getattr(getattr(value, "op", None), "name", "")
+        if name == "relax.builtin.alloc_tensor":
+            extents = value.args[0].values
+            if not all(isinstance(extent, tirx.IntImm | int) for extent in extents):
+                return {}
+            if _size(value):
+                roots[binding.var] = frozenset([binding.var])
+                sizes[binding.var] = _size(value)
+            continue
+        touched = _touched(value, roots)
+        for root in touched:
+            first.setdefault(root, index)
+            last[root] = index
+        is_kernel = isinstance(value, relax.Call) and isinstance(module.functions.get(value.op), tirx.PrimFunc)
+        if touched and not is_kernel:
+            roots[binding.var] = touched
+    returned = _touched(result, roots)
+    return {
+        root: Life(size=size, first=first.get(root, 0), last=last.get(root, 0))
+        for root, size in sizes.items()
+        if root not in returned
+    }
+
+
+def _touched(expression: relax.Expr, roots: dict[Any, frozenset[Any]]) -> frozenset[Any]:
+    """Return the tensors that an expression may read or write."""
+    from tvm import relax
+
+    found: set[Any] = set()
+
+    def visit(item: object) -> None:
+        if isinstance(item, relax.Var):
+            found.update(roots.get(item, ()))
+
+    relax.analysis.post_order_visit(expression, visit)
+    return frozenset(found)
+
+
+def _placing(count: int) -> tirx.PrimFunc:
+    """Return a function of ``count`` tensors that turns the byte offset of each into an address, as kernels want it."""
+    from tvm import tirx
+
+    tensors = [tirx.Var(f"tensor{index}", "handle") for index in range(count)]
+    statements = []
+    for tensor in tensors:
+        data = tirx.call_intrin("handle", "tirx.tvm_struct_get", tensor, 0, DATA)
+        offset = tirx.call_intrin("uint64", "tirx.tvm_struct_get", tensor, 0, BYTE_OFFSET)
+        moved = tirx.call_intrin("handle", "tirx.handle_add_byte_offset", data, offset)
+        for field, value in ((DATA, moved), (BYTE_OFFSET, tirx.const(0, "uint64"))):
+            statements.append(tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_struct_set", tensor, 0, field, value)))
+    return tirx.PrimFunc(tensors, tirx.SeqStmt(statements)).with_attr("tirx.is_scheduled", True)

@@ -1,0 +1,112 @@
+"""Where values between kernels lie: never over one another, in as little memory as they need at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build, planned
+from forge_pipeline.codegen.importer import import_model
+from forge_pipeline.codegen.memory import ALIGNMENT, Life, allocated, most_at_once, plan
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.tiled import lower
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+
+OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+EXTENT = 20
+LIVES = st.lists(
+    st.builds(
+        lambda size, first, length: Life(size=size, first=first, last=first + length),
+        st.integers(1, 5000), st.integers(0, 30), st.integers(0, 8),
+    ),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+@given(LIVES)
+@settings(deadline=None)
+def test_values_that_are_needed_at_once_lie_apart(lives: list[Life]) -> None:
+    found = plan(lives)
+    for index, (life, offset) in enumerate(zip(lives, found.offsets, strict=True)):
+        assert offset % ALIGNMENT == 0
+        assert offset + life.size <= found.size
+        for other, place in zip(lives[:index], found.offsets, strict=False):
+            if life.meets(other):
+                assert offset + life.size <= place or place + other.size <= offset
+
+
+@given(LIVES)
+@settings(deadline=None)
+def test_a_plan_takes_no_less_than_is_needed_at_once_and_no_more_than_all(lives: list[Life]) -> None:
+    assert most_at_once(lives) <= plan(lives).size <= sum(-(-life.size // ALIGNMENT) * ALIGNMENT for life in lives)
+
+
+def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:
+    """Return a model of images: a node that reads one is a maximum of windows, one that reads more a concatenation.
+
+    Results are called y0, y1 and so on; "reshaped" before a name asks for a view of it.
+    """
+    shape = numpy_helper.from_array(np.array([1, -1, 2 * EXTENT, EXTENT // 2]), "shape")
+    nodes: list[onnx.NodeProto] = []
+    for index, names in enumerate(reads):
+        used = [name.removeprefix("reshaped ") for name in names]
+        for place, name in enumerate(names):
+            if name != used[place]:
+                used[place] = f"view{len(nodes)}"
+                nodes.append(helper.make_node("Reshape", [name.removeprefix("reshaped "), "shape"], [used[place]]))
+        if len(used) == 1:
+            nodes.append(
+                helper.make_node("MaxPool", used, [f"y{index}"], kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
+            )
+        else:
+            nodes.append(helper.make_node("Concat", used, [f"y{index}"], axis=1))
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, EXTENT, EXTENT])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "net", [image], values, [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+def needed(model: onnx.ModelProto) -> int:
+    target = Target.from_tag("host")
+    with target.tvm():
+        return allocated(planned(lower(import_model(model), target, OPTIONS).module, target)["main"])
+
+
+IMAGE = 8 * EXTENT * EXTENT * 4
+
+
+def test_a_chain_takes_two_buffers_and_its_result_beside_its_packed_image() -> None:
+    chain = [("x",), *((f"y{index}",) for index in range(5))]
+    assert needed(pooled(*chain, outputs=("y5",))) == 3 * IMAGE
+
+
+def test_a_value_that_is_read_again_keeps_its_place_until_then() -> None:
+    model = pooled(("x",), ("y0",), ("y1",), ("y2",), ("y0", "y3"), outputs=("y4",))
+    assert needed(model) == 3 * IMAGE + 2 * IMAGE
+
+
+@pytest.mark.parametrize(
+    ("reads", "outputs"),
+    [
+        ((("x",), ("y0",), ("y1",), ("y2",), ("y0", "y3"), ("y1",), ("y4", "y5")), ("y6", "y2", "y0")),
+        ((("x",), ("reshaped y0",), ("y0",), ("y2",), ("y3",), ("reshaped y0", "y1"), ("reshaped y4",)), ("y5", "y6")),
+    ],
+)
+def test_values_survive_until_they_are_last_read(reads: Any, outputs: tuple[str, ...]) -> None:
+    import onnxruntime as ort
+
+    model = pooled(*reads, outputs=outputs)
+    x = np.random.default_rng(0).standard_normal((1, 8, EXTENT, EXTENT)).astype(np.float32)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
+    for _ in range(2):
+        for found, wanted in zip(engine(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(found, wanted)
