@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import yaml
 
+from benchmarks.accuracy import cases, folded, samples
+from forge_pipeline.codegen.build import build
+from forge_pipeline.config import bind
+from forge_pipeline.data.fitting import input_specs
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.stages import quantize
 from forge_pipeline.target import Target
+from tests.aarch64.test_emulated import EMULATED, MODELS, emulate
+from tests.codegen import test_integer as qdq
+from tests.codegen import test_integer_dynamic as dynamic
 
-
-def load(path: str) -> Any:
-    """Return another test module: tests are no package."""
-    spec = util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-EMULATOR, QDQ = load("aarch64/test_emulated.py"), load("codegen/test_integer.py")
-EMULATED, IN, OUT = EMULATOR.EMULATED, QDQ.IN, QDQ.OUT
+SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
+CASES = {case.name: case for case in cases(MODELS, MODELS.parent / "eval")}
+SAMPLES = 2
 
 pytestmark = [
     pytest.mark.long,
@@ -34,24 +36,125 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("tag", ["raspberry-pi/5", "raspberry-pi/3b", "arm/generic", "arm/neoverse-v1"])
+def run(model: onnx.ModelProto, tag: str, x: Any, compile_for: Callable[..., bytes], folder: Path) -> list[Any]:
+    """Return what an emulated target makes of a model with one input, x."""
+    target = Target.from_tag(tag)
+    return list(emulate(compile_for(model, target), target, {"x": x}, folder).values())
+
+
+def compare(net: qdq.Net, outputs: list[str], tag: str, compile_for: Callable[..., bytes], folder: Path) -> None:
+    """Compare with ONNX Runtime on values that reach both ends of the input's range."""
+    model = net.finish(*outputs)
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    found = run(model, tag, x, compile_for, folder)
+    for have, want in zip(found, qdq.reference(model, x, optimized=False), strict=True):
+        assert len(np.unique(want)) > 3
+        np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("tag", ["raspberry-pi/5", "raspberry-pi/3b", "arm/generic", I8MM])
 def test_convolutions_and_products_store_what_onnx_runtime_stores(
     tag: str, compile_for: Callable[..., bytes], tmp_path: Path
 ) -> None:
-    net = QDQ.Net(1, 16, 9, 9)
+    net = qdq.Net(1, 16, 9, 9)
     same = {"pads": [1] * 4}
-    image = net.pair("x", IN)
-    flat = net.node("Flatten", image)
-    product = net.node("MatMul", flat, net.weight((16 * 81, 24), QDQ.exact_scales(24) / 64, axis=1))
+    flat = net.node("Flatten", net.pair("x", qdq.IN))
+    product = net.node("MatMul", flat, net.weight((16 * 81, 24), qdq.exact_scales(24) / 64, axis=1))
     outputs = [
-        net.pair(QDQ.convolution(net, 16, 24, 3, **same), OUT),
-        net.pair(QDQ.convolution(net, 16, 16, 3, 16, **same), OUT),
-        net.pair(product, OUT),
+        net.pair(qdq.convolution(net, 16, 24, 3, **same), qdq.OUT),
+        net.pair(qdq.convolution(net, 16, 16, 3, 16, **same), qdq.OUT),
+        net.pair(product, qdq.OUT),
     ]
-    model = net.finish(*outputs)
-    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
-    target = Target.from_tag(tag)
-    found = EMULATOR.emulate(compile_for(model, target), target, {"x": x}, tmp_path)
-    for have, want in zip(found.values(), QDQ.reference(model, x, optimized=False), strict=True):
-        assert len(np.unique(want)) > 3
-        np.testing.assert_array_equal(have, want)
+    compare(net, outputs, tag, compile_for, tmp_path)
+
+
+FORMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "pixels by themselves": (24, 1, 1, {}),
+    "padded": (48, 3, 1, {"pads": [1] * 4}),
+    "strided": (16, 3, 1, {"pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    "dilated": (20, 3, 1, {"dilations": [2, 2]}),
+    "groups": (32, 3, 2, {"pads": [1] * 4}),
+    "five by five": (10, 5, 1, {"pads": [2] * 4}),
+}
+"""Filters, kernel, groups and attributes."""
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("shape", [(1, 32, 8, 16), (2, 20, 13, 10)])
+def test_convolutions_of_every_form_store_what_onnx_runtime_stores(
+    shape: tuple[int, ...], tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net = qdq.Net(*shape)
+    results = [
+        qdq.convolution(net, shape[1], filters, kernel, groups, **attributes)
+        for filters, kernel, groups, attributes in FORMS.values()
+    ]
+    relu = net.pair(net.node("Relu", qdq.convolution(net, shape[1], 12, 3)), (32.0, 0))
+    unclipped = net.node("Clip", results[1], net.tensor(np.float32(-500)), net.tensor(np.float32(700)))
+    outputs = [*(net.pair(result, qdq.OUT) for result in results[2:]), relu, net.pair(unclipped, qdq.OUT), results[0]]
+    compare(net, outputs, tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("shape", [(37, 50), (1, 64), (1, 6, 40)])
+def test_products_of_every_size_store_what_onnx_runtime_stores(
+    shape: tuple[int, ...], tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net = qdq.Net(*shape)
+    outputs = []
+    for columns in (5, 24, 130):
+        weight = net.weight((shape[-1], columns), qdq.exact_scales(columns), axis=1)
+        y = net.node("MatMul", net.pair("x", qdq.IN), weight)
+        outputs.append(net.pair(net.node("Add", y, net.tensor(np.arange(columns).astype(np.float32) * 32)), qdq.OUT))
+    compare(net, outputs, tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("case", dynamic.CASES)
+def test_products_of_measured_bytes_agree_with_onnx_runtime(
+    case: str, tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net = qdq.Net(*dynamic.CASES[case][0])
+    measured = dynamic.measured(net, "x")
+    model = net.finish(measured, net.node("Relu", dynamic.layer(net, measured, case)))
+    x = (net.random.standard_normal(net.shape) * 3 + 1).astype(np.float32)
+    (bytes_, found), (same, wanted) = (
+        run(model, tag, x, compile_for, tmp_path),
+        qdq.reference(model, x, optimized=False),
+    )
+    np.testing.assert_array_equal(bytes_, same)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.fixture(scope="module", params=["digits", "resnet8"])
+def trained(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
+    """A trained model, quantized as by default, and samples of its data."""
+    case = CASES[request.param]
+    if not case.model.is_file():
+        pytest.skip(f"{case.model} is not here")
+    model = folded(case.model)
+    calibration, evaluation = samples(case, input_specs(model.mod))
+    values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
+    ranges = calibrate(
+        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
+        probe_bytes=32 << 20,
+    )  # fmt: skip
+    result = quantize.run(bind(quantize.Config, values, where="quantize"), model=model, ranges=ranges).output
+    return result.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]
+
+
+@pytest.mark.parametrize("tag", ["arm/cortex-a53", SDOT, I8MM])
+def test_a_trained_model_computes_the_same_as_on_an_x86(
+    trained: tuple[onnx.ModelProto, list[dict[str, Any]]], tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    model, feeds = trained
+    here, target = (
+        Engine(build(model, Target.from_tag("host"), qdq.OPTIONS).to_bytes(), threads=1),
+        Target.from_tag(tag),
+    )
+    library = compile_for(model, target)
+    for at, feed in enumerate(feeds):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        for name, found in emulate(library, target, feed, folder).items():
+            np.testing.assert_array_equal(found, here.run(**feed)[name])

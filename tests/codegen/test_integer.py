@@ -360,7 +360,7 @@ def assembly_of(model: onnx.ModelProto, tag: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("tag", "instruction"), [(SDOT, "sdot"), ("arm/generic", "smull"), ("arm/neoverse-v1", "usdot")]
+    ("tag", "instruction"), [(SDOT, "sdot"), ("arm/generic", "smull"), ("arm/neoverse-v1", "usmmla")]
 )
 def test_arm_multiplies_bytes_with_what_it_has(tag: str, instruction: str) -> None:
     from forge_pipeline.codegen.importer import import_model, prepare

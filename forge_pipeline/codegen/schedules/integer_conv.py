@@ -15,7 +15,7 @@ import numpy as np
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.integer import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_winograd, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_neon, integer_winograd, moves
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
@@ -43,7 +43,7 @@ COPY_CYCLES = 1.5
 
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
     """Emit the algorithm that takes the convolution; the result is blocked."""
-    for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_winograd.emit):
+    for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_neon.emit, integer_winograd.emit):
         blocked = algorithm(graph, source, zero, weight, geometry, finish)
         if blocked is not None:
             return blocked

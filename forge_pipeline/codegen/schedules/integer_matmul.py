@@ -19,7 +19,7 @@ from forge_pipeline.codegen.integer import (
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, moves
+from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, moves
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
 from forge_pipeline.codegen.schedules.integer_forms import integer_bias
 
@@ -72,16 +72,20 @@ class Product:
         rows = moves.product(self.shape[:-1])
         source = graph.plain(self.source)
         if _is_matrix(self.shape) and not graph.machine.amx:
-            return Value(plain=self._by_panels(graph, source, rows, finish))
+            return Value(plain=self._by_vectors(graph, source, rows, finish))
         flat = source
         if len(self.shape) != 2:
             flat = graph.emit(relax.op.reshape(source, (rows, self.weight.shape[0])))
         result = integer_amx.emit_product(graph, flat, rows, self.weight, finish)
         if result is None:
-            result = self._by_panels(graph, flat, rows, finish)
+            result = self._by_vectors(graph, flat, rows, finish)
         if len(self.shape) != 2:
             result = graph.emit(relax.op.reshape(result, self.shape))
         return Value(plain=result)
+
+    def _by_vectors(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
+        result = integer_neon.emit_product(graph, flat, rows, self.weight, finish)
+        return self._by_panels(graph, flat, rows, finish) if result is None else result
 
     def _by_panels(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
         steps, columns = self.weight.shape
