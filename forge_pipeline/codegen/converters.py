@@ -11,6 +11,7 @@ from forge_pipeline.codegen.attention import convert_attention, convert_swish
 from forge_pipeline.codegen.blockwise import dequantize
 from forge_pipeline.codegen.depth_space import convert_depth_to_space, convert_space_to_depth
 from forge_pipeline.codegen.dynamic import convert_dynamic_quantize
+from forge_pipeline.codegen.integer_products import convert_conv_integer, convert_matmul_integer
 from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
@@ -241,6 +242,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Mean": _mean,
         "Clip": _clip,
         "IsInf": _is_inf,
+        "ConvInteger": convert_conv_integer,
         "ConvTranspose": _conv_transpose,
         "DepthToSpace": convert_depth_to_space,
         "DequantizeLinear": dequantize,
@@ -248,6 +250,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Expand": _expand,
         "LpNormalization": convert_lp_normalization,
         "OneHot": convert_one_hot,
+        "MatMulInteger": convert_matmul_integer,
         "NonMaxSuppression": _non_max_suppression,
         "Pad": _pad,
         "Pow": _pow,

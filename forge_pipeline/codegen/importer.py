@@ -73,18 +73,20 @@ def _refused_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Ref
 
     from forge_pipeline.codegen.converters import CONVERTERS
     from forge_pipeline.codegen.traps import TRAPS, Facts
+    from forge_pipeline.ir.qoperator import reasons
 
     known = (set(_get_convert_map()) - OTHER_MEANING) | set(CONVERTERS) | STRUCTURAL
     functions = {(function.domain, function.name) for function in model.functions}
-    facts = Facts.of(model)
+    facts, why = Facts.of(model), reasons(model)
     for index, node in enumerate(_nodes(model.graph)):
         name = node.name or f"{node.op_type}_{index}"
         if (node.domain, node.op_type) in functions:
             continue
         if node.domain not in ("", "ai.onnx"):
-            yield node, Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason="not an ONNX operator")
+            reason = why.get(node.output[0], "not an ONNX operator")
+            yield node, Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason=reason)
         elif node.op_type not in known:
-            yield node, Refused(node=name, operator=node.op_type, reason="no converter")
+            yield node, Refused(node=name, operator=node.op_type, reason=why.get(node.output[0], "no converter"))
         else:
             for reason in TRAPS.get(node.op_type, lambda node, facts: ())(node, facts):
                 yield node, Refused(node=name, operator=node.op_type, reason=reason)
@@ -101,18 +103,21 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with local functions inlined, the shapes that can be inferred written down, and operators that
-    cannot be compiled replaced by their definition in simpler ones, where the standard has one."""
+    """Return ``model`` with local functions inlined, operators on integers written out as operators between pairs,
+    the shapes that can be inferred written down, and operators that cannot be compiled replaced by their definition in
+    simpler ones, where the standard has one."""
     import onnx
     import onnx.inliner
 
     from forge_pipeline.codegen.blockwise import with_bytes
     from forge_pipeline.codegen.expand import expanded
+    from forge_pipeline.ir.qoperator import written_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     return expanded(
-        with_bytes(model), lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values())
+        with_bytes(written_out(model)),
+        lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()),
     )
 
 

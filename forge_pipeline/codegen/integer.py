@@ -232,6 +232,7 @@ class Finish:
     """From sums to results: ``(sum + bias) * factor``, then stored as ``affine`` says, or left in float.
 
     ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
+    ``raw``: the result is ``sum + bias``, an int32.
     """
 
     factor: Array
@@ -240,6 +241,7 @@ class Finish:
     affine: Affine | None
     clip: Clip
     measured: Measurement | None = None
+    raw: bool = False
 
     @classmethod
     def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
@@ -260,11 +262,14 @@ class Finish:
             scale, zero = self.measured.scale, self.measured.zero
             sums = graph.constant(arrange(self.measured.sums))
             constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
-            constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
+            if not self.raw:
+                constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
         return constants
 
     def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
         """Return the result's expression."""
+        if self.raw:
+            return total + bias
         value = (total + bias).astype("float32") * factor
         if offset:
             value = value + offset[0]

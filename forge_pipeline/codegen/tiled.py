@@ -16,6 +16,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
 from forge_pipeline.codegen.schedules import moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
+from forge_pipeline.codegen.signed import without_signs
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
 from forge_pipeline.errors import CompileError, ConfigError
 from forge_pipeline.target import Target
@@ -100,6 +101,8 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
         has_casts = _has_casts(module)
         if not has_casts:
             module = relax.transform.CanonicalizeBindings()(module)
+        if level >= LAID_OUT:
+            module = without_signs(module)
         named = name_extents(module)
         # It would take the names away, and casts of one name to another with them.
         tidy = [relax.transform.CanonicalizeBindings()] if named is module and not has_casts else []

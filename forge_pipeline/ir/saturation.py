@@ -16,10 +16,14 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.ir.held import array_of, tensor_of
 from forge_pipeline.ir.order import every_node
+from forge_pipeline.ir.qoperator import written_out
 
-WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3}
-ZERO_POINTS = {"MatMulInteger": 3, "QLinearMatMul": 5, "QLinearConv": 5}
+WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3, "QGemm": 3}
+ZERO_POINTS = {"MatMulInteger": 3, "QLinearMatMul": 5, "QLinearConv": 5, "QGemm": 5}
 """Where the operators that multiply bytes have their weights and the weights' zero point (optional in the first)."""
+
+IMAGE_ZERO = 2
+"""Where all of them have the activations' zero point, whose type is theirs."""
 
 Model = TypeVar("Model", bytes, onnx.ModelProto)
 
@@ -38,6 +42,8 @@ def without_saturation(model: Model) -> Model:
             return model
         parsed = onnx.ModelProto()
         parsed.CopyFrom(model)
+    if any(_has_signed_activations(graph) for graph in _graphs(parsed.graph)):
+        parsed = written_out(parsed)
     for graph in _graphs(parsed.graph):
         _make_unsigned(graph)
     return bytes(parsed.SerializeToString()) if isinstance(model, bytes) else parsed
@@ -47,8 +53,15 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
+            if attribute.HasField("g"):  # to write to one that is absent would make it present
+                yield from _graphs(attribute.g)
+            for inner in attribute.graphs:
                 yield from _graphs(inner)
+
+
+def _has_signed_activations(graph: GraphProto) -> bool:
+    signed = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.INT8}
+    return any(node.op_type in WEIGHTS and _input(node, IMAGE_ZERO) in signed for node in graph.node)
 
 
 def _make_unsigned(graph: GraphProto) -> None:
@@ -58,6 +71,9 @@ def _make_unsigned(graph: GraphProto) -> None:
         weight = constants.get(_input(node, WEIGHTS.get(node.op_type, -1)))
         if weight is None or weight.data_type != TensorProto.INT8:
             continue
+        image_zero = constants.get(_input(node, IMAGE_ZERO))
+        if image_zero is not None and image_zero.data_type == TensorProto.INT8:
+            continue  # left by ``written_out``: products of two signed operands have kernels of their own
         place, zero_place = WEIGHTS[node.op_type], ZERO_POINTS[node.op_type]
         name = _input(node, zero_place)
         zero = numpy_helper.from_array(np.int8(0), f"{weight.name}_zero") if not name else constants.get(name)

@@ -32,8 +32,9 @@ class Config:
 def run(config: Config, source: Source) -> Result:
     """Return the model that ``source`` names as an ONNXModule in canonical form.
 
-    Weights of more than ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in
-    files too; otherwise they are inside the model.
+    ONNX Runtime's own operators on integers are written out as operators between pairs. Weights of more than
+    ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in files too; otherwise they
+    are inside the model.
 
     Equal models give equal bytes, whatever their storage and the names inside them. The report holds the original
     name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a model,
@@ -44,10 +45,11 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.bulk import check_bulk
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.order import every_node
+    from forge_pipeline.ir.qoperator import in_standard
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
-    model = imported.model
+    model = in_standard(imported.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     checks.check_interface(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":

@@ -36,7 +36,7 @@ class Convolution:
     """A convolution of integers that waits to be stored: a ``Waiting`` result.
 
     ``weight`` (filters, channels / groups, *kernel) is int8; sums are in units of ``scale``, one for each filter, and
-    start at ``bias``; ``offset`` is added to results in real units.
+    start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums.
     """
 
     source: Value
@@ -48,6 +48,7 @@ class Convolution:
     clip: Clip
     walk: Walk
     measured: Measured | None = None
+    raw: bool = False
 
     @property
     def filters(self) -> int:
@@ -92,6 +93,7 @@ class Plane:
         sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
         bias = convolution.bias - shift * sums
         finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
+        finish = replace(finish, raw=convolution.raw)
         source, geometry = convolution.source, self.geometry
         if convolution.measured is not None:
             source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)

@@ -40,7 +40,7 @@ class Product:
     """A product of integers that waits to be stored: a ``Waiting`` result.
 
     ``weight`` (steps, columns) is int8; sums are in units of ``scale``, one for each column, and start at ``bias``;
-    ``offset`` is added to results in real units. ``shape`` is the result's.
+    ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is the result's.
     """
 
     source: Value
@@ -52,6 +52,7 @@ class Product:
     clip: Clip
     shape: tuple[Extent, ...]
     measured: Measured | None = None
+    raw: bool = False
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
@@ -67,6 +68,7 @@ class Product:
         shift = self.zero - known_dot(graph.machine).taken
         sums = self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
+        finish = replace(finish, raw=self.raw)
         if self.measured is not None:
             finish = integer_dynamic.measured_finish(finish, self.measured, sums)
         rows = moves.product(self.shape[:-1])

@@ -1,0 +1,153 @@
+"""Products of bytes whose int32 sums are the result: MatMulInteger and ConvInteger, with the kernels of pairs.
+
+The importer has them as products of int32 values, each a tensor of bytes minus its zero point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
+from forge_pipeline.codegen.integer import Clip, Measured
+from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.integer_dot import dot_of
+from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
+from forge_pipeline.codegen.schedules.integer_matmul import Product
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+@dataclass(slots=True, kw_only=True)
+class Widened(Value):
+    """An int32 value that is known as bytes minus a zero point: ``zero``, or one that is found when the model runs."""
+
+    source: Value
+    zero: int
+    found: relax.Expr | None = None
+
+    def measured(self, graph: Graph) -> Measured | None:
+        """Return the bytes with a zero point that is found when the model runs; their scale is never asked for."""
+        if self.found is None:
+            return None
+        one = graph.constant(np.ones((), np.float32))
+        return Measured(source=self.source, scale=one, zero=self.found, channels=self.source.channels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsItIs:
+    """Emits an operator as the importer has it."""
+
+    call: relax.Call
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        from tvm import relax
+
+        arguments = [graph.operand(argument) for argument in self.call.args]
+        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The sums of a product or of a convolution: nothing is folded into them."""
+
+    inner: Product | Convolution
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit them."""
+        return self.inner.emit(graph)
+
+
+def widen(graph: Graph, call: relax.Call) -> Value | None:
+    """Remember bytes as what they are."""
+    value = graph.look(call.args[0])
+    if dot_of(graph.machine) is None or value.constant is not None or str(call.attrs.dtype) != "int32":
+        return None
+    if str(getattr(call.args[0].ty, "dtype", "")) != "uint8":
+        return None
+    return Widened(source=value, zero=0, channels=value.channels, pending=AsItIs(call=call))
+
+
+def less_zero(graph: Graph, call: relax.Call) -> Value | None:
+    """Take a zero point off bytes."""
+    value, zero = (graph.look(argument) for argument in call.args)
+    if not isinstance(value, Widened) or value.found is not None:
+        return None
+    if isinstance(zero, Widened) and shape_of(call.args[1]) == () and value.zero == zero.zero == 0:
+        found = graph.plain(zero.source)
+        return Widened(source=value.source, zero=0, found=found, channels=value.channels, pending=AsItIs(call=call))
+    if zero.constant is None or zero.constant.size != 1:
+        return None
+    if zero.constant.ndim > len(shape_of(call.args[0])):
+        return None
+    total = value.zero + int(zero.constant.item())
+    if not 0 <= total <= 255:  # padding is a byte that means zero
+        return None
+    return Widened(source=value.source, zero=total, channels=value.channels, pending=AsItIs(call=call))
+
+
+def multiply(graph: Graph, call: relax.Call) -> Value | None:
+    """Take a matrix of bytes times constant weights that fit int8."""
+    left, weight = (graph.look(argument) for argument in call.args)
+    integers = _weights(left, weight, rank=2)
+    if integers is None or not isinstance(left, Widened):
+        return None
+    shape = shape_of(call)
+    symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
+    if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
+        return None
+    columns = integers.shape[1]
+    product = Product(
+        source=left.source, zero=left.zero, weight=integers.astype(np.int8), scale=np.ones(columns, np.float32),
+        bias=np.zeros(columns, np.int64), offset=None, clip=Clip(), shape=shape, raw=True,
+        measured=left.measured(graph),
+    )  # fmt: skip
+    return Value(pending=Sums(inner=product))
+
+
+def conv2d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions of bytes by constant weights that fit int8."""
+    image, weight = (graph.look(argument) for argument in call.args)
+    integers = _weights(image, weight, rank=4)
+    shape = shape_of(call.args[0])
+    if integers is None or not isinstance(image, Widened) or call.attrs.data_layout != "NCHW":
+        return None
+    if not all(isinstance(extent, int) for extent in shape[1:]):
+        return None
+    filters, _, height, width = integers.shape
+    geometry = Geometry(
+        channels=shape[1],
+        filters=filters,
+        groups=int(call.attrs.groups),
+        size=shape[2:],
+        kernel=(height, width),
+        strides=ints(call.attrs.strides),
+        padding=ints(call.attrs.padding),
+        dilation=ints(call.attrs.dilation),
+    )
+    convolution = Convolution(
+        source=image.source, zero=image.zero, weight=integers.astype(np.int8), scale=np.ones(filters, np.float32),
+        bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=Plane(geometry=geometry), raw=True,
+        measured=image.measured(graph),
+    )  # fmt: skip
+    return Value(pending=Sums(inner=convolution), channels=filters)
+
+
+def _weights(source: Value, weight: Value, *, rank: int) -> Array | None:
+    """Return constant weights that a kernel can take beside ``source``."""
+    array = weight.constant
+    if not isinstance(source, Widened) or array is None or array.ndim != rank or array.dtype != np.int32:
+        return None
+    return None if abs(array.astype(np.int64)).max(initial=0) > 127 else array
+
+
+HANDLERS = {
+    "relax.astype": widen,
+    "relax.subtract": less_zero,
+    "relax.matmul": multiply,
+    "relax.nn.conv2d": conv2d,
+}

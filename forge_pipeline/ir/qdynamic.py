@@ -1,0 +1,138 @@
+"""Products of values that are quantized when the model runs, spelt out as pairs.
+
+``quantize_dynamic`` of ONNX Runtime writes DynamicQuantizeLinear, MatMulInteger or ConvInteger, Cast to float, and Mul
+by the product of both scales. The same sums and the same factor are those of a product of dequantized values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+
+from forge_pipeline.ir.qdq import Writer
+
+INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+"""Operators on integers with int32 results, and the same on floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A product of integers whose sums are scaled: by a DynamicQuantizeLinear's scale and a constant one.
+
+    ``inner`` are the results of the nodes between, which nobody else reads.
+    """
+
+    product: NodeProto
+    inner: tuple[str, ...]
+    scale: str
+    weight_scale: str
+    result: str
+
+    def write(self, writer: Writer) -> None:
+        """Write it as a product of dequantized values."""
+        a, b, a_zero, b_zero = (*self.product.input, "", "")[:4]
+        operator = INTEGER[self.product.op_type]
+        weight_axis = 0 if operator == "Conv" else -1
+        scale = writer.array(self.weight_scale)
+        assert scale is not None  # noqa: S101 - found as a constant
+        weight_scale = writer.constant(scale.astype(np.float32).reshape(-1), f"{self.result}/weight_scale")
+        operands = [writer.real((a, self.scale, a_zero)), writer.real((b, weight_scale, b_zero), axis=weight_axis)]
+        node = helper.make_node(operator, operands, [self.result], name=self.product.name)
+        node.attribute.extend(self.product.attribute)
+        writer.nodes.append(node)
+
+
+def scaled_products(writer: Writer, graph: GraphProto) -> dict[str, Scaled]:
+    """Return scaled products by the name of their result."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    for node in graph.node:  # subgraphs may read anything
+        if any(item.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for item in node.attribute):
+            return {}
+    producers = {name: node for node in graph.node for name in node.output}
+    found: dict[str, Scaled] = {}
+    for node in graph.node:
+        scaled = _scaled(writer, node, producers, readers)
+        if scaled is not None:
+            found[node.output[0]] = scaled
+    return found
+
+
+def _scaled(writer: Writer, node: NodeProto, producers: dict[str, NodeProto], readers: Counter[str]) -> Scaled | None:
+    """Match Mul(Cast(product), Mul(scale, constant)), or Mul(Mul(Cast(product), scale), constant)."""
+    if node.op_type != "Mul":
+        return None
+    factors, inner = list(node.input), list[str]()
+    for name in node.input:
+        maker = producers.get(name)
+        if maker is None or maker.op_type != "Mul" or len(factors) > 2:
+            continue
+        if any(_is_cast(producers.get(part)) for part in maker.input):
+            if readers[name] != 1:
+                return None
+            inner.append(name)
+        factors.remove(name)
+        factors.extend(maker.input)
+    casts = [name for name in factors if _is_cast(producers.get(name)) and readers[name] == 1]
+    if len(casts) != 1 or len(factors) != 3:
+        return None
+    factors.remove(casts[0])
+    cast = producers[casts[0]]
+    product = producers.get(cast.input[0])
+    to_float = next((item.i for item in cast.attribute if item.name == "to"), 0) == TensorProto.FLOAT
+    if product is None or product.op_type not in INTEGER or not to_float or readers[product.output[0]] != 1:
+        return None
+    measured = producers.get(product.input[0])
+    if measured is None or measured.op_type != "DynamicQuantizeLinear" or measured.output[1] not in factors:
+        return None
+    (weight_scale,) = (name for name in factors if name != measured.output[1]) if len(set(factors)) == 2 else ("",)
+    array, weight = writer.array(weight_scale), writer.constants.get(product.input[1])
+    if array is None or weight is None or (len(product.input) > 2 and product.input[2] != measured.output[2]):
+        return None
+    if not _goes_with(array.shape, tuple(weight.dims), product.op_type):
+        return None
+    inner += [product.output[0], cast.output[0]]
+    return Scaled(
+        product=product, inner=tuple(inner), scale=measured.output[1], weight_scale=weight_scale, result=node.output[0]
+    )
+
+
+def _is_cast(node: NodeProto | None) -> bool:
+    return node is not None and node.op_type == "Cast"
+
+
+def _goes_with(scale: tuple[int, ...], weight: tuple[int, ...], operator: str) -> bool:
+    """Return whether a scale is one number, or one for each column or filter."""
+    if int(np.prod(scale)) == 1:
+        return True
+    if operator == "ConvInteger":
+        return scale in ((weight[0], 1, 1), (1, weight[0], 1, 1)) and len(weight) == 4
+    return len(weight) == 2 and scale in ((weight[1],), (1, weight[1]))
+
+
+def quantized_product(writer: Writer, node: NodeProto) -> None:
+    """Write out DynamicQuantizeMatMul (A, B, b_scale, b_zero_point, bias)."""
+    a, b, scale, zero, bias = (*node.input, "", "")[:5]
+    result = node.output[0]
+    names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
+    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [a], names, name=f"{result}/measured"))
+    left = writer.node("DequantizeLinear", names, f"{result}/left")
+    _product(writer, node, left, writer.real((b, scale, zero), axis=-1), bias)
+
+
+def product_to_float(writer: Writer, node: NodeProto) -> None:
+    """Write out MatMulIntegerToFloat (A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)."""
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = (*node.input, "", "", "")[:7]
+    _product(writer, node, writer.real((a, a_scale, a_zero)), writer.real((b, b_scale, b_zero), axis=-1), bias)
+
+
+def _product(writer: Writer, node: NodeProto, left: str, right: str, bias: str) -> None:
+    result = node.output[0]
+    if not bias:
+        writer.nodes.append(helper.make_node("MatMul", [left, right], [result], name=node.name))
+        return
+    product = writer.node("MatMul", [left, right], f"{result}/product", node.name)
+    writer.nodes.append(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))

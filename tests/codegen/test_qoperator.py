@@ -1,0 +1,247 @@
+"""Operators on integers, as ONNX Runtime's quantizer writes them: compiled to the same kernels, equal to the last bit.
+
+The reference is ONNX Runtime with unsigned weights, for which it widens on every CPU (``ir.saturation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.errors import CompileError
+from forge_pipeline.ir.qoperator import written_out
+from forge_pipeline.ir.session import open_session
+from forge_pipeline.target import Target
+from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
+
+IN, OUT = (0.5, 113), (64.0, 7)
+MICROSOFT = "com.microsoft"
+
+
+class Integers(Net):
+    """A model of operators on integers under construction; ``signed`` activations are int8."""
+
+    signed = False
+
+    def affine(self, scale: float, zero: int) -> tuple[str, str]:
+        return self.tensor(np.float32(scale)), self.tensor(np.int8(zero - 128) if self.signed else np.uint8(zero))
+
+    def operand(self, x: str, affine: tuple[float, int]) -> list[str]:
+        """Return a value that is stored as integers, its scale and its zero point."""
+        names = self.affine(*affine)
+        return [self.node("QuantizeLinear", x, *names), *names]
+
+    def weights(self, shape: tuple[int, ...], channels: int) -> list[str]:
+        values = self.random.integers(-127, 128, shape).astype(np.int8)
+        scale, zero = self.tensor(exact_scales(channels)), self.tensor(np.zeros(channels, np.int8))
+        return [self.tensor(values), scale, zero]
+
+    def sums(self, channels: int) -> str:
+        return self.tensor(self.random.integers(-20000, 20000, channels).astype(np.int32))
+
+    def real(self, x: str, affine: tuple[float, int]) -> str:
+        return self.node("DequantizeLinear", x, *self.affine(*affine))
+
+    def finish(self, *outputs: str) -> onnx.ModelProto:
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        image = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
+        graph = helper.make_graph(self.nodes, "net", [image], values, self.tensors)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def reference(model: onnx.ModelProto, x: Any) -> list[Any]:
+    return list(open_session(model.SerializeToString(), where="test").run(None, {"x": x}))
+
+
+def convolution(net: Integers) -> str:
+    x, y = net.operand("x", IN), net.affine(*OUT)
+    return net.node("QLinearConv", *x, *net.weights((24, 16, 3, 3), 24), *y, net.sums(24), pads=[1] * 4)
+
+
+def product(net: Integers) -> str:
+    weights = net.weights((24, 10), 10)
+    return net.node("QLinearMatMul", *net.operand("x", IN), *weights, *net.affine(*OUT))
+
+
+def gemm(net: Integers) -> str:
+    x, w = net.operand("x", IN), net.weights((24, 10), 10)
+    return net.node("QGemm", *x, *w, net.sums(10), *net.affine(*OUT), domain=MICROSOFT)
+
+
+def one(operator: str, **attributes: Any) -> Callable[[Integers], str]:
+    return lambda net: net.node(operator, *net.operand("x", IN), *net.affine(*OUT), domain=MICROSOFT, **attributes)
+
+
+def two(operator: str) -> Callable[[Integers], str]:
+    def made(net: Integers) -> str:
+        operands = [*net.operand("x", IN), *net.operand("x", (1.0, 99))]
+        return net.node(operator, *operands, *net.affine(*OUT), domain=MICROSOFT)
+
+    return made
+
+
+def joined(net: Integers) -> str:
+    parts = [*net.operand("x", IN), *net.operand("x", (1.0, 99))]
+    return net.node("QLinearConcat", *net.affine(*OUT), *parts, axis=1, domain=MICROSOFT)
+
+
+def swish(net: Integers) -> str:
+    """Return x times its sigmoid."""
+    x, gate = net.operand("x", IN), net.affine(1 / 256, 0)
+    y = net.node("QLinearSigmoid", *x, *gate, domain=MICROSOFT)
+    return net.node("QLinearMul", *x, y, *gate, *net.affine(*OUT), domain=MICROSOFT)
+
+
+def moved(net: Integers) -> str:
+    """Return what operators that only move integers leave of a convolution's result."""
+    x = net.node("MaxPool", convolution(net), kernel_shape=[2, 2], strides=[2, 2])
+    x = net.node("Transpose", x, perm=[0, 2, 3, 1])
+    return net.node("Flatten", x)
+
+
+IMAGE = (2, 16, 8, 8)
+IMAGES: dict[str, tuple[Callable[[Integers], str], int]] = {
+    "QLinearConv": (convolution, 0),
+    "QLinearAdd": (two("QLinearAdd"), 1),
+    "QLinearMul": (two("QLinearMul"), 1),
+    "QLinearConcat": (joined, 0),
+    "QLinearSigmoid": (swish, 1),
+    "QLinearLeakyRelu": (one("QLinearLeakyRelu", alpha=0.25), 0),
+    "QLinearGlobalAveragePool": (one("QLinearGlobalAveragePool"), 1),
+    "QLinearAveragePool": (one("QLinearAveragePool", kernel_shape=[2, 2]), 1),
+    "moved": (moved, 0),
+}
+MATRIX = (5, 24)
+MATRICES: dict[str, tuple[Callable[[Integers], str], int]] = {"QLinearMatMul": (product, 0), "QGemm": (gemm, 0)}
+"""What is computed of an image and of a matrix, and by how many steps a result may differ."""
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("shape", [IMAGE, MATRIX])
+def test_operators_on_integers_store_what_onnx_runtime_stores(shape: tuple[int, ...], signed: bool) -> None:
+    cases = IMAGES if shape == IMAGE else MATRICES
+    net = Integers(*shape)
+    net.signed = signed
+    model = net.finish(*(net.real(layers(net), OUT) for layers, _ in cases.values()))
+    x = (net.random.standard_normal(shape) * 40).astype(np.float32)
+    results = zip(cases.items(), compiled(model)(x), reference(model, x), strict=True)
+    for (name, (_, steps)), found, wanted in results:
+        assert len(np.unique(wanted)) > 1, name
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=steps * OUT[0], err_msg=name)
+        assert np.mean(found != wanted) < 0.02, name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zeros"), [(np.uint8, "none"), (np.uint8, "one for each column"), (np.int8, "one for each column")]
+)
+def test_products_of_integers_are_exact_sums_in_integers(dtype: Any, zeros: str) -> None:
+    random: Any = np.random.default_rng(1)
+    steps, columns = 2400, 12  # sums that a float32 does not hold
+    info = np.iinfo(dtype)
+    x = random.choice(np.array([info.max, info.max - 1, info.max - 2], dtype), (3, steps))
+    weight = random.integers(50, 101, (steps, columns)).astype(np.int8)
+    weight_zero = {
+        "none": np.int8(0),
+        "one for each column": random.integers(0, 27, columns).astype(np.int8),
+    }[zeros]
+    weight = weight + weight_zero
+    zero = dtype(info.min + 3) if zeros != "none" else dtype(0)
+    tensors = {"w": weight, "xz": zero, "wz": weight_zero}
+    names = ["x", "w"] if zeros == "none" else ["x", "w", "xz", "wz"]
+    model = of_integers("MatMulInteger", names, tensors, x)
+    wanted = (x.astype(np.int64) - int(zero)) @ (weight.astype(np.int64) - weight_zero)
+    assert abs(wanted).max() > 1 << 24
+    np.testing.assert_array_equal(compiled(model)(x)[0], wanted.astype(np.int32))
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_convolutions_of_integers_pad_with_the_zero_point(groups: int) -> None:
+    random: Any = np.random.default_rng(2)
+    x = random.integers(0, 256, (2, 16, 7, 7)).astype(np.uint8)
+    weight = random.integers(-127, 128, (16, 16 // groups, 3, 3)).astype(np.int8)
+    tensors = {"w": weight, "xz": np.uint8(77)}
+    attributes = {"pads": [1] * 4, "group": groups, "strides": [2, 2]}
+    model = of_integers("ConvInteger", ["x", "w", "xz"], tensors, x, **attributes)
+    exact = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+    graph = helper.make_graph(
+        [exact],
+        "exact",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in (("x", x), ("w", weight))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    floats = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    session = open_session(floats.SerializeToString(), where="test")
+    feeds = {"x": x.astype(np.float32) - 77, "w": weight.astype(np.float32)}
+    np.testing.assert_array_equal(compiled(model)(x)[0], session.run(None, feeds)[0].astype(np.int32))
+
+
+def of_integers(operator: str, names: list[str], tensors: dict[str, Any], x: Any, **attributes: Any) -> onnx.ModelProto:
+    """Return a model of one node with an int32 result."""
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, ["y"], **attributes)],
+        "net",
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items() if name in names],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def measured(net: Integers, x: str) -> list[str]:
+    names = [f"{x}_{part}" for part in ("q", "scale", "zero")]
+    net.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names))
+    return names
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_scaled_product_of_measured_bytes_has_the_kernels_of_dynamic_quantization(nested: bool) -> None:
+    net = Integers(5, 24)
+    q, scale, zero = measured(net, "x")
+    weight, weight_scale = (
+        net.tensor(net.random.integers(-127, 128, (24, 10)).astype(np.int8)),
+        net.tensor(np.float32(0.03)),
+    )
+    real = net.node("Cast", net.node("MatMulInteger", q, weight, zero), to=TensorProto.FLOAT)
+    if nested:
+        result = net.node("Mul", net.node("Mul", real, scale), weight_scale)
+    else:
+        result = net.node("Mul", real, net.node("Mul", scale, weight_scale))
+    model = net.finish(net.node("Add", result, net.tensor(net.random.standard_normal(10).astype(np.float32))))
+    assert "MatMulInteger" not in {node.op_type for node in written_out(model).graph.node}
+    x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
+    np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_sums_that_somebody_else_reads_stay_a_product_of_integers() -> None:
+    net = Integers(5, 24)
+    q, _, zero = measured(net, "x")
+    weight = net.tensor(net.random.integers(-127, 128, (24, 10)).astype(np.int8))
+    real = net.node("Cast", net.node("MatMulInteger", q, weight, zero), to=TensorProto.FLOAT)
+    model = net.finish(net.node("Sub", real, net.tensor(np.float32(3))), real)
+    x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
+    for found, wanted in zip(compiled(model, in_float="subtract")(x), reference(model, x), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "reason"),
+    [
+        ("QLinearGlobalAveragePool", {"channels_last": 1}, "channels last"),
+        ("QLinearSoftmax", {"axis": 1, "opset": 11}, "a softmax over axes as another operator set has them"),
+    ],
+)
+def test_a_form_that_cannot_be_written_out_is_refused_with_its_reason(
+    operator: str, attributes: dict[str, Any], reason: str
+) -> None:
+    net = Integers(1, 16, 8, 8)
+    y = net.node(operator, *net.operand("x", IN), *net.affine(*OUT), domain=MICROSOFT, name="the_node", **attributes)
+    with pytest.raises(CompileError) as refusal:
+        build(net.finish(net.real(y, OUT)), Target.from_tag(HERE), OPTIONS)
+    assert f"com.microsoft.{operator} 'the_node' ({reason})" in refusal.value.found
