@@ -11,7 +11,7 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=3, takes={"source": "source"}, gives="model",
+                name="load", version=4, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False,
             ),
             Stage(
@@ -27,7 +27,7 @@ STAGES = Registry(
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="compile", version=19, takes={"model": "quantize"}, gives="library",
+                name="compile", version=20, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 wants=("key",),
             ),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.codegen.test_integer import Net, check, convolution, exact_scales
+from tests.codegen.test_integer import Net, check, compiled, convolution, exact_scales, reference
 
 SIGNED = (0.5, -15)
 OUT = (64.0, 3)
@@ -26,25 +24,18 @@ class SignedNet(Net):
         return self.node("DequantizeLinear", self.node("QuantizeLinear", x, scale, zero), scale, zero)
 
 
-def bordered(model: onnx.ModelProto, x: Any) -> tuple[onnx.ModelProto, Any]:
-    """Return ``model`` without its first QuantizeLinear and its last DequantizeLinear, and the bytes that it takes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    first, last = copy.graph.node[0], copy.graph.node[-1]
-    scale, zero = (
-        onnx.numpy_helper.to_array(t) for name in first.input[1:] for t in copy.graph.initializer if t.name == name
+def in_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` without its first QuantizeLinear and its last DequantizeLinear: int8 in, int8 out."""
+    first, *inner, last = model.graph.node
+    for node in inner:
+        node.input[:] = ["x" if name == first.output[0] else name for name in node.input]
+    image = helper.make_tensor_value_info(
+        "x", TensorProto.INT8, [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     )
-    copy.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
-    copy.graph.node.remove(first)
-    copy.graph.node.remove(last)
-    for node in copy.graph.node:
-        for place, name in enumerate(node.input):
-            if name == first.output[0]:
-                node.input[place] = "x"
-    del copy.graph.output[:]
-    copy.graph.output.append(helper.make_tensor_value_info(last.input[0], TensorProto.INT8, None))
-    copy = onnx.shape_inference.infer_shapes(copy, strict_mode=True)
-    return copy, np.clip(np.rint(x / scale) + zero, -128, 127).astype(np.int8)
+    result = helper.make_tensor_value_info(last.input[0], TensorProto.INT8, None)
+    graph = helper.make_graph(inner, "net", [image], [result], model.graph.initializer)
+    made = helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+    return onnx.shape_inference.infer_shapes(made, strict_mode=True)
 
 
 def product(net: Net) -> str:
@@ -75,3 +66,12 @@ def test_signed_activations_store_what_onnx_runtime_stores(case: str) -> None:
     shape, layers = NETS[case]
     net = SignedNet(*shape)
     check(net, net.pair(layers(net), OUT))
+
+
+def test_a_model_whose_inputs_and_outputs_are_signed_bytes_keeps_them() -> None:
+    net = SignedNet(1, 16, 9, 9)
+    model = in_bytes(net.finish(net.pair(convolution(net, 16, 32, 3, pads=[1] * 4), OUT)))
+    x = net.random.integers(-128, 128, net.shape).astype(np.int8)
+    found, (wanted,) = compiled(model)(x)[0], reference(model, x, optimized=False)
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, wanted)
