@@ -22,6 +22,8 @@ from forge_pipeline.codegen.graph import Array, Graph, Value
 if TYPE_CHECKING:
     from tvm import relax, te, tirx
 
+    from forge_pipeline.codegen.machine import Machine
+
 LEVELS = 255
 ROUNDS = 1.5 * 2**23
 """A float32 near it has no bits for fractions: adding it rounds half to even, into the low bits, and those of
@@ -29,6 +31,9 @@ ROUNDS = 1.5 * 2**23
 
 SUM_LIMIT = 1 << 30
 """Constant part of a sum from which on int32 might not hold the rest."""
+
+RESULT_LIMIT = 1 << 30
+"""Size of a result in steps from which on its conversion to int32 might have no room for it."""
 
 TAME = (1e-18, 1e18)
 """Divisors between these have neither reciprocals nor remainders outside the normal numbers."""
@@ -233,6 +238,7 @@ class Finish:
 
     ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
     ``raw``: the result is ``sum + bias``, an int32.
+    ``bounded``: results are known to fit int32 before they are clipped, and the CPU packs vectors of them.
     """
 
     factor: Array
@@ -242,6 +248,7 @@ class Finish:
     clip: Clip
     measured: Measurement | None = None
     raw: bool = False
+    bounded: bool = False
 
     @classmethod
     def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
@@ -251,6 +258,17 @@ class Finish:
             unit = np.float32(affine.scale)
             factor, offset = factor / unit, None if offset is None else offset / unit
         return cls(factor=factor, bias=bias, offset=offset, affine=affine, clip=clip)
+
+    def with_bounds(self, machine: Machine, weight: Array) -> Finish:
+        """Return it for sums of bytes times ``weight`` (channels, ...), ``bounded`` where that can be told."""
+        if self.measured is not None or self.affine is None or machine.indexed:
+            return self
+        wide = weight.reshape(len(weight), -1).astype(np.int64)
+        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
+        largest = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
+        if self.offset is not None:
+            largest = largest + abs(self.offset)
+        return replace(self, bounded=bool((largest < RESULT_LIMIT).all()))
 
     def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
         """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""
@@ -270,10 +288,13 @@ class Finish:
         """Return the result's expression."""
         if self.raw:
             return total + bias
-        value = (total + bias).astype("float32") * factor
-        if offset:
-            value = value + offset[0]
+        value = self.real(total, bias, factor, *offset)
         return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
+
+    def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
+        """Return the expression of a result before it is rounded."""
+        value = (total + bias).astype("float32") * factor
+        return value + offset[0] if offset else value
 
 
 def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:

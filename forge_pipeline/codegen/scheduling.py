@@ -13,6 +13,7 @@ from forge_pipeline.codegen.schedules import (
     elementwise,
     fallback,
     flat,
+    integer_pack,
     moves,
     rowwise,
     tails,
@@ -98,4 +99,4 @@ def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) 
 
     sch = s_tir.Schedule(function)
     scheduler(sch, machine)
-    return edges.peeled(sch.mod["main"])
+    return integer_pack.packed(edges.peeled(sch.mod["main"]))

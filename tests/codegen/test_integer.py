@@ -218,6 +218,31 @@ def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums
     assert integer_winograd.choose(Machine.of(Target.from_tag(VNNI)), geometry, small) is None
 
 
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("vectors", [1, 2, 4])
+def test_lanes_of_packed_vectors_are_put_in_order(lanes: int, vectors: int) -> None:
+    from forge_pipeline.codegen.schedules.integer_pack import in_order
+
+    def pack(left: Any, right: Any) -> Any:
+        """As `packssdw` and `packuswb` do: 128 bits of the one, then of the other, and so on."""
+        halves = [side.reshape(lanes // 4, -1) for side in (left, right)]
+        return np.concatenate(halves, axis=1).reshape(-1)
+
+    numbers = np.arange(vectors * lanes).reshape(vectors, lanes)
+    words = [pack(pair[0], pair[-1]) for pair in ([numbers[:2], numbers[2:]] if vectors == 4 else [numbers])]
+    packed = pack(words[0], words[-1]).reshape(lanes, 4)
+    np.testing.assert_array_equal(packed[in_order(lanes, vectors)].reshape(-1), numbers.reshape(-1))
+
+
+@pytest.mark.parametrize("pixels", [1, 2, 3, 4, 5, 11])
+def test_results_far_outside_of_a_byte_are_clipped_before_neighbours_are_packed(pixels: int) -> None:
+    net = Net(1, 16, 3, pixels)
+    scale = np.where(np.arange(24) % 2, 2.0**-8, 64.0).astype(np.float32)  # of some channels beyond int16
+    image = net.node("Conv", net.pair("x", IN), net.weight((24, 16, 1, 1), scale), net.bias(scale * IN[0]))
+    clipped = net.node("Clip", image, net.tensor(np.float32(-20.0)), net.tensor(np.float32(30.0)))
+    check(net, net.pair(clipped, (0.5, 100)))
+
+
 def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:
     net = Net(1, 16, 6, 6)
     y = convolution(net, 16, 16, 3)

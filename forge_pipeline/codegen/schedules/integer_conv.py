@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish, to_float_if_needed
+from forge_pipeline.codegen.integer import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_amx, integer_depthwise, integer_neon, integer_winograd, moves
+from forge_pipeline.codegen.schedules import (
+    integer_amx,
+    integer_depthwise,
+    integer_neon,
+    integer_pack,
+    integer_winograd,
+    moves,
+)
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
@@ -43,6 +50,7 @@ COPY_CYCLES = 1.5
 
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
     """Emit the algorithm that takes the convolution; the result is blocked."""
+    finish = finish.with_bounds(graph.machine, weight)
     for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_neon.emit, integer_winograd.emit):
         blocked = algorithm(graph, source, zero, weight, geometry, finish)
         if blocked is not None:
@@ -158,12 +166,11 @@ def convolve(
     shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
     attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, READS: WORD if as_words else BYTES}
     total = te.compute(shape, sums, name="sums", attrs=attributes)
-    return te.compute(
+    return integer_pack.finished(
         (image.shape[0], rows, *geometry.output, lanes),
-        lambda n, row, h, w, out: finish.result(
-            total(n, row, h, w, out), bias(row, out), factor(row, out), *(term(row, out) for term in offset)
-        ),
-        name=f"finish_{to_float_if_needed(finish.affine)}",
+        finish,
+        total,
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
     )
 
 
@@ -198,7 +205,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
     sch.reorder(*shared_loops, *inner, *reduction, w_in, row_in, out, byte)
     shared = moves.fuse(sch, shared_loops)
-    sch.reverse_compute_at(last, w_out)
+    stores = integer_pack.compute_at(sch, last, w_out)
     for block in before[-1:]:
         if in_bands:
             sch.compute_at(block, shared)
@@ -209,7 +216,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for loop in (w_in, row_in, reduction[-1]):
         sch.unroll(loop)
     depth = 1 + len(inner)
-    moves.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
+    for block in stores:
+        moves.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
     dot(sch, out, machine, str(annotations[READS]))
 

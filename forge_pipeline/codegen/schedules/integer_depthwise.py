@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish, to_float_if_needed
+from forge_pipeline.codegen.integer import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules import integer_pack, moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import TRANSPOSED, Dot, dot, known_dot, part_of_word, products
 
@@ -98,12 +98,12 @@ def convolve(
     shape = (image.shape[0], blocks, geometry.output[0], wide, lanes)
     total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels})
 
-    def finished(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        value = total(n, block, h, w, lane)
-        return finish.result(value, bias(block, lane), factor(block, lane), *(term(block, lane) for term in offset))
-
-    output = (image.shape[0], blocks, *geometry.output, lanes)
-    return te.compute(output, finished, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return integer_pack.finished(
+        (image.shape[0], blocks, *geometry.output, lanes),
+        finish,
+        total,
+        lambda _n, block, _h, _w, lane: (term(block, lane) for term in (bias, factor, *offset)),
+    )
 
 
 def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
@@ -142,7 +142,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
     taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
-    sch.reverse_compute_at(last, w_out)
+    stores = integer_pack.compute_at(sch, last, w_out)
     moves.parallel_if_worth(sch, shared, work * taps)
     for producer in before[:-1]:
         sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
@@ -151,6 +151,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.vectorize(sch.get_loops(producer)[-1])
     for loop in (kernel_h, quad, w_in):
         sch.unroll(loop)
-    moves.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
+    for store in stores:
+        moves.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
     dot(sch, lane, machine, TRANSPOSED)

@@ -17,6 +17,9 @@ FAMILY = "forge.family"
 PAD = "pad"
 """The family of blocks that copy an image with zeros around it; they are scheduled with what reads them."""
 
+PACKED = "forge.pack"
+"""The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
+
 COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos")}
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
@@ -106,14 +109,16 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
 
     Return the blocks that it reads (in order) and the block that writes the output.
 
-    What follows the anchor is inlined into the last block; without any, a copy becomes the last block.
+    What follows the anchor is inlined into the last block; without any, a copy becomes the last block. What a last
+    block packs stays a block of its own (``integer_pack.hold``).
     """
     before = _ancestors(sch, anchor)
     names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
     after = [block for block in blocks(sch) if sch.get(block).name_hint not in names]
     if not after:
         return before, sch.cache_write(anchor, 0, scope)
-    for block in after[:-1]:
+    is_packed = PACKED in sch.get(after[-1]).annotations
+    for block in after[: -2 if is_packed else -1]:
         sch.compute_inline(block)
     sch.set_scope(anchor, 0, scope)
     return before, after[-1]
