@@ -1,6 +1,8 @@
-"""ONNX's own node tests through RelaxModule: how many pass, are refused with an error that says why, and are wrong.
+"""ONNX's own node tests: how many pass, are refused with an error that says why, and are wrong.
 
-    python -m benchmarks.onnx_nodes [--list refused|wrong] [--only NAME]...
+    python -m benchmarks.onnx_nodes [--through relax|tiled|stock] [--list refused|wrong] [--only NAME]...
+
+They go through RelaxModule's inference function, or through one of the code generators and the runtime.
 
 Every case runs as it is given. Where it is refused so, it runs once more as a real model would hold it: with all inputs
 but the first (axes, sizes, weights) as constants. A case is `wrong` where either run gives anything but the expected
@@ -16,8 +18,9 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,10 @@ from forge_pipeline.errors import ForgeError
 
 SECONDS = 120
 """Of wall clock for one case; one that takes longer counts as wrong."""
+Function = Callable[..., Any]
+"""From arrays, in the order of the model's inputs, to its output or the list of its outputs."""
+Way = Callable[[onnx.ModelProto], Function]
+"""From a model to what runs it. Raises ForgeError."""
 EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Spacing of the types in which a result cannot be nearer than that; ONNX's cases ask for 1e-7 absolute."""
 
@@ -55,22 +62,44 @@ def cases_of(*operators: str) -> dict[str, Any]:
     return {case.name: case for case in node._NodeTestCases}
 
 
-def outcome(case: Any) -> Outcome:
+def relax(model: onnx.ModelProto) -> Function:
+    """Return the inference function of a RelaxModule."""
+    from forge_pipeline import RelaxModule
+
+    return RelaxModule.from_onnx(model).get_inference_function()
+
+
+def generated(generator: str, model: onnx.ModelProto) -> Function:
+    """Return the model as one of the code generators compiles it for this machine, ready to run."""
+    from forge_pipeline.codegen.build import build
+    from forge_pipeline.codegen.options import Options
+    from forge_pipeline.runtime.engine import Engine
+    from forge_pipeline.target import Target
+
+    options = Options(generator=generator, opt_level=3, float16=False, channel_layout=None)
+    return Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
+
+
+THROUGH: dict[str, Way] = {
+    "relax": relax,
+    "tiled": partial(generated, "tiled"),
+    "stock": partial(generated, "stock"),
+}
+
+
+def outcome(case: Any, through: Way) -> Outcome:
     """Run one case in this process."""
     inputs, expected = (list(values) for values in case.data_sets[0])
-    first = _run(case, case.model, inputs, expected)
+    first = _run(case, through, case.model, inputs, expected)
     if first.kind != "refused":
         return first
     held = _as_held(case.model, inputs)
-    return first if held is None else _run(case, *held, expected)
+    return first if held is None else _run(case, through, *held, expected)
 
 
-def _run(case: Any, model: onnx.ModelProto, inputs: Sequence[Any], expected: Sequence[Any]) -> Outcome:
-    from forge_pipeline import RelaxModule
-
+def _run(case: Any, through: Way, model: onnx.ModelProto, inputs: Sequence[Any], expected: Sequence[Any]) -> Outcome:
     try:
-        infer = RelaxModule.from_onnx(model).get_inference_function()
-        found = infer(*(_array(value) for value in inputs))
+        found = through(model)(*(_array(value) for value in inputs))
     except (ForgeError, NotImplementedError) as refusal:  # onnx itself cannot make an array of every input
         return Outcome(kind="refused", said=f"{type(refusal).__name__}: {refusal}")
     results = found if isinstance(found, list) else [found]
@@ -109,7 +138,7 @@ def _difference(case: Any, expected: Sequence[np.ndarray], found: Sequence[np.nd
     return ""
 
 
-def outcome_apart(case: Any) -> Outcome:
+def outcome_apart(case: Any, through: Way = relax) -> Outcome:
     """Return ``outcome`` of a forked process, so that a crash of the compiler is an outcome too."""
     read, write = os.pipe()
     child = os.fork()
@@ -120,7 +149,7 @@ def outcome_apart(case: Any) -> Outcome:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.alarm(SECONDS)
         try:
-            found = outcome(case)
+            found = outcome(case, through)
             said = [found.kind, found.said[:2000]]
         except BaseException as error:  # noqa: BLE001 - whatever is no ForgeError is what must not happen
             said = ["wrong", f"{type(error).__name__}: {error}"[:2000]]
@@ -145,6 +174,7 @@ def ready() -> None:
 def main() -> None:
     """Run the cases and print the three counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--through", choices=THROUGH, default="relax")
     parser.add_argument("--list", choices=["refused", "wrong"], action="append", default=["wrong"])
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--part", default="0/1", help="K/N: every N-th case, from the K-th")
@@ -161,7 +191,7 @@ def main() -> None:
     for case in list(cases())[part::parts]:
         if arguments.only and case.name not in arguments.only:
             continue
-        found = outcome_apart(case)
+        found = outcome_apart(case, THROUGH[arguments.through])
         counts[found.kind] += 1
         if found.kind in arguments.list:
             print(f"{found.kind:8}{case.name}: {' '.join(found.said.split())[:300]}", flush=True)
