@@ -16,6 +16,7 @@ from forge_pipeline.codegen.recurrent import convert_gru, convert_lstm, convert_
 from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
 from forge_pipeline.codegen.vectors import convert_lp_normalization, convert_one_hot
+from forge_pipeline.codegen.windows import WINDOWED, convert_conv_transpose
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
@@ -67,39 +68,6 @@ def _is_inf(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: 
     if not found:
         return op.zeros_like(inputs[0], dtype="bool")
     return found[0] if len(found) == 1 else op.logical_or(*map(builder.normalize, found))
-
-
-def _conv_transpose(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """ConvTranspose with `output_shape`, from which the padding follows; TVM's converter ignores it."""
-    from tvm.relax.frontend.onnx.onnx_frontend import ConvTranspose
-
-    if "output_shape" in attributes:
-        begins, ends, extra = _transposed_pads(inputs, attributes)
-        attributes = {**attributes, "pads": (*begins, *ends), "output_padding": extra, "auto_pad": b"NOTSET"}
-        del attributes["output_shape"]
-    return ConvTranspose.get_converter(opset)(builder, inputs, attributes, [{}, {}])
-
-
-def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Return begin and end of the padding that gives `output_shape`, and the output padding where it is negative.
-
-    The equations are those of the ONNX operator reference, ConvTranspose-11.
-    """
-    sizes = [int(extent) for extent in inputs[0].ty.shape.values][2:]
-    kernel = [int(extent) for extent in inputs[1].ty.shape.values][2:]
-    rank = len(sizes)
-    strides, dilations = attributes.get("strides", (1,) * rank), attributes.get("dilations", (1,) * rank)
-    extra, wanted = attributes.get("output_padding", (0,) * rank), attributes["output_shape"][-rank:]
-    rows = []
-    for axis in range(rank):
-        full = strides[axis] * (sizes[axis] - 1) + extra[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-        total = full - wanted[axis]
-        half = total // 2
-        begin, end = (half, total - half) if attributes.get("auto_pad") == b"SAME_UPPER" else (total - half, half)
-        if begin < 0:
-            raise NotImplementedError("an output_shape that adds rows before the first")
-        rows.append((begin, max(end, 0), extra[axis] + max(-end, 0)))
-    return tuple(zip(*rows, strict=True))
 
 
 def _expand(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
@@ -243,7 +211,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Clip": _clip,
         "IsInf": _is_inf,
         "ConvInteger": convert_conv_integer,
-        "ConvTranspose": _conv_transpose,
+        **WINDOWED,
+        "ConvTranspose": convert_conv_transpose,
         "DepthToSpace": convert_depth_to_space,
         "DequantizeLinear": dequantize,
         "DynamicQuantizeLinear": convert_dynamic_quantize,

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from forge_pipeline.codegen.windows import windowed
+
 
 def convert_matmul_integer(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
     """MatMulInteger; a zero point may be one for each row of the left and for each column of the right operand."""
@@ -19,12 +21,12 @@ def convert_matmul_integer(builder: Any, inputs: list[Any], attributes: dict[str
 
 def convert_conv_integer(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
     """ConvInteger; the weights' zero point may be one for each filter. Padding is the zero point, a zero in int32."""
-    from tvm.relax.frontend.onnx.onnx_frontend import Conv, onnx_input
+    from tvm.relax.frontend.onnx.onnx_frontend import onnx_input
 
     image, weight, image_zero, weight_zero = (*inputs, None, None)[:4]
     image = _less_zero(builder, image, image_zero, axis=0)
     weight = _less_zero(builder, weight, weight_zero, axis=0)
-    return Conv.get_converter(opset)(builder, onnx_input([image, weight, None]), attributes, [{}, {}])
+    return windowed("Conv", builder, onnx_input([image, weight, None]), attributes, opset)
 
 
 def _less_zero(builder: Any, value: Any, zero: Any, axis: int) -> Any:

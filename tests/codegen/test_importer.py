@@ -92,6 +92,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "ConvTranspose", {"x": ([1, 1, 3], FLOAT), "w": np.ones((1, 1, 2), np.float32)}, {"output_shape": [6]},
         "an output_shape that adds rows before the first",
     ),
+    "padding": (
+        "MaxPool", {"x": ([1, 1, "h", 4], FLOAT)},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        "auto_pad with stride 2 of an extent that is not known",
+    ),
     "scales": (
         "Resize", {"x": ([1, 1, 2, 2], FLOAT), "": None, "s": ([4], FLOAT)}, {},
         "scales or sizes that are computed from data",

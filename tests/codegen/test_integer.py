@@ -133,6 +133,7 @@ CONVOLUTIONS = {
     "1x1": (32, 48, 7, 1, {}),
     "3x3 padded": (16, 32, 9, 3, {"pads": [1] * 4}),
     "strided": (32, 16, 11, 3, {"pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    "padded to the same extent": (16, 32, 9, 4, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
     "dilated": (16, 16, 12, 3, {"dilations": [2, 2]}),
     "channels that fill no vector": (20, 10, 6, 3, {"pads": [1] * 4}),
     "three channels": (3, 16, 16, 3, {"pads": [1] * 4, "strides": [2, 2]}),

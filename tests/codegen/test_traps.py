@@ -76,11 +76,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
 }  # fmt: skip
 
+SAME = {"kernel_shape": [3, 2], "strides": [4, 4], "auto_pad": "SAME_LOWER"}
 RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "convtranspose output_shape": (
         "ConvTranspose", {"x": ([1, 1, 3, 3], FLOAT), "w": array(1, 2, 3, 3)},
         {"strides": [3, 2], "output_shape": [10, 8]}, FLOAT,
     ),
+    "maxpool same": ("MaxPool", {"x": IMAGE}, SAME, FLOAT),
+    "averagepool same": ("AveragePool", {"x": IMAGE}, SAME, FLOAT),
+    "conv same": ("Conv", {"x": IMAGE, "w": array(5, 4, 3, 2)}, SAME, FLOAT),
     "isinf both": ("IsInf", {"x": ([4], FLOAT)}, {}, BOOL),
     "isinf negative": ("IsInf", {"x": ([4], FLOAT)}, {"detect_positive": 0}, BOOL),
     "isinf positive": ("IsInf", {"x": ([4], FLOAT)}, {"detect_negative": 0}, BOOL),

@@ -1,0 +1,81 @@
+"""Converters for what moves a window over an image: padding as numbers, so that each kernel pads by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+
+def windowed(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Conv and pools with `auto_pad` as numbers.
+
+    TVM's converter pads before a convolution, in float, and of SAME_LOWER takes the floor of a pool's extents.
+    """
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    if attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
+        attributes = {**attributes, "pads": _same_pads(inputs, attributes), "auto_pad": b"NOTSET", "ceil_mode": 0}
+    return getattr(onnx_frontend, name).get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+def _same_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[int, ...]:
+    """Return the padding with which a result has an extent of ceil(extent / stride), begins first.
+
+    Raises NotImplementedError where it depends on an extent that is not known.
+    """
+    from tvm import tirx
+
+    sizes = list(inputs[0].ty.shape.values)[2:]
+    kernel = attributes.get("kernel_shape") or [int(extent) for extent in inputs[1].ty.shape.values][2:]
+    ones = (1,) * len(sizes)
+    begins, ends = [], []
+    for size, width, stride, dilation in zip(
+        sizes, kernel, attributes.get("strides", ones), attributes.get("dilations", ones), strict=True
+    ):
+        reach = (width - 1) * dilation + 1
+        if not isinstance(size, tirx.IntImm) and stride != 1:
+            raise NotImplementedError(f"auto_pad with stride {stride} of an extent that is not known")
+        over = 0 if stride == 1 else (int(size) - 1) % stride  # pixels after the last window's first
+        total = max(reach - 1 - over, 0)
+        less, more = total // 2, total - total // 2
+        is_upper = attributes["auto_pad"] == b"SAME_UPPER"
+        begins.append(less if is_upper else more)
+        ends.append(more if is_upper else less)
+    return (*begins, *ends)
+
+
+def convert_conv_transpose(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """ConvTranspose with `output_shape`, from which the padding follows; TVM's converter ignores it."""
+    from tvm.relax.frontend.onnx.onnx_frontend import ConvTranspose
+
+    if "output_shape" in attributes:
+        begins, ends, extra = _transposed_pads(inputs, attributes)
+        attributes = {**attributes, "pads": (*begins, *ends), "output_padding": extra, "auto_pad": b"NOTSET"}
+        del attributes["output_shape"]
+    return ConvTranspose.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+
+
+def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return begin and end of the padding that gives `output_shape`, and the output padding where it is negative.
+
+    The equations are those of the ONNX operator reference, ConvTranspose-11.
+    """
+    sizes = [int(extent) for extent in inputs[0].ty.shape.values][2:]
+    kernel = [int(extent) for extent in inputs[1].ty.shape.values][2:]
+    rank = len(sizes)
+    strides, dilations = attributes.get("strides", (1,) * rank), attributes.get("dilations", (1,) * rank)
+    extra, wanted = attributes.get("output_padding", (0,) * rank), attributes["output_shape"][-rank:]
+    rows = []
+    for axis in range(rank):
+        full = strides[axis] * (sizes[axis] - 1) + extra[axis] + (kernel[axis] - 1) * dilations[axis] + 1
+        total = full - wanted[axis]
+        half = total // 2
+        begin, end = (half, total - half) if attributes.get("auto_pad") == b"SAME_UPPER" else (total - half, half)
+        if begin < 0:
+            raise NotImplementedError("an output_shape that adds rows before the first")
+        rows.append((begin, max(end, 0), extra[axis] + max(-end, 0)))
+    return tuple(zip(*rows, strict=True))
+
+
+WINDOWED = {name: partial(windowed, name) for name in ("Conv", "MaxPool", "AveragePool", "LpPool")}
+"""Converters by operator."""
