@@ -81,6 +81,13 @@ class Graph:
             return Value(plain=expression, constant=array_view(expression.value))
         return Value(plain=expression)
 
+    def is_input(self, value: Value) -> bool:
+        """Return whether a value is one of the function's parameters as it is."""
+        from tvm import relax
+
+        plain = value.plain
+        return value.pending is None and isinstance(plain, relax.Var) and not isinstance(plain, relax.DataflowVar)
+
     def is_used_once(self, expression: relax.Expr) -> bool:
         """Return whether an operand is read by one binding only."""
         return self.uses.get(expression, 0) == 1

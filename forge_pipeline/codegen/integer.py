@@ -11,7 +11,7 @@ range of the type, rounded half to even.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -53,6 +53,22 @@ class Dequantized(Value):
 
     source: Value
     affine: Affine
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounded(Value):
+    """Bytes of an input of the model, that a convolution may make for itself: ``floats`` with axes in another order.
+
+    Once they are emitted for somebody else, nothing is pending, and they are a value like any other.
+    """
+
+    floats: relax.Expr
+    affine: Affine
+    axes: tuple[int, ...]
+
+    def transposed(self, axes: Sequence[int]) -> Rounded:
+        """Return the bytes with their axes in another order."""
+        return rounded_later(self.floats, self.affine, tuple(self.axes[axis] for axis in axes))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,6 +153,30 @@ class Unpacked:
         integers = self.source.blocked if is_blocked else graph.plain(self.source)
         result = graph.kernel(to_float, integers, name="dequantize", affine=self.affine)
         return Value(blocked=result, channels=self.source.channels) if is_blocked else Value(plain=result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Emits the bytes of an input."""
+
+    floats: relax.Expr
+    affine: Affine
+    axes: tuple[int, ...]
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit them."""
+        from tvm import relax
+
+        done = graph.kernel(to_integers, self.floats, name="quantize", affine=self.affine, clip=Clip())
+        if self.axes != tuple(range(len(self.axes))):
+            done = graph.emit(relax.op.permute_dims(done, list(self.axes)))
+        return Value(plain=done)
+
+
+def rounded_later(floats: relax.Expr, affine: Affine, axes: tuple[int, ...]) -> Rounded:
+    """Return the bytes of an input, to be emitted when somebody reads them."""
+    pending = Division(floats=floats, affine=affine, axes=axes)
+    return Rounded(floats=floats, affine=affine, axes=axes, pending=pending)
 
 
 def dequantized(source: Value, affine: Affine) -> Dequantized:

@@ -155,6 +155,29 @@ def test_a_convolution_stores_what_onnx_runtime_stores(case: str) -> None:
     check(net, net.pair(result, OUT))
 
 
+@pytest.mark.parametrize("tag", [HERE, "x86-64/v2"])
+@pytest.mark.parametrize(("channels", "size", "settings"), [
+    (3, (33, 21), {"pads": [1, 0, 2, 1], "strides": [2, 2]}), (5, (18, 40), {"pads": [0] * 4}),
+])  # fmt: skip
+def test_an_image_with_channels_last_is_rounded_and_turned_by_the_convolution_that_reads_it(
+    channels: int, size: tuple[int, int], settings: dict[str, Any], tag: str
+) -> None:
+    net = Net(1, *size, channels)
+    image = net.node("Transpose", net.pair("x", IN), perm=[0, 3, 1, 2])
+    scale = exact_scales(16)
+    weight = net.weight((16, channels, 3, 3), scale)
+    both = net.node("Conv", image, weight, net.bias(scale * IN[0]), **settings)
+    check(net, net.pair(both, OUT), tag=tag)
+
+
+def test_an_input_that_others_read_too_is_rounded_for_them_as_well() -> None:
+    net = Net(1, 3, 12, 12)
+    image = net.pair("x", IN)
+    scale = exact_scales(8)
+    read = net.node("Conv", image, net.weight((8, 3, 1, 1), scale), net.bias(scale * IN[0]))
+    check(net, net.pair(read, OUT), net.node("MaxPool", image, kernel_shape=[2, 2]))
+
+
 @pytest.mark.parametrize("case", ["1x1", "3x3 padded", "depthwise"])
 def test_factors_that_are_no_powers_of_two_are_rounded_as_onnx_runtime_rounds_them(case: str) -> None:
     channels, filters, size, kernel, attributes = CONVOLUTIONS[case]

@@ -18,6 +18,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from tests.codegen.test_integer import OUT, Net, exact_scales
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 EXTENT = 20
@@ -110,3 +111,12 @@ def test_values_survive_until_they_are_last_read(reads: Any, outputs: tuple[str,
     for _ in range(2):
         for found, wanted in zip(engine(x), session.run(None, {"x": x}), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_input_that_is_quantized_and_bytes_that_are_resized_are_no_floats_in_memory() -> None:
+    net = Net(1, 3, 32, 32)
+    scale = exact_scales(16)
+    read = net.node("Conv", net.pair("x", (0.5, 113)), net.weight((16, 3, 3, 3), scale), net.bias(scale * 0.5))
+    larger = net.node("Resize", net.pair(read, OUT), "", net.tensor(np.array([1, 1, 2, 2], np.float32)), mode="linear")
+    small = net.node("MaxPool", net.pair(larger, OUT), kernel_shape=[60, 60])
+    assert needed(net.finish(small)) == 16 * 30 * 30 + 16 * 60 * 60 + 16 * 4

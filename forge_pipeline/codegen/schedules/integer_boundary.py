@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_pipeline.codegen.curves import BYTES, Lookup, curve_of
-from forge_pipeline.codegen.graph import Array, Graph, Value
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape
 from forge_pipeline.codegen.integer import (
     Affine,
     Clip,
@@ -17,6 +17,7 @@ from forge_pipeline.codegen.integer import (
     clipped,
     dequantized,
     divided,
+    rounded_later,
     waiting,
 )
 from forge_pipeline.codegen.schedules import integer_table
@@ -75,6 +76,9 @@ def quantize(graph: Graph, call: relax.Call) -> Value | None:
         return integer_table.stored(curve, affine)
     if value.constant is not None:
         return None
+    if graph.is_input(value) and has_known_shape(call.args[0], rank=4):
+        assert value.plain is not None  # noqa: S101 - an input is
+        return rounded_later(value.plain, affine, (0, 1, 2, 3))
     return divided(graph, value, affine, Clip())
 
 

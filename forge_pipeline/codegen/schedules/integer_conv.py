@@ -6,6 +6,7 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish
+from forge_pipeline.codegen.integer import Affine, Clip, Finish, Rounded, stored
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import (
     integer_amx,
@@ -39,10 +40,14 @@ from forge_pipeline.codegen.schedules.integer_dot import (
 if TYPE_CHECKING:
     from tvm import relax, te
     from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_conv"
-PIXELS, VECTORS, READS = "forge.pixels", "forge.vectors", "forge.reads"
-"""Annotations with the tile that a template was laid out for, and how it reads its image."""
+PIXELS, VECTORS, READS, ENTERS = "forge.pixels", "forge.vectors", "forge.reads", "forge.enters"
+"""Annotations with the tile that a template was laid out for, how it reads its image, and whether it quantizes it."""
+
+Entry = tuple[Affine, tuple[int, ...]]
+"""How a model's input is quantized, and the order of its axes that makes it an image."""
 
 COPY_CYCLES = 1.5
 """Cycles for a vector of an image that is copied to have a wider margin."""
@@ -63,8 +68,12 @@ def _emit_direct(
 ) -> relax.Expr:
     lanes, way = graph.machine.lanes, known_dot(graph.machine)
     geometry, weight = merge_groups(geometry, weight, lanes)
-    as_words = geometry.groups == 1 and geometry.channels < lanes and not graph.is_blocked(source)
-    if as_words:
+    few = geometry.groups == 1 and geometry.channels < lanes
+    entry = source if few and isinstance(source, Rounded) and source.pending is not None else None
+    as_words = few and (entry is not None or not graph.is_blocked(source))
+    if entry is not None:
+        image = entry.floats
+    elif as_words:
         image = graph.kernel(to_words, graph.plain(source), name="to_words", group=way.group)
     else:
         image = graph.blocked(source)
@@ -76,6 +85,7 @@ def _emit_direct(
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, vectors=vectors, way=way,
+        entry=None if entry is None else (entry.affine, entry.axes),
     )  # fmt: skip
 
 
@@ -116,16 +126,33 @@ def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int
 
 def to_words(image: te.Tensor, group: int) -> te.Tensor:
     """Describe an image in plain form as int32 words of ``group`` channels: (N, C / group, H, W)."""
+    return _words(image.shape, image, group)
+
+
+def rounded_to_words(image: te.Tensor, group: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
+    from tvm import tirx
+
+    scale = tirx.const(affine.scale, "float32")
+
+    def read(*at: Any) -> Any:
+        place = [at[axes.index(axis)] for axis in range(len(axes))]
+        return stored(image(*place) / scale, affine, Clip())
+
+    return _words([image.shape[axis] for axis in axes], read, group)
+
+
+def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Tensor:
     from tvm import te, tirx
 
-    batch, channels, height, width = image.shape
-    channels = int(channels)
+    batch, _, height, width = shape
+    channels = int(shape[1])
 
     def element(n: Any, word: Any, h: Any, w: Any) -> Any:
         total: Any = None
         for place in range(min(group, channels)):
             at = word * group + place
-            byte = image(n, at, h, w).astype("int32")
+            byte = read(n, at, h, w).astype("int32")
             if channels > group and channels % group:
                 byte = tirx.if_then_else(at < channels, byte, 0)
             byte = byte << (32 // group * place) if place else byte
@@ -137,9 +164,12 @@ def to_words(image: te.Tensor, group: int) -> te.Tensor:
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int, way: Dot,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int, way: Dot, entry: Entry | None,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums."""
+    """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums.
+
+    With ``entry`` the image is the model's input, which is made words of here.
+    """
     from tvm import te, tirx
 
     rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
@@ -147,7 +177,9 @@ def convolve(
     wide = -(-geometry.output[1] // pixels) * pixels
     as_words = len(image.shape) == 4
     filler = zero * sum(1 << 32 // way.group * place for place in range(way.group)) if as_words else zero
-    padded = surround(image, _widened(geometry, wide), filler)
+    if entry is not None:
+        image = rounded_to_words(image, way.group, *entry)
+    padded = surround(image, _widened(geometry, wide), filler, by_rows=entry is not None)
     if way.widens and not as_words:
         padded = widened(padded)
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
@@ -165,6 +197,7 @@ def convolve(
 
     shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
     attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, READS: WORD if as_words else BYTES}
+    attributes |= {} if entry is None else {ENTERS: 1}
     total = te.compute(shape, sums, name="sums", attrs=attributes)
     return integer_pack.finished(
         (image.shape[0], rows, *geometry.output, lanes),
@@ -197,9 +230,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
-    in_bands = known_dot(machine).widens and annotations[READS] == BYTES and bool(before) and not weights_first
+    enters = ENTERS in annotations
+    copies = enters or (known_dot(machine).widens and annotations[READS] == BYTES)
+    in_bands = copies and bool(before) and not weights_first
     if in_bands:
-        h_out, h_in = sch.split(h, [None, _band(machine, height, moves.static(sch, reduction[0]) * width * lanes)])
+        values = _row_values(sch, before[-1], height) if enters else moves.static(sch, reduction[0]) * width * lanes
+        h_out, h_in = sch.split(h, [None, _band(machine, height, values)])
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
     else:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
@@ -209,7 +245,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[-1:]:
         if in_bands:
             sch.compute_at(block, shared)
-            sch.vectorize(sch.get_loops(block)[-1])
+            if not enters:
+                sch.vectorize(sch.get_loops(block)[-1])
         else:
             moves.spread(sch, block, machine)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps)
@@ -220,6 +257,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         moves.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
     dot(sch, out, machine, str(annotations[READS]))
+
+
+def _row_values(sch: Schedule, copy: SBlockRV, rows: int) -> int:
+    """Return how many 16-bit values of words a row of results takes, neighbours' not counted."""
+    words, height, width = (int(extent) for extent in sch.get(copy).writes[0].source.ty.shape[1:])
+    return max(1, 2 * words * width * height // rows)
 
 
 def _band(machine: Machine, height: int, row_values: int) -> int:

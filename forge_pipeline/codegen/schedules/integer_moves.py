@@ -16,6 +16,7 @@ from forge_pipeline.codegen.integer import (
     Clip,
     Dequantized,
     IntegerWeight,
+    Rounded,
     clipped_float,
     dequantized,
     divided,
@@ -48,6 +49,10 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
         return _moved_block(value, call)
     if not isinstance(value, Dequantized):
         return None
+    source = value.source
+    if isinstance(source, Rounded) and source.pending is not None and call.op.name == "relax.permute_dims":
+        axes = ints(call.attrs.axes) if call.attrs.axes is not None else range(len(source.axes))[::-1]
+        return dequantized(source.transposed([axis % len(source.axes) for axis in axes]), value.affine)
     rest = [graph.operand(argument) for argument in call.args[1:]]
     moved = graph.emit(relax.Call(call.op, [graph.plain(value.source), *rest], call.attrs))
     return dequantized(Value(plain=moved), value.affine)

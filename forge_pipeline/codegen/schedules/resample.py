@@ -42,8 +42,8 @@ def resample(image: te.Tensor, first: te.Tensor, weights: te.Tensor, axis: int) 
     return te.compute(shape, element, name=NAME, attrs={moves.FAMILY: NAME, AXIS: axis})
 
 
-def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
-    """Resize height or width of an image that is blocked already."""
+def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Expr, relax.Expr] | None:
+    """Return image, axis, first pixels and weights of a call of a kernel that resizes; None for other kernels."""
     from tvm import s_tir
 
     kernel = graph.builder.get()[call.args[0]]
@@ -51,8 +51,16 @@ def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
     found = [block for block in moves.blocks(sch) if moves.family_of(sch, block) == NAME]
     if not found:
         return None
-    axis = int(sch.get(found[0]).annotations[AXIS])
     source, first, weights = call.args[1].fields
+    return source, int(sch.get(found[0]).annotations[AXIS]), first, weights
+
+
+def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
+    """Resize height or width of an image that is blocked already."""
+    found = described(graph, call)
+    if found is None:
+        return None
+    source, axis, first, weights = found
     value = graph.look(source)
     if axis not in PIXEL_AXES or not graph.is_blocked(value):
         return None
