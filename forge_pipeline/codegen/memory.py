@@ -1,100 +1,25 @@
-"""Where values between kernels lie: in one piece of memory for a run, at places shared by what is never needed at once.
+"""Where values between kernels lie: in one piece of memory for a run (``offsets``), allocated once.
 
-TVM's own plan gives every value a block that other values may take later, whole and only for the same type. Here a
-value lies where nothing else lies during its life, largest first: the offline assignment of offsets of Pisarchyk and
-Lee ("Efficient Memory Management for Deep Neural Net Inference", 2020). Values of unknown size are left to TVM.
+TVM's own plan gives every value a block that other values may take later, whole and only for the same type. Values of
+unknown size are left to it. What is put side by side (``schedules/joining.py``) is written there in the first place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.offsets import Join, Life, nest, plan
+from forge_pipeline.codegen.schedules.joining import JOINS
 from forge_pipeline.runtime.profile import PLACING
 
 if TYPE_CHECKING:
     import tvm
     from tvm import relax, tirx
 
-ALIGNMENT = 64
-"""Bytes: kernels are compiled for tensors that start at a cache line."""
-
 DATA, BYTE_OFFSET = 1, 8
 """TVM's codes for two fields of a DLTensor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """A value of ``size`` bytes that is needed from one binding to another, both included."""
-
-    size: int
-    first: int
-    last: int
-
-    def meets(self, other: Life) -> bool:
-        """Return whether both are needed at once."""
-        return self.first <= other.last and other.first <= self.last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Offsets of values, in bytes, and the ``size`` of the piece of memory that they lie in."""
-
-    offsets: tuple[int, ...]
-    size: int
-
-
-def plan(lives: Sequence[Life]) -> Plan:
-    """Return places for values such that none that are needed at once overlap: the best of several orders."""
-    orders = (
-        sorted(range(len(lives)), key=lambda index: (-lives[index].size, lives[index].first)),
-        sorted(range(len(lives)), key=lambda index: -lives[index].size * (1 + lives[index].last - lives[index].first)),
-        sorted(range(len(lives)), key=lambda index: (lives[index].first, -lives[index].size)),
-    )
-    least = most_at_once(lives)
-    best: Plan | None = None
-    for order in orders:
-        found = _in_order(lives, order)
-        best = found if best is None or found.size < best.size else best
-        if best.size == least:
-            break
-    assert best is not None  # noqa: S101 - there are orders
-    return best
-
-
-def most_at_once(lives: Sequence[Life]) -> int:
-    """Return how many bytes are needed at once at most: no plan takes less."""
-    changes: dict[int, int] = {}
-    for life in lives:
-        changes[life.first] = changes.get(life.first, 0) + _aligned(life.size)
-        changes[life.last + 1] = changes.get(life.last + 1, 0) - _aligned(life.size)
-    return max(accumulate(changes[time] for time in sorted(changes)), default=0)
-
-
-def _in_order(lives: Sequence[Life], order: Iterable[int]) -> Plan:
-    """Place one value after the other, each as low as it fits."""
-    placed: list[tuple[int, int]] = []  # offset and index, ascending
-    for index in order:
-        at, size = 0, _aligned(lives[index].size)
-        for offset, other in placed:
-            if lives[other].meets(lives[index]):
-                if offset - at >= size:
-                    break
-                at = max(at, offset + _aligned(lives[other].size))
-        placed.append((at, index))
-        placed.sort()
-    offsets = {index: offset for offset, index in placed}
-    return Plan(
-        offsets=tuple(offsets[index] for index in range(len(lives))),
-        size=max((offset + _aligned(lives[index].size) for offset, index in placed), default=0),
-    )
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
@@ -144,14 +69,18 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
     lives = _lives(module, bindings, function.body.body)
     if not lives:
         return
-    found = plan(list(lives.values()))
+    nested, joined = nest(lives, _joins(module, bindings, lives))
+    outer = nested.lives(lives)
+    found = plan(list(outer.values()))
+    places = dict(zip(outer, found.offsets, strict=True))
     storage = relax.Var("memory", relax.ObjectType())
     made = relax.op.memory.alloc_storage(relax.ShapeExpr([found.size]), 0, "global", "uint8")
     start = [relax.VarBinding(storage, made)]
     moved = []
     for binding in bindings:
         if binding.var in lives:
-            offset = found.offsets[list(lives).index(binding.var)]
+            whole, within = nested.place(binding.var)
+            offset = places[whole] + within
             shape, kind = binding.value.args[0], str(binding.value.args[1].value)
             tensor = relax.op.memory.alloc_tensor(storage, offset, shape, kind)
             start.append(relax.VarBinding(binding.var, tensor))
@@ -160,12 +89,33 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
         place = builder.add_func(_placing(len(moved)), PLACING)
         nothing = relax.Var("placed", relax.TupleType([]))
         start.append(relax.VarBinding(nothing, relax.Call(place, moved)))
-    rest = [binding for binding in bindings if binding.var not in lives]
+    rest = [binding for at, binding in enumerate(bindings) if binding.var not in lives and at not in joined]
     body = relax.SeqExpr([relax.BindingBlock([*start, *rest])], function.body.body)
     planned = relax.Function(function.params, body, function.ret_ty, function.is_pure).with_attrs(
         dict(function.attrs or {})
     )
     builder.update_func(variable, planned)
+
+
+def _joins(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Life]) -> Iterator[Join]:
+    """Yield the joins whose parts and whole are planned, and whose parts are whole tensors."""
+    from tvm import relax
+
+    names = {binding.var: binding.value for binding in bindings if isinstance(binding.value, relax.Var)}
+    for index, binding in enumerate(bindings):
+        call = binding.value
+        function = module.functions.get(call.op) if isinstance(call, relax.Call) else None
+        if function is None or not function.attrs or JOINS not in function.attrs:
+            continue
+        tensors = []
+        for argument in call.args:
+            tensor = argument
+            while tensor in names:
+                tensor = names[tensor]
+            tensors.append(tensor)
+        *parts, whole = tensors
+        if all(tensor in lives for tensor in tensors) and sum(lives[part].size for part in parts) == lives[whole].size:
+            yield Join(binding=index, parts=tuple(parts), whole=whole)
 
 
 def _lives(module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr) -> dict[Any, Life]:
@@ -228,6 +178,6 @@ def _placing(count: int) -> tirx.PrimFunc:
         data = tirx.call_intrin("handle", "tirx.tvm_struct_get", tensor, 0, DATA)
         offset = tirx.call_intrin("uint64", "tirx.tvm_struct_get", tensor, 0, BYTE_OFFSET)
         moved = tirx.call_intrin("handle", "tirx.handle_add_byte_offset", data, offset)
-        for field, value in ((DATA, moved), (BYTE_OFFSET, tirx.const(0, "uint64"))):
-            statements.append(tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_struct_set", tensor, 0, field, value)))
+        for place, value in ((DATA, moved), (BYTE_OFFSET, tirx.const(0, "uint64"))):
+            statements.append(tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_struct_set", tensor, 0, place, value)))
     return tirx.PrimFunc(tensors, tirx.SeqStmt(statements)).with_attr("tirx.is_scheduled", True)

@@ -14,7 +14,7 @@ from forge_pipeline.codegen.lowering import Fallback, Lowered
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
-from forge_pipeline.codegen.schedules import moves, winograd_weight
+from forge_pipeline.codegen.schedules import joining, moves, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.codegen.signed import without_signs
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
@@ -168,6 +168,8 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
                 module[variable] = function.with_attr("op_pattern", OPAQUE).with_attr(PREPARES, True)
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr("op_pattern", OPAQUE)
+            elif families == {joining.NAME}:
+                module[variable] = function.with_attr(joining.JOINS, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr("op_pattern", FUSABLE_OUTPUT)
     return module

@@ -10,11 +10,14 @@ import pytest
 from tests.codegen.test_integer import HERE, OUT, Net, check, compiled, exact_scales, reference
 
 WAYS = (
-    ("half_pixel", (2.0, 2.0)),
-    ("align_corners", (2.0, 3.0)),
-    ("asymmetric", (1.5, 2.0)),
-    ("pytorch_half_pixel", (0.5, 2.0)),
+    ("half_pixel", (2.0, 2.0), 16),
+    ("half_pixel", (1.5, 3.0), 3),
+    ("align_corners", (2.0, 3.0), 16),
+    ("asymmetric", (1.5, 2.0), 3),
+    ("pytorch_half_pixel", (0.5, 2.0), 16),
 )
+"""Places of pixels, factors, and channels: blocks are filled, or the image is not in blocks."""
+
 ODD = (0.0173, 101)
 """A scale that is no power of two: dequantized values are rounded."""
 
@@ -24,12 +27,11 @@ def resized(net: Net, source: str, way: str, factors: tuple[float, float]) -> st
     return net.node("Resize", source, "", scales, mode="linear", coordinate_transformation_mode=way)
 
 
-@pytest.mark.parametrize("channels", [3, 16])
-@pytest.mark.parametrize(("way", "factors"), WAYS)
+@pytest.mark.parametrize(("way", "factors", "channels"), WAYS)
 def test_what_is_stored_is_what_floats_would_have_been_rounded_to(way: str, factors: Any, channels: int) -> None:
     net = Net(1, channels, 10, 14)
     image = net.pair("x", ODD)
-    if channels == 16:  # in blocks then
+    if channels == 16:
         image = net.node("MaxPool", image, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1])
     check(net, net.pair(resized(net, image, way, factors), ODD), spread=1.0)
 

@@ -13,15 +13,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build, planned
 from forge_pipeline.codegen.importer import import_model
-from forge_pipeline.codegen.memory import ALIGNMENT, Life, allocated, most_at_once, plan
+from forge_pipeline.codegen.memory import allocated
+from forge_pipeline.codegen.offsets import ALIGNMENT, Join, Life, most_at_once, nest, plan
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.runtime.profile import PLACING
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import OUT, Net, exact_scales
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
-EXTENT = 20
+CHANNELS, EXTENT = 16, 20
 LIVES = st.lists(
     st.builds(
         lambda size, first, length: Life(size=size, first=first, last=first + length),
@@ -68,7 +70,7 @@ def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...]) -> onnx.ModelProto
             )
         else:
             nodes.append(helper.make_node("Concat", used, [f"y{index}"], axis=1))
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, EXTENT, EXTENT])
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, CHANNELS, EXTENT, EXTENT])
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     graph = helper.make_graph(nodes, "net", [image], values, [shape])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
@@ -76,12 +78,12 @@ def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...]) -> onnx.ModelProto
 
 
 def needed(model: onnx.ModelProto) -> int:
-    target = Target.from_tag("host")
+    target = Target.from_tag("x86-64/v3")
     with target.tvm():
         return allocated(planned(lower(import_model(model), target, OPTIONS).module, target)["main"])
 
 
-IMAGE = 8 * EXTENT * EXTENT * 4
+IMAGE = CHANNELS * EXTENT * EXTENT * 4
 
 
 def test_a_chain_takes_two_buffers_and_its_result_beside_its_packed_image() -> None:
@@ -94,6 +96,19 @@ def test_a_value_that_is_read_again_keeps_its_place_until_then() -> None:
     assert needed(model) == 3 * IMAGE + 2 * IMAGE
 
 
+def matches(model: onnx.ModelProto) -> list[str]:
+    """Compare with ONNX Runtime, twice; return the names of the kernels that ran."""
+    import onnxruntime as ort
+
+    x = np.random.default_rng(0).standard_normal((1, CHANNELS, EXTENT, EXTENT)).astype(np.float32)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
+    for _ in range(2):
+        for found, wanted in zip(engine(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    return [kernel.name for kernel in engine.profile(x, runs=1) for _ in range(kernel.calls)]
+
+
 @pytest.mark.parametrize(
     ("reads", "outputs"),
     [
@@ -102,15 +117,39 @@ def test_a_value_that_is_read_again_keeps_its_place_until_then() -> None:
     ],
 )
 def test_values_survive_until_they_are_last_read(reads: Any, outputs: tuple[str, ...]) -> None:
-    import onnxruntime as ort
+    kernels = matches(pooled(*reads, outputs=outputs))
+    assert PLACING not in kernels
 
-    model = pooled(*reads, outputs=outputs)
-    x = np.random.default_rng(0).standard_normal((1, 8, EXTENT, EXTENT)).astype(np.float32)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
-    for _ in range(2):
-        for found, wanted in zip(engine(x), session.run(None, {"x": x}), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+
+@pytest.mark.parametrize(
+    ("reads", "copies"),
+    [
+        ((("x",), ("y0",), ("y0",), ("y1", "y2"), ("y3",)), 0),
+        ((("x",), ("y0",), ("y0", "y1"), ("y2",), ("y2", "y3"), ("y4",)), 0),
+        ((("x",), ("y0",), ("y0", "y1"), ("y2",), ("y0", "y3"), ("y4",)), 1),
+        ((("x",), ("y0",), ("y1", "y1"), ("y2",)), 1),
+    ],
+    ids=["side by side", "nested", "in two places", "twice"],
+)
+def test_parts_are_written_where_they_are_put_side_by_side_but_only_one_place_is_theirs(
+    reads: Any, copies: int
+) -> None:
+    kernels = matches(pooled(*reads, outputs=(f"y{len(reads) - 1}",)))
+    assert sum(name.startswith("join") for name in kernels) == copies
+
+
+@pytest.mark.parametrize(("between", "copies"), [(500, 0), (1000, 1)])
+def test_a_whole_that_would_take_more_by_being_there_early_is_a_copy(between: int, copies: int) -> None:
+    lives = {
+        "early": Life(size=64, first=0, last=9),
+        "between": Life(size=between, first=3, last=4),
+        "late": Life(size=640, first=8, last=9),
+        "whole": Life(size=704, first=9, last=10),
+    }
+    nested, saved = nest(lives, [Join(binding=9, parts=("early", "late"), whole="whole")])
+    assert len(saved) == 1 - copies
+    assert nested.place("late") == (("late", 0) if copies else ("whole", 64))
+    assert most_at_once(list(nested.lives(lives).values())) <= most_at_once(list(lives.values()))
 
 
 def test_an_input_that_is_quantized_and_bytes_that_are_resized_are_no_floats_in_memory() -> None:

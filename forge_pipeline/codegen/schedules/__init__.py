@@ -36,6 +36,7 @@ from forge_pipeline.codegen.schedules import (
     integer_transposed,
     integer_volume,
     integer_winograd,
+    joining,
     matmul,
     pool,
     pool_rows,
@@ -95,6 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
     "weight_only": Family(handlers=weight_only.HANDLERS),
     matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),
+    joining.NAME: Family(schedule=elementwise.schedule),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }
 """For an operator that several families know, the first that does not decline emits it."""

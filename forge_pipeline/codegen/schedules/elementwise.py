@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.graph import Extent, Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.renamed import Cast, Renamed
 from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.joining import joined
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -113,18 +114,18 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def concat(graph: Graph, call: relax.Call) -> Value | None:
-    """Concatenate whole blocks, when every part fills its own."""
-    from tvm import relax
-
+    """Concatenate the channels of images: whole blocks, when every part fills its own."""
     parts = graph.look(call.args[0]).parts
     if parts is None or int(call.attrs.axis) not in (1, -3):
         return None
-    if not all(part.constant is None and graph.is_blocked(part) for part in parts):
+    if all(part.constant is None and graph.is_blocked(part) for part in parts) and not any(
+        part.channels % graph.block(part.channels) for part in parts
+    ):
+        whole = joined(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
+        return Value(blocked=whole, channels=sum(part.channels for part in parts))
+    if not has_known_shape(call, rank=4, symbolic_axes=()):
         return None
-    if any(part.channels % graph.block(part.channels) for part in parts):
-        return None
-    joined = graph.emit(relax.op.concat([part.blocked for part in parts], axis=4 if graph.channels_last else 1))
-    return Value(blocked=joined, channels=sum(part.channels for part in parts))
+    return Value(plain=joined(graph, [graph.plain(part) for part in parts], axis=1))
 
 
 def split(graph: Graph, call: relax.Call) -> Value | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.curves import BYTES, Curve, curve_of, reals
-from forge_pipeline.codegen.graph import Graph, Value, ints
+from forge_pipeline.codegen.graph import Graph, Value, ints, shape_of
 from forge_pipeline.codegen.integer import (
     Affine,
     BlockWeight,
@@ -22,9 +22,13 @@ from forge_pipeline.codegen.integer import (
     divided,
 )
 from forge_pipeline.codegen.schedules import elementwise, integer_table
+from forge_pipeline.codegen.schedules.joining import joined
 
 if TYPE_CHECKING:
     from tvm import relax, te
+
+IMAGE = 4
+"""Axes of an image: N, C, H, W."""
 
 MOVES = (
     "relax.reshape", "relax.permute_dims", "relax.expand_dims", "relax.squeeze", "relax.strided_slice",
@@ -152,9 +156,12 @@ def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
     lanes = graph.machine.lanes
     in_blocks = axis in (1, -3) and all(graph.is_blocked(source) for source in sources)
     if in_blocks and not any(source.channels % lanes for source in sources):
-        joined = graph.emit(relax.op.concat([source.blocked for source in sources], axis=1))
-        return Value(blocked=joined, channels=sum(source.channels for source in sources))
-    return Value(plain=graph.emit(relax.op.concat([graph.plain(source) for source in sources], axis=axis)))
+        whole = joined(graph, [source.blocked for source in sources], axis=1)
+        return Value(blocked=whole, channels=sum(source.channels for source in sources))
+    plain = [graph.plain(source) for source in sources]
+    if axis in (1, -3) and all(len(shape_of(source)) == IMAGE for source in plain):
+        return Value(plain=joined(graph, plain, axis=1))
+    return Value(plain=graph.emit(relax.op.concat(plain, axis=axis)))
 
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
