@@ -140,6 +140,7 @@ CONVOLUTIONS = {
     "one channel": (1, 8, 12, 5, {}),
     "groups": (32, 32, 6, 3, {"group": 4}),
     "width no tile divides": (16, 16, 37, 1, {}),
+    "an odd number of vectors of filters": (64, 50, 6, 1, {}),
     "depthwise": (32, 32, 9, 3, {"pads": [1] * 4, "group": 32}),
     "depthwise, strided": (16, 16, 10, 3, {"pads": [0, 0, 1, 1], "strides": [2, 2], "group": 16}),
     "depthwise 5x5": (24, 24, 11, 5, {"pads": [2] * 4, "group": 24}),

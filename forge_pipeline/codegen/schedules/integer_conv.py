@@ -49,6 +49,9 @@ PIXELS, VECTORS, READS, ENTERS = "forge.pixels", "forge.vectors", "forge.reads",
 Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
 
+STEPS = 16
+"""Steps of a convolution that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
+
 COPY_CYCLES = 1.5
 """Cycles for a vector of an image that is copied to have a wider margin."""
 
@@ -80,7 +83,14 @@ def _emit_direct(
     packed = pack_weight(weight, lanes, way.group if as_words else lanes, way.group)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
-    pixels, vectors = choose_even_tile(graph.machine, geometry, rows // geometry.groups, steps, blocks)
+    tiles = [
+        choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks)
+        for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
+    ]
+    if tiles[-1][0] < tiles[0][0]:  # one more vector of filters, of zeros, makes them divide into wider tiles
+        packed = np.concatenate([packed, np.zeros_like(packed[:1])])
+        rows += 1
+    _, pixels, vectors = min(tiles)
     constants = finish.constants(graph, lambda array: arrange(array, rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
@@ -106,8 +116,10 @@ def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
-def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int) -> tuple[int, int]:
-    """Return pixels and vectors of the cheapest tile; the last one of a row computes pixels that nobody stores."""
+def choose_even_tile(
+    machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int
+) -> tuple[float, int, int]:
+    """Return cycles, pixels and vectors of the cheapest tile; the last of a row computes pixels that nobody stores."""
     width, way = geometry.output[1], known_dot(machine)
     best: tuple[float, int, int] | None = None
     for vectors in divisors(rows, 4):
@@ -121,7 +133,7 @@ def choose_even_tile(machine: Machine, geometry: Geometry, rows: int, steps: int
             if best is None or cycles <= best[0]:
                 best = (cycles, pixels, vectors)
     assert best is not None  # noqa: S101 - one by one always fits
-    return best[1:]
+    return best
 
 
 def to_words(image: te.Tensor, group: int) -> te.Tensor:
@@ -200,7 +212,7 @@ def convolve(
     attributes |= {} if entry is None else {ENTERS: 1}
     total = te.compute(shape, sums, name="sums", attrs=attributes)
     return integer_pack.finished(
-        (image.shape[0], rows, *geometry.output, lanes),
+        (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         finish,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
@@ -249,7 +261,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
                 sch.vectorize(sch.get_loops(block)[-1])
         else:
             moves.spread(sch, block, machine)
-    moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps)
+    moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
     for loop in (w_in, row_in, reduction[-1]):
         sch.unroll(loop)
     depth = 1 + len(inner)

@@ -143,7 +143,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
     stores = integer_pack.compute_at(sch, last, w_out)
-    moves.parallel_if_worth(sch, shared, work * taps)
+    moves.parallel_if_worth(sch, shared, work * taps // moves.MULTIPLY_ADDS)
     for producer in before[:-1]:
         sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
     for producer in before[-1:]:
