@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen import preparation
 from forge_pipeline.codegen.offsets import Join, Life, nest, plan
 from forge_pipeline.codegen.schedules.joining import JOINS
 from forge_pipeline.runtime.profile import PLACING
@@ -25,8 +26,9 @@ DATA, BYTE_OFFSET = 1, 8
 def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module``, whose functions call kernels on tensors that they allocate, with one allocation in each.
 
-    What a function returns keeps memory of its own. A function with branches, or with tensors of unknown size, is
-    returned as it is.
+    What a function returns lies there too, and holds it as long as somebody holds the result: an ``Engine`` copies.
+    Only what is prepared once, and stays, has memory of its own. A function with branches, or with tensors of unknown
+    size, is returned as it is.
     """
     from tvm import relax
 
@@ -66,7 +68,7 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
     from tvm import relax
 
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    lives = _lives(module, bindings, function.body.body)
+    lives = _lives(module, bindings, function.body.body, keeps_results=variable.name_hint == preparation.NAME)
     if not lives:
         return
     nested, joined = nest(lives, _joins(module, bindings, lives))
@@ -118,7 +120,9 @@ def _joins(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Li
             yield Join(binding=index, parts=tuple(parts), whole=whole)
 
 
-def _lives(module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr) -> dict[Any, Life]:
+def _lives(
+    module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr, *, keeps_results: bool = False
+) -> dict[Any, Life]:
     """Return the lives of all tensors that a function allocates for itself; none where one has no known size."""
     from tvm import relax, tirx
 
@@ -147,10 +151,11 @@ def _lives(module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr) ->
         if touched and not is_kernel:
             roots[binding.var] = touched
     returned = _touched(result, roots)
+    end = len(bindings)
     return {
-        root: Life(size=size, first=first.get(root, 0), last=last.get(root, 0))
+        root: Life(size=size, first=first.get(root, 0), last=end if root in returned else last.get(root, 0))
         for root, size in sizes.items()
-        if root not in returned
+        if not (keeps_results and root in returned)
     }
 
 
