@@ -38,7 +38,7 @@ ANCHORS = (
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
     "integer_batched",
 )  # fmt: skip
-CLOSED = ("integer_softmax", "integer_sums")
+CLOSED = ("integer_softmax", "integer_zero_terms")
 """Families whose kernels nothing is fused with."""
 BROADCAST = tuple(
     f"relax.{name}"

@@ -4,9 +4,8 @@ The right operand is packed when the model runs, moved to int8 by an exclusive o
 
     sum (x - zx) (y - zy) = sum a b - (zx - p) sum b - (zy - q) sum a + K (zx - p) (zy - q)
 
-where the sums of b belong to a column and those of a to a row: small kernels in front of the product (`integer_sums`).
-Where bytes are widened anyway, zx is taken away on the way and there is nothing to do for columns. All of it is exact
-in int32.
+where the sums of b belong to a column and those of a to a row: two small kernels in front of the product. Where bytes
+are widened anyway, zx is taken away on the way and there is nothing to do for columns. All of it is exact in int32.
 
 A softmax behind it is computed on a band of rows as soon as their sums are there: no scores are ever in memory but
 those of the band.
@@ -35,7 +34,7 @@ NAME = "integer_batched"
 SOFTMAX = "integer_softmax"
 """The family of products that a softmax follows in the same kernel: nothing else is fused with it."""
 
-SUMS = "integer_sums"
+SUMS = "integer_zero_terms"
 """The family of the sums of rows, and of a packed operand's columns."""
 
 ROWS = "forge.rows"
