@@ -28,6 +28,7 @@ from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     BYTES,
+    WEIGHTS,
     WORD,
     Dot,
     dot,
@@ -110,7 +111,7 @@ def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
     """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
     filters, channels, height, width = weight.shape
     rows, blocks = -(-filters // lanes), -(-channels // inner)
-    full = np.zeros((rows * lanes, blocks * inner, height, width), np.int8)
+    full = np.zeros((rows * lanes, blocks * inner, height, width), weight.dtype)
     full[:filters, :channels] = weight
     split = full.reshape(rows, lanes, blocks, inner // group, group, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
@@ -208,7 +209,8 @@ def convolve(
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
     shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
-    attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, READS: WORD if as_words else BYTES}
+    attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, WEIGHTS: weight.dtype}
+    attributes[READS] = WORD if as_words else BYTES
     attributes |= {} if entry is None else {ENTERS: 1}
     total = te.compute(shape, sums, name="sums", attrs=attributes)
     return integer_pack.finished(
@@ -268,7 +270,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in stores:
         moves.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-    dot(sch, out, machine, str(annotations[READS]))
+    dot(sch, out, machine, str(annotations[READS]), str(annotations[WEIGHTS]))
 
 
 def _row_values(sch: Schedule, copy: SBlockRV, rows: int) -> int:

@@ -17,7 +17,15 @@ from forge_pipeline.codegen.integer import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_pack, moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
-from forge_pipeline.codegen.schedules.integer_dot import TRANSPOSED, Dot, dot, known_dot, part_of_word, products
+from forge_pipeline.codegen.schedules.integer_dot import (
+    TRANSPOSED,
+    WEIGHTS,
+    Dot,
+    dot,
+    known_dot,
+    part_of_word,
+    products,
+)
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -61,7 +69,7 @@ def pack_weight(weight: Array, lanes: int, stride: int, group: int) -> Array:
     channels, height, width = weight.shape
     blocks, quads = -(-channels // lanes), -(-width // group)
     share = (quads * group - width) // stride + 1
-    full = np.zeros((blocks * lanes, height, share, quads * group), np.int8)
+    full = np.zeros((blocks * lanes, height, share, quads * group), weight.dtype)
     for pixel in range(share):
         full[:channels, :, pixel, pixel * stride : pixel * stride + width] = weight
     split = full.reshape(blocks, lanes, height, share, quads, group)
@@ -96,7 +104,7 @@ def convolve(
         return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
 
     shape = (image.shape[0], blocks, geometry.output[0], wide, lanes)
-    total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels})
+    total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels, WEIGHTS: weight.dtype})
 
     return integer_pack.finished(
         (image.shape[0], blocks, *geometry.output, lanes),
@@ -131,7 +139,8 @@ def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
     anchor = moves.find(sch, NAME)
-    pixels = int(sch.get(anchor).annotations[PIXELS])
+    annotations = sch.get(anchor).annotations
+    pixels, weights = int(annotations[PIXELS]), str(annotations[WEIGHTS])
     before, last = moves.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, quad, byte = sch.get_loops(anchor)
     height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))
@@ -154,4 +163,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for store in stores:
         moves.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
-    dot(sch, lane, machine, TRANSPOSED)
+    dot(sch, lane, machine, TRANSPOSED, weights)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
 
+WEIGHTS = "forge.weights"
+"""The annotation with the type of a template's weights."""
+
 ISSUED = 5
 """Instructions that a core starts in a cycle, when sums are long."""
 

@@ -23,7 +23,7 @@ from forge_pipeline.codegen.integer import (
     Measured,
     waiting,
 )
-from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic
+from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class Convolution:
     """A convolution of integers that waits to be stored: a ``Waiting`` result.
 
-    ``weight`` (filters, channels / groups, *kernel) is int8; sums are in units of ``scale``, one for each filter, and
-    start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums.
+    ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
+    one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the
+    sums.
     """
 
     source: Value
@@ -98,7 +99,11 @@ class Plane:
         if convolution.measured is not None:
             source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)
             finish = integer_dynamic.measured_finish(finish, convolution.measured, sums)
-        blocked = integer_conv.emit(graph, source, convolution.zero, convolution.weight, geometry, finish)
+        weight, times = integer_weights.in_parts(graph.machine, convolution.weight, axis=1)
+        if times > 1:
+            source = integer_weights.channels_again(graph, source, times)
+            geometry = replace(geometry, channels=geometry.channels * times)
+        blocked = integer_conv.emit(graph, source, convolution.zero, weight, geometry, finish)
         return Value(blocked=blocked, channels=geometry.filters)
 
 
@@ -166,7 +171,10 @@ def convolution_of(
     if not isinstance(image, Dequantized | Measured):
         return None
     integers = weight.integers
-    if abs(integers).max(initial=0) > 127 or not (weight.scale > 0).all():
+    if not (weight.scale > 0).all():
+        return None
+    kernel = integer_weights.held(graph.machine, arrange(integers), groups=int(call.attrs.groups))
+    if kernel is None:
         return None
     spread = [1] * integers.ndim
     if weight.scale.size > 1:
@@ -181,7 +189,7 @@ def convolution_of(
         pending=Convolution(
             source=image.source,
             zero=affine.zero,
-            weight=arrange(integers).astype(np.int8),
+            weight=kernel,
             scale=scale,
             bias=np.zeros(scale.size, np.int64),
             offset=None,

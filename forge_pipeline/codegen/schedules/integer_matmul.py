@@ -19,8 +19,8 @@ from forge_pipeline.codegen.integer import (
     waiting,
 )
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, moves
-from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, dot_of, known_dot, products, widened
+from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, integer_weights, moves
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened
 from forge_pipeline.codegen.schedules.integer_forms import integer_bias
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ VECTORS = 4
 class Product:
     """A product of integers that waits to be stored: a ``Waiting`` result.
 
-    ``weight`` (steps, columns) is int8; sums are in units of ``scale``, one for each column, and start at ``bias``;
-    ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is the result's.
+    ``weight`` (steps, columns) is as ``integer_weights`` holds it; sums are in units of ``scale``, one for each column,
+    and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
+    the result's.
     """
 
     source: Value
@@ -65,6 +66,10 @@ class Product:
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
 
+        weight, times = integer_weights.in_parts(graph.machine, self.weight, axis=0)
+        if times > 1:
+            repeated = integer_weights.again(graph, graph.plain(self.source), times, axis=-1)
+            return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
         shift = self.zero - known_dot(graph.machine).taken
         sums = self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
@@ -115,7 +120,8 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if not isinstance(left, Dequantized | Measured):
         return None
     integers = weight.integers
-    if integers.ndim != 2 or abs(integers).max(initial=0) > 127 or (weight.scale.size > 1 and weight.axis != 1):
+    held = integer_weights.held(graph.machine, integers.T) if integers.ndim == 2 else None
+    if held is None or (weight.scale.size > 1 and weight.axis != 1):
         return None
     if not (weight.scale > 0).all() or not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
         return None
@@ -129,7 +135,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         pending=Product(
             source=left.source,
             zero=affine.zero,
-            weight=integers.astype(np.int8),
+            weight=held.T,
             scale=scale.astype(np.float32),
             bias=np.zeros(columns, np.int64),
             offset=None,
@@ -180,7 +186,7 @@ def pack_weight(weight: Array, width: int, group: int) -> Array:
     """Return (steps, columns) as (panels, steps / group, width, group); missing ones are zero."""
     steps, columns = weight.shape
     groups, panels = -(-steps // group), -(-columns // width)
-    full = np.zeros((groups * group, panels * width), np.int8)
+    full = np.zeros((groups * group, panels * width), weight.dtype)
     full[:steps, :columns] = weight
     return np.ascontiguousarray(full.reshape(groups, group, panels, width).transpose(2, 0, 3, 1))
 
@@ -215,7 +221,9 @@ def by_panels(
             axis=[group, byte],
         )
 
-    total = te.compute((tall, count, width), sums, name="sums", attrs={moves.FAMILY: NAME, ROWS: high})
+    total = te.compute(
+        (tall, count, width), sums, name="sums", attrs={moves.FAMILY: NAME, ROWS: high, WEIGHTS: panels.dtype}
+    )
 
     def element(*at: Any) -> Any:
         m, n = at[-2:]
@@ -255,7 +263,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     moves.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES)
+    dot(sch, lane, machine, BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
 
 
 def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.integer import Clip, Measured
+from forge_pipeline.codegen.schedules import integer_weights
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import dot_of
 from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
@@ -94,15 +95,16 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a matrix of bytes times constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
     integers = _weights(left, weight, rank=2)
-    if integers is None or not isinstance(left, Widened):
+    held = None if integers is None else integer_weights.held(graph.machine, integers.T)
+    if held is None or not isinstance(left, Widened):
         return None
     shape = shape_of(call)
     symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
     if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
         return None
-    columns = integers.shape[1]
+    columns = held.shape[0]
     product = Product(
-        source=left.source, zero=left.zero, weight=integers.astype(np.int8), scale=np.ones(columns, np.float32),
+        source=left.source, zero=left.zero, weight=held.T, scale=np.ones(columns, np.float32),
         bias=np.zeros(columns, np.int64), offset=None, clip=Clip(), shape=shape, raw=True,
         measured=left.measured(graph),
     )  # fmt: skip
@@ -114,11 +116,12 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     image, weight = (graph.look(argument) for argument in call.args)
     integers = _weights(image, weight, rank=4)
     shape = shape_of(call.args[0])
-    if integers is None or not isinstance(image, Widened) or call.attrs.data_layout != "NCHW":
+    held = None if integers is None else integer_weights.held(graph.machine, integers, groups=int(call.attrs.groups))
+    if held is None or not isinstance(image, Widened) or call.attrs.data_layout != "NCHW":
         return None
     if not all(isinstance(extent, int) for extent in shape[1:]):
         return None
-    filters, _, height, width = integers.shape
+    filters, _, height, width = held.shape
     geometry = Geometry(
         channels=shape[1],
         filters=filters,
@@ -130,7 +133,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         dilation=ints(call.attrs.dilation),
     )
     convolution = Convolution(
-        source=image.source, zero=image.zero, weight=integers.astype(np.int8), scale=np.ones(filters, np.float32),
+        source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
         bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=Plane(geometry=geometry), raw=True,
         measured=image.measured(graph),
     )  # fmt: skip
@@ -138,11 +141,11 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def _weights(source: Value, weight: Value, *, rank: int) -> Array | None:
-    """Return constant weights that a kernel can take beside ``source``."""
+    """Return the constant beside ``source``, int32 of ``rank`` axes; None where it is another."""
     array = weight.constant
     if not isinstance(source, Widened) or array is None or array.ndim != rank or array.dtype != np.int32:
         return None
-    return None if abs(array.astype(np.int64)).max(initial=0) > 127 else array
+    return array
 
 
 HANDLERS = {
