@@ -36,8 +36,8 @@ class Convolution:
     """A convolution of integers that waits to be stored: a ``Waiting`` result.
 
     ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
-    one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the
-    sums.
+    one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are
+    the sums.
     """
 
     source: Value
