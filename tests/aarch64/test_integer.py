@@ -158,3 +158,21 @@ def test_a_trained_model_computes_the_same_as_on_an_x86(
         folder.mkdir()
         for name, found in emulate(library, target, feed, folder).items():
             np.testing.assert_array_equal(found, here.run(**feed)[name])
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+def test_transposed_kernels_volumes_and_dilated_filters_store_what_onnx_runtime_stores(
+    tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net = qdq.Net(1, 16, 12, 11)
+    image = net.pair("x", qdq.IN)
+    deep = net.node("Reshape", image, net.tensor(np.array([1, 16, 3, 4, 11])))
+    scales = qdq.exact_scales(16)
+    dilated = {"group": 16, "dilations": [2, 3], "pads": [2, 3, 1, 2]}
+    up = net.node("ConvTranspose", image, net.weight((16, 16, 3, 3), scales, axis=1), strides=[2, 2])
+    outputs = [
+        net.pair(up, qdq.OUT),
+        net.pair(net.node("Conv", deep, net.weight((16, 16, 3, 3, 3), scales), pads=[1] * 6), (1024.0, 100)),
+        net.pair(net.node("Conv", image, net.weight((16, 1, 3, 3), scales), **dilated), qdq.OUT),
+    ]
+    compare(net, outputs, tag, compile_for, tmp_path)

@@ -3,10 +3,13 @@
 Four neighbouring pixels of a block are one vector; transposed, each lane holds four taps of its channel. Where bytes
 are widened, a copy of the image has pairs of neighbouring pixels side by side. Where the
 kernel is narrower than that, the next pixels to the right read the same vector with their weights moved along.
+Columns that a dilated kernel reads are brought side by side first, by a copy of the image that has those with the same
+remainder together.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +46,11 @@ def emit(
     """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
     if not geometry.groups == geometry.channels == geometry.filters or geometry.channels == 1:
         return None
-    if geometry.dilation[1] != 1:
-        return None
     lanes, way = graph.machine.lanes, known_dot(graph.machine)
     blocks = -(-geometry.channels // lanes)
-    packed = pack_weight(weight[:, 0], lanes, geometry.strides[1], way.group)
-    share = packed.shape[2]
+    stride, dilation = geometry.strides[1], geometry.dilation[1]
+    packed = pack_weight(weight[:, 0], lanes, stride, way.group, shares=dilation == 1)
+    share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
     candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
     width = geometry.output[1]
     pixels = min(candidates, key=lambda count: (-(-width // count) * (count + 1), -count))
@@ -64,11 +66,11 @@ def emit(
     )  # fmt: skip
 
 
-def pack_weight(weight: Array, lanes: int, stride: int, group: int) -> Array:
+def pack_weight(weight: Array, lanes: int, stride: int, group: int, *, shares: bool = True) -> Array:
     """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / group, lanes, taps of a group)."""
     channels, height, width = weight.shape
     blocks, quads = -(-channels // lanes), -(-width // group)
-    share = (quads * group - width) // stride + 1
+    share = (quads * group - width) // stride + 1 if shares else 1
     full = np.zeros((blocks * lanes, height, share, quads * group), weight.dtype)
     for pixel in range(share):
         full[:channels, :, pixel, pixel * stride : pixel * stride + width] = weight
@@ -86,18 +88,25 @@ def convolve(
     blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
     wide = -(-geometry.output[1] // pixels) * pixels
     padded = surround(image, _widened(geometry, wide - share, quads * taps), zero)
-    (down, right), dilate_down = geometry.strides, geometry.dilation[0]
+    (down, right), (dilate_down, dilation) = geometry.strides, geometry.dilation
+    reach = (wide - share) * right // dilation + quads * taps
+    if dilation > 1:
+        padded = by_remainder(padded, dilation, reach)
     kernel_h, quad = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, quads), "quad")
     byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(taps, "int64")), "byte")
-    apart = taps if share * right % taps == 0 else 1  # pixels between the groups of taps that are read
+    apart = (
+        taps if dilation == 1 and share * right % taps == 0 else 1
+    )  # pixels between the groups of taps that are read
     if way.widens:
         padded = side_by_side(padded, taps, apart)
 
     def sums(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         group, pixel = (w // share, w % share) if share > 1 else (w, 0)
         y, first = h * down + kernel_h * dilate_down, group * (share * right) + quad * taps
+        if dilation > 1:
+            first = w * right % dilation * reach + w * right // dilation + quad * taps
         if way.widens:
-            column = group * (share * right // apart) + quad * (taps // apart)
+            column = group * (share * right // apart) + quad * (taps // apart) if dilation == 1 else first
             value = part_of_word(padded(n, block, y, column, lane), byte, way)
         else:
             value = padded(n, block, y, first + byte, lane)
@@ -111,6 +120,18 @@ def convolve(
         finish,
         total,
         lambda _n, block, _h, _w, lane: (term(block, lane) for term in (bias, factor, *offset)),
+    )
+
+
+def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
+    """Describe a copy of an image: its columns 0, dilation, ..., ``reach`` of them, then 1, 1 + dilation, and so on."""
+    from tvm import te
+
+    batch, blocks, height, _, lanes = image.shape
+    return te.compute(
+        (batch, blocks, height, dilation * reach, lanes),
+        lambda n, c, h, w, lane: image(n, c, h, w % reach * dilation + w // reach, lane),
+        name="by_remainder",
     )
 
 
@@ -133,6 +154,8 @@ def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
     """Return a convolution padded so far to the right that ``taps`` columns can be read from pixel ``last`` on."""
     top, left, bottom, right = geometry.padding
     reach = last * geometry.strides[1] + taps
+    if geometry.dilation[1] > 1:
+        reach = (last * geometry.strides[1] // geometry.dilation[1] + taps) * geometry.dilation[1]
     return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
 
 
