@@ -22,6 +22,7 @@ from forge_pipeline.stages import quantize
 from forge_pipeline.target import Target
 from tests.aarch64.test_emulated import EMULATED, MODELS, emulate
 from tests.codegen import test_integer as qdq
+from tests.codegen import test_integer_batched as batched
 from tests.codegen import test_integer_dynamic as dynamic
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
@@ -89,6 +90,9 @@ def test_convolutions_of_every_form_store_what_onnx_runtime_stores(
         qdq.convolution(net, shape[1], filters, kernel, groups, **attributes)
         for filters, kernel, groups, attributes in FORMS.values()
     ]
+    for kernel, stride in ((3, 2), (5, 1)):
+        sizes = {"pads": [kernel // 2] * 4, "strides": [stride] * 2}
+        results.append(qdq.convolution(net, shape[1], shape[1], kernel, shape[1], **sizes))
     relu = net.pair(net.node("Relu", qdq.convolution(net, shape[1], 12, 3)), (32.0, 0))
     unclipped = net.node("Clip", results[1], net.tensor(np.float32(-500)), net.tensor(np.float32(700)))
     outputs = [*(net.pair(result, qdq.OUT) for result in results[2:]), relu, net.pair(unclipped, qdq.OUT), results[0]]
@@ -126,20 +130,29 @@ def test_products_of_measured_bytes_agree_with_onnx_runtime(
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+def test_products_of_two_activations_store_what_onnx_runtime_stores(
+    tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net, result = batched.product(2, 9, 20, 19)
+    compare(net, [net.pair(result, (512.0, 88))], tag, compile_for, tmp_path)
+
+
 @pytest.fixture(scope="module", params=["digits", "resnet8"])
 def trained(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
-    """A trained model, quantized as by default, and samples of its data."""
+    """A trained model, quantized without the tools that look for a better one, and samples of its data."""
     case = CASES[request.param]
     if not case.model.is_file():
         pytest.skip(f"{case.model} is not here")
     model = folded(case.model)
-    calibration, evaluation = samples(case, input_specs(model.mod))
+    calibration, evaluation = (part[:16] for part in samples(case, input_specs(model.mod)))
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
     ranges = calibrate(
         model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
         probe_bytes=32 << 20,
     )  # fmt: skip
-    result = quantize.run(bind(quantize.Config, values, where="quantize"), model=model, ranges=ranges).output
+    config = bind(quantize.Config, {**values, "improve": []}, where="quantize")
+    result = quantize.run(config, model=model, ranges=ranges).output
     return result.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]
 
 

@@ -247,7 +247,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     moves.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES)
+    dot(sch, lane, machine, BYTES, full=True)
 
 
 CHAIN = ("scores", "top_lanes", "top", "powers", "total_lanes", "total", "inverse", "softmax")

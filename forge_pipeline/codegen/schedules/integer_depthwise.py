@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish
+from forge_pipeline.codegen.integer import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_pack, moves
+from forge_pipeline.codegen.schedules import integer_neon_store, integer_pack, moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     TRANSPOSED,
@@ -29,6 +29,8 @@ from forge_pipeline.codegen.schedules.integer_dot import (
     part_of_word,
     products,
 )
+from forge_pipeline.codegen.schedules.integer_neon_unit import BY_DOT_PRODUCT
+from forge_pipeline.codegen.schedules.integer_neon_unit import PIXELS as NEON_PIXELS
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 NAME = "integer_depthwise"
 PIXELS = "forge.pixels"
+UNIT = "sdot"
+"""The unit of NEON whose sums lie as here: four pixels by a block."""
 WIDEST = 14
 """Pixels in a tile at most."""
 
@@ -52,6 +56,9 @@ def emit(
     packed = pack_weight(weight[:, 0], lanes, stride, way.group, shares=dilation == 1)
     share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
     candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
+    narrows = graph.machine.dot_product in BY_DOT_PRODUCT and finish.affine is not None
+    if narrows:
+        candidates = [count for count in (4, 8, 12) if count % share == 0] or candidates
     width = geometry.output[1]
     pixels = min(candidates, key=lambda count: (-(-width // count) * (count + 1), -count))
 
@@ -63,6 +70,7 @@ def emit(
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
         name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, way=way,
+        narrows=narrows and pixels % NEON_PIXELS == 0,
     )  # fmt: skip
 
 
@@ -80,9 +88,9 @@ def pack_weight(weight: Array, lanes: int, stride: int, group: int, *, shares: b
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, way: Dot,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, way: Dot, narrows: bool,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the convolution of a blocked image, and what is done to its sums."""
+    """Describe the convolution of a blocked image, and what is done to its sums; ``narrows``: to units of NEON's."""
     from tvm import te, tirx
 
     blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
@@ -115,11 +123,23 @@ def convolve(
     shape = (image.shape[0], blocks, geometry.output[0], wide, lanes)
     total = te.compute(shape, sums, name="sums", attrs={moves.FAMILY: NAME, PIXELS: pixels, WEIGHTS: weight.dtype})
 
-    return integer_pack.finished(
-        (image.shape[0], blocks, *geometry.output, lanes),
-        finish,
-        total,
-        lambda _n, block, _h, _w, lane: (term(block, lane) for term in (bias, factor, *offset)),
+    def constants(_n: Any, block: Any, _h: Any, _w: Any, lane: Any) -> Any:
+        return (term(block, lane) for term in (bias, factor, *offset))
+
+    output = (image.shape[0], blocks, *geometry.output, lanes)
+    if not narrows:
+        return integer_pack.finished(output, finish, total, constants)
+
+    def narrowed(n: Any, block: Any, h: Any, t: Any, pixel: Any, lane: Any) -> Any:
+        at = (n, block, h, t * NEON_PIXELS + pixel, lane)
+        return finish.result(total(*at), *constants(*at))
+
+    tiles = (image.shape[0], blocks, geometry.output[0], wide // NEON_PIXELS)
+    units = integer_neon_store.narrow(narrowed, tiles, UNIT, finish)
+    return te.compute(
+        output,
+        lambda n, block, h, w, lane: units(n, block, h, w // NEON_PIXELS, w % NEON_PIXELS, lane),
+        name=f"finish_{to_float_if_needed(finish.affine)}",
     )
 
 
@@ -164,7 +184,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = moves.find(sch, NAME)
     annotations = sch.get(anchor).annotations
     pixels, weights = int(annotations[PIXELS]), str(annotations[WEIGHTS])
-    before, last = moves.split_around(sch, anchor)
+    narrow = integer_neon_store.find(sch)
+    before, last = moves.split_around(sch, anchor if narrow is None else narrow)
     n, block, h, w, lane, kernel_h, quad, byte = sch.get_loops(anchor)
     height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))
     band = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
@@ -174,6 +195,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
     taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
+    if narrow is not None:
+        sch.set_scope(anchor, 0, "local")
+        sch.reverse_compute_at(narrow, w_out)
+        before = before[:-1]
     stores = integer_pack.compute_at(sch, last, w_out)
     moves.parallel_if_worth(sch, shared, work * taps // moves.MULTIPLY_ADDS)
     for producer in before[:-1]:
@@ -187,3 +212,5 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         moves.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
     dot(sch, lane, machine, TRANSPOSED, weights)
+    if narrow is not None:
+        integer_neon_store.store(sch, narrow, 3, UNIT)

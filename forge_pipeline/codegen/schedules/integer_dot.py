@@ -91,20 +91,27 @@ _PMADDWD = (
 )
 _SIGNED = "T.reinterpret({activations} ^ T.broadcast(T.int32(-2139062144), 4), dtype='int8x16')"
 _HALVES = ("0, 1, 4, 5, 8, 9, 12, 13", "2, 3, 6, 7, 10, 11, 14, 15")
-_SMULL = (
-    f"{_SUM} = T.reinterpret({_FENCE}T.reinterpret({_SUM} + T.call_llvm_pure_intrin("
-    "T.llvm_lookup_intrinsic_id('llvm.aarch64.neon.saddlp'), "
-    + " + ".join(
-        f"{_CALL}T.Shuffle([{_SIGNED}], [{half}]), T.Shuffle([B.vload([0, 0], 'int8x16')], [{half}]), dtype='int16x8')"
-        for half in _HALVES
-    )
-    + ", dtype='int32x4'), dtype='float32x4'), dtype='float32x4'), dtype='int32x4')"
+_HALF_PRODUCTS = tuple(
+    f"{_CALL}T.Shuffle([{_SIGNED}], [{half}]), T.Shuffle([B.vload([0, 0], 'int8x16')], [{half}]), dtype='int16x8')"
+    for half in _HALVES
 )
+
+
+def _added_in_pairs(*products: str) -> str:
+    added = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('llvm.aarch64.neon.saddlp'), "
+    sums = " + ".join([_SUM, *(f"{added}{product}, dtype='int32x4')" for product in products)])
+    fenced = f"{_FENCE}T.reinterpret({sums}, dtype='float32x4'), dtype='float32x4')"
+    return f"{_SUM} = T.reinterpret({fenced}, dtype='int32x4')"
+
+
+_SMULL = _added_in_pairs(" + ".join(_HALF_PRODUCTS))
+_SMULL_FULL = _added_in_pairs(*_HALF_PRODUCTS)
 """The outer fence keeps LLVM from adding the products of several steps up first, for which registers do not suffice.
 The inner one has sums read in the type in which they are written: else LLVM leaves some of them in memory.
 
 Sums are added up modulo 2^32.
-Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32.
+Two products of signed bytes (at most 128 * 127 each) fit int16, so NEON adds up two before it widens to int32; not so
+where both factors may be -128.
 """
 
 DOTS: Mapping[str, Dot] = {
@@ -203,19 +210,21 @@ def widened(image: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, lambda *at: image(*at).astype("int16"), name="widen")
 
 
-def dot(sch: Schedule, loop: LoopRV, machine: Machine, reads: str, weights: str = "int8") -> None:
+def dot(
+    sch: Schedule, loop: LoopRV, machine: Machine, reads: str, weights: str = "int8", *, full: bool = False
+) -> None:
     """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions.
 
-    ``weights`` may be int16 where activations are.
+    ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128.
     """
-    sch.tensorize(loop, _intrinsic(machine, reads, weights))
+    sch.tensorize(loop, _intrinsic(machine, reads, weights, full=full))
 
 
 def _order(lanes: int, group: int) -> str:
     return ", ".join(str(row * lanes + lane) for lane in range(lanes) for row in range(group))
 
 
-def _intrinsic(machine: Machine, reads: str, weights: str) -> str:
+def _intrinsic(machine: Machine, reads: str, weights: str, *, full: bool) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for."""
     way, lanes = known_dot(machine), machine.lanes
     pattern = reads if reads in _READS else (reads, way.activation)
@@ -230,8 +239,9 @@ def _intrinsic(machine: Machine, reads: str, weights: str) -> str:
     }  # fmt: skip
     words["shape"], words["read"], words["value"] = (part.format(**words) for part in _READS[pattern])
     words["activations"] = _ACTIVATIONS[pattern].format(**words)
-    name = f"forge.{machine.dot_product}.{lanes}.{reads}.{weights}"
-    register(name, _FRAME, _MEANING, way.body, words)
+    name = f"forge.{machine.dot_product}.{lanes}.{reads}.{weights}.{full}"
+    body = _SMULL_FULL if full and machine.dot_product == "smull" else way.body
+    register(name, _FRAME, _MEANING, body, words)
     return name
 
 

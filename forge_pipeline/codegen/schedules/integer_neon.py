@@ -38,19 +38,15 @@ if TYPE_CHECKING:
 NAME = "integer_neon"
 UNIT, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
 """Annotations of the block that sums: its plan, and how it reads activations."""
-STORE = "forge.store"
-"""The annotation of the block that makes bytes of sums: its intrinsic."""
 
 
 def emit(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
 ) -> relax.Expr | None:
-    """Emit a convolution; the result is blocked. None where an image has fewer channels than a block, or on an x86."""
+    """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
     if graph.machine.dot_product not in BY_DOT_PRODUCT or graph.machine.lanes != LANES:
         return None
     geometry, weight = merge_groups(geometry, weight, LANES)
-    if geometry.channels < LANES and not graph.is_blocked(source):
-        return None
     plan = choose_plan(graph.machine, geometry)
     if plan is None:
         return None
@@ -168,9 +164,7 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
 
 def _finished(total: te.Tensor, plan: Plan, finish: Finish, constants: tuple[te.Tensor, ...]) -> Any:
     """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by units."""
-    from tvm import te
-
-    unit, way = plan.unit, UNITS[plan.unit]
+    unit = plan.unit
     if finish.affine is None:
 
         def value(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
@@ -184,9 +178,7 @@ def _finished(total: te.Tensor, plan: Plan, finish: Finish, constants: tuple[te.
         sums = total(n, row, h, t, *(axis for pair in zip(pixel, lane, strict=True) for axis in pair))
         return finish.result(sums, *(constant(row, *lane) for constant in constants))
 
-    shape = (*total.shape[:4], *integer_neon_store.results_of(way))
-    attributes = {STORE: integer_neon_store.name_of(unit, finish)}
-    narrow = te.compute(shape, narrowed, name="narrow", attrs=attributes)
+    narrow = integer_neon_store.narrow(narrowed, total.shape[:4], unit, finish)
 
     def byte(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
         return narrow(n, row, h, w // PIXELS, *lane_axes(unit, w % PIXELS), *lane_axes(unit, lane))
@@ -201,7 +193,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     unit, stride, layout = str(annotations[UNIT]), int(annotations[STRIDE]), str(annotations[LAYOUT])
     pixels, vectors = (int(extent) for extent in annotations[TILE])
     way = UNITS[unit]
-    narrow = next((block for block in moves.blocks(sch) if STORE in sch.get(block).annotations), None)
+    narrow = integer_neon_store.find(sch)
     before, last = moves.split_around(sch, anchor if narrow is None else narrow)
     n, row, h, t, *rest = sch.get_loops(anchor)
     inside, reduction = rest[: len(way.spatial)], rest[len(way.spatial) : -len(way.reduced)]
@@ -234,10 +226,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     _set_to_zero(sch, sch.decompose_reduction(anchor, reduction[0]), depth, len(way.spatial))
     multiply(sch, inside[0], unit, stride, layout)
     if narrow is not None:
-        loops = sch.get_loops(narrow)
-        for loop in loops[depth : -len(way.spatial)]:
-            sch.unroll(loop)
-        integer_neon_store.store(sch, loops[-len(way.spatial)], str(sch.get(narrow).annotations[STORE]))
+        integer_neon_store.store(sch, narrow, depth, unit)
 
 
 def _set_to_zero(sch: Schedule, block: SBlockRV, depth: int, axes: int) -> None:

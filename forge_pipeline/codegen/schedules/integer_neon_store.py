@@ -6,17 +6,23 @@ instructions keep what does not fit at the ends of their range, so that clipping
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.integer import LEVELS, ROUNDS, Affine, Finish
+from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.integer_dot import register
 from forge_pipeline.codegen.schedules.integer_neon_unit import UNITS, Unit, call, shuffle
 
 if TYPE_CHECKING:
+    from tvm import te
     from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
+    from tvm.s_tir.schedule import SBlockRV
+
+STORE = "forge.store"
+"""The annotation of the block that makes bytes of sums: its intrinsic."""
 
 
 def name_of(unit: str, finish: Finish) -> str:
@@ -36,9 +42,25 @@ def results_of(way: Unit) -> tuple[int, ...]:
     return (*way.lanes, *way.lanes)
 
 
-def store(sch: Schedule, loop: LoopRV, name: str) -> None:
-    """Compute what is inside ``loop``, a unit's results, with NEON's instructions."""
-    sch.tensorize(loop, name)
+def narrow(value: Callable[..., Any], shape: Sequence[Any], unit: str, finish: Finish) -> te.Tensor:
+    """Describe the bytes of units: ``shape`` of them, each with the axes of ``results_of``."""
+    from tvm import te
+
+    attributes = {STORE: name_of(unit, finish)}
+    return te.compute((*shape, *results_of(UNITS[unit])), value, name="narrow", attrs=attributes)
+
+
+def find(sch: Schedule) -> SBlockRV | None:
+    """Return the block that makes bytes of units."""
+    return next((block for block in moves.blocks(sch) if STORE in sch.get(block).annotations), None)
+
+
+def store(sch: Schedule, block: SBlockRV, depth: int, unit: str) -> None:
+    """Compute the units below loop ``depth`` with NEON's instructions."""
+    loops, axes = sch.get_loops(block), len(results_of(UNITS[unit]))
+    for loop in loops[depth:-axes]:
+        sch.unroll(loop)
+    sch.tensorize(loops[-axes], str(sch.get(block).annotations[STORE]))
 
 
 _FRAME = """
