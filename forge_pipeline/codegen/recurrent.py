@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from forge_pipeline.codegen.scan import Form, Function, gru_kernel, lstm_kernel, panel_width, rnn_kernel
+from forge_pipeline.codegen.schedules.stored_weight import dequantized
+from forge_pipeline.codegen.stored import Stored
 
 DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
@@ -144,7 +146,11 @@ def _product(layer: _Layer, way: int) -> Any:
     from tvm.relax import op
 
     width = GATES[layer.kind] * layer.hidden
-    weight = _arranged(layer, _of(layer, layer.given(1), way), [0, 2, 1], (-1, width))
+    stored = Stored.of(layer.builder, layer.given(1))
+    if stored is not None and layer.dtype == "float32":
+        weight = layer.emit(stored.columns_of(way))
+    else:
+        weight = _arranged(layer, _of(layer, layer.given(1), way), [0, 2, 1], (-1, width))
     product = layer.emit(op.matmul(layer.source, weight))
     bias = layer.given(3)
     if bias is None:
@@ -208,6 +214,10 @@ def _in_panels(layer: _Layer) -> Any:
     """Return R (directions, gates * hidden, hidden) as the kernels read it: (directions, panels, hidden, width)."""
     width = panel_width(layer.hidden)
     panels = GATES[layer.kind] * layer.hidden // width
+    stored = Stored.of(layer.builder, layer.given(2))
+    if stored is not None and stored.fits_int8 and layer.dtype == "float32":
+        parts = stored.in_panels(panels, width)
+        return layer.builder.emit_te(dequantized, *parts, primfunc_name_hint="dequantize_weight")
     split = _reshaped(layer, layer.given(2), (layer.ways, panels, width, layer.hidden))
     return _arranged(layer, split, [0, 1, 3, 2], (layer.ways, panels, layer.hidden, width))
 

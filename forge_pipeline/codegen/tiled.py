@@ -14,7 +14,7 @@ from forge_pipeline.codegen.lowering import Fallback, Lowered
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
-from forge_pipeline.codegen.schedules import joining, moves, winograd_weight
+from forge_pipeline.codegen.schedules import joining, moves, stored_weight, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.codegen.signed import without_signs
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
@@ -40,6 +40,9 @@ ANCHORS = (
 )  # fmt: skip
 CLOSED = ("integer_softmax", "integer_zero_terms")
 """Families whose kernels nothing is fused with."""
+PREPARED = (winograd_weight.NAME, stored_weight.NAME)
+"""Families of kernels that run once, when a library is loaded, where they read weights alone."""
+
 BROADCAST = tuple(
     f"relax.{name}"
     for name in (
@@ -164,7 +167,7 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
         if isinstance(function, tirx.PrimFunc):
             sch = s_tir.Schedule(function)
             families = {moves.family_of(sch, block) for block in moves.blocks(sch)}
-            if winograd_weight.NAME in families:
+            if not families.isdisjoint(PREPARED):
                 module[variable] = function.with_attr("op_pattern", OPAQUE).with_attr(PREPARES, True)
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr("op_pattern", OPAQUE)

@@ -1,0 +1,30 @@
+"""Weights that a library holds as integers and reads as floats: dequantized once, when it is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import moves
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+NAME = "stored_weight"
+
+
+def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    """Describe integers without zero point times scales that are broadcast over them."""
+    from tvm import te
+
+    def element(*at: Any) -> Any:
+        place = [0 if int(extent) == 1 else index for index, extent in zip(at, scale.shape, strict=True)]
+        return integers(*at).astype("float32") * scale(*place)
+
+    return te.compute(integers.shape, element, name="dequantize_weight", attrs={moves.FAMILY: NAME})
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Leave the loops as they are: they run once."""
+    sch.vectorize(sch.get_loops(moves.find(sch, NAME))[-1])
