@@ -20,21 +20,10 @@ from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target
+from tests.codegen import test_integer as qdq
 
-
-def neighbour(name: str) -> Any:
-    """Return another test module: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-QDQ = neighbour("test_integer")
-IN, OUT, OPTIONS = QDQ.IN, QDQ.OUT, QDQ.OPTIONS
-convolution, exact_scales, reference = QDQ.convolution, QDQ.exact_scales, QDQ.reference
+IN, OUT, OPTIONS = qdq.IN, qdq.OUT, qdq.OPTIONS
+convolution, exact_scales, reference = qdq.convolution, qdq.exact_scales, qdq.reference
 AMX = "intel/sapphire-rapids"
 TILES = replace(OPTIONS, amx=True)
 TILE_REGISTERS = 8
@@ -129,7 +118,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_products_in_tiles_store_what_onnx_runtime_stores(case: str, shim: Path, tmp_path: Path) -> None:
     shape, describe = CASES[case]
-    net = QDQ.Net(*shape)
+    net = qdq.Net(*shape)
     output = describe(net)
     x = (net.random.standard_normal(shape) * 40).astype(np.float32)
     wanted = reference(net.finish(output), x, optimized=False)[0]
@@ -141,7 +130,7 @@ def test_the_code_configures_uses_and_releases_tiles() -> None:
     import tvm
     from tvm import tirx
 
-    net = QDQ.Net(1, 128, 8, 8)
+    net = qdq.Net(1, 128, 8, 8)
     model = net.finish(net.pair(convolution(net, 128, 64, 3, pads=[1] * 4), OUT))
     target = Target.from_tag(AMX)
     module = lower(import_model(prepare(model)), target, TILES).module
@@ -164,7 +153,7 @@ def test_the_code_configures_uses_and_releases_tiles() -> None:
 
 
 def test_a_library_with_tiles_says_which_machines_can_run_it() -> None:
-    net = QDQ.Net(1, 64, 8, 8)
+    net = qdq.Net(1, 64, 8, 8)
     model = net.finish(net.pair(convolution(net, 64, 64, 1), OUT))
     plain, tiled = (build(model, Target.from_tag(AMX), options).metadata for options in (OPTIONS, TILES))
     assert set(tiled["target"]["cpu_flags"]) - set(plain["target"]["cpu_flags"]) == {"amx_int8", "amx_tile"}
@@ -172,7 +161,7 @@ def test_a_library_with_tiles_says_which_machines_can_run_it() -> None:
 
 
 def test_tiles_for_a_cpu_without_them_are_refused() -> None:
-    net = QDQ.Net(1, 64, 8, 8)
+    net = qdq.Net(1, 64, 8, 8)
     model = net.finish(net.pair(convolution(net, 64, 64, 1), OUT))
     with pytest.raises(TargetError) as refusal:
         build(model, Target.from_tag("intel/cascade-lake"), TILES)

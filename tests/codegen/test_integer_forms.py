@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.build import build
@@ -96,8 +96,11 @@ def forms(draw: st.DrawFn) -> Form:
 ENDS = ("stored", "positive", "float")
 
 
-def expect_same(form: Form, tag: str = HERE, end: str = "stored", **options: Any) -> None:
-    """Compare results: stored with about the scale that they have, behind a Relu or not, or read in float."""
+def expect_same(form: Form, tag: str = HERE, end: str = "stored", **options: Any) -> bool:
+    """Compare results: stored with about the scale that they have, behind a Relu or not, or read in float.
+
+    Return whether there is more than one result to tell apart.
+    """
     net = Net(*form.shape)
     y = form.layer(net, net.pair("x", IN), **options)
     steps = form.inputs * math.prod(form.kernel)
@@ -107,8 +110,8 @@ def expect_same(form: Form, tag: str = HERE, end: str = "stored", **options: Any
     model = net.finish(net.pair(y, (spread, 121)) if end == "stored" else y)
     x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
     (found,), (wanted,) = compiled(model, tag)(x), reference(model, x, optimized=False)
-    assert len(np.unique(wanted)) > 1
     np.testing.assert_array_equal(found, wanted)
+    return len(np.unique(wanted)) > 1
 
 
 @SMALL_FORMS
@@ -116,14 +119,14 @@ def expect_same(form: Form, tag: str = HERE, end: str = "stored", **options: Any
 def test_every_form_of_convolution_is_computed_in_integers_and_stores_what_onnx_runtime_stores(
     form: Form, end: str, is_float: bool
 ) -> None:
-    expect_same(form, end=end, is_float=is_float)
+    assume(expect_same(form, end=end, is_float=is_float))
 
 
 @pytest.mark.long
 @settings(SMALL_FORMS, max_examples=400)
 @given(form=forms(), end=st.sampled_from(ENDS), is_float=st.booleans())
 def test_many_forms_of_convolution_store_what_onnx_runtime_stores(form: Form, end: str, is_float: bool) -> None:
-    expect_same(form, end=end, is_float=is_float)
+    assume(expect_same(form, end=end, is_float=is_float))
 
 
 def form(operator: str, shape: tuple[int, ...], kernel: tuple[int, ...], groups: int = 1, **attributes: Any) -> Form:
@@ -154,7 +157,7 @@ FORMS = {
 @pytest.mark.parametrize("tag", dict.fromkeys([HERE, "x86-64/v2"]))
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_several_kernels_are_in_integers_whatever_the_instructions(name: str, tag: str) -> None:
-    expect_same(FORMS[name], tag)
+    assert expect_same(FORMS[name], tag)
 
 
 ELSEWHERE = {

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +17,8 @@ from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_neon_plan import Plan, choose_plan
 from forge_pipeline.codegen.schedules.integer_neon_unit import UNITS, lane_axes, pack
 from forge_pipeline.target import Target
+from tests.codegen import test_integer as qdq
 
-
-def neighbour(name: str) -> Any:
-    """Return another test module: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-QDQ = neighbour("test_integer")
 SDOT, SMULL, I8MM = "arm/cortex-a76", "arm/cortex-a72", "arm/neoverse-v1"
 ALLOWED = 2
 """Moves to or from the stack among dozens of multiplications: one vector that LLVM has no register for."""
@@ -87,9 +73,9 @@ def test_a_tile_fits_the_registers(tag: str, size: tuple[int, int]) -> None:
     ("tag", "multiply", "least"), [(SDOT, r"sdot\t.*\.4b\[\d\]", 16), (SMULL, "sml?al|smull", 32), (I8MM, "usmmla", 16)]
 )
 def test_the_hottest_loop_multiplies_by_element_and_keeps_its_sums(tag: str, multiply: str, least: int) -> None:
-    net = QDQ.Net(96, 256)
-    product = net.node("MatMul", net.pair("x", QDQ.IN), net.weight((256, 64), QDQ.exact_scales(64), axis=1))
-    assembly = QDQ.assembly_of(net.finish(net.pair(product, QDQ.OUT)), tag)
+    net = qdq.Net(96, 256)
+    product = net.node("MatMul", net.pair("x", qdq.IN), net.weight((256, 64), qdq.exact_scales(64), axis=1))
+    assembly = qdq.assembly_of(net.finish(net.pair(product, qdq.OUT)), tag)
     blocks = re.split(r"\n\.?[\w.]+:|\tb\.\w+\t|\tcbn?z\t|\tb\t", assembly)  # at labels and jumps
     loop = max(blocks, key=lambda block: len(re.findall(multiply, block)))
     assert len(re.findall(multiply, loop)) >= least
