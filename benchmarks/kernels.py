@@ -48,9 +48,8 @@ def build(target: Target, sch: Any) -> Any:
     """Compile one scheduled kernel."""
     import tvm
 
-    registers.install()
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        return tvm.compile(sch.mod, target=target.tvm(), tir_pipeline=registers.PIPELINE)["main"]
+        return registers.build(sch.mod, target)["main"]
 
 
 def peak(target: Target) -> tuple[Run, float]:
