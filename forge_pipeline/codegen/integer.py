@@ -5,13 +5,12 @@ knowledge (``Dequantized``); an operator that can compute on integers leaves a r
 the QuantizeLinear behind it. Where there is none, or where somebody else reads the value too, it is emitted in
 float: nothing is computed in integers that the model did not ask to be rounded there.
 
-Rounding is that of ONNX Runtime's integer kernels: int32 sums, one float32 factor for each channel, clipped to the
-range of the type, rounded half to even.
+Rounding is that of ONNX Runtime's integer kernels: clipped to the range of the type, rounded half to even.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -22,7 +21,6 @@ from forge_pipeline.codegen.graph import Array, Graph, Value
 if TYPE_CHECKING:
     from tvm import relax, te, tirx
 
-    from forge_pipeline.codegen.machine import Machine
 
 LEVELS = 255
 ROUNDS = 1.5 * 2**23
@@ -31,9 +29,6 @@ ROUNDS = 1.5 * 2**23
 
 SUM_LIMIT = 1 << 30
 """Constant part of a sum from which on int32 might not hold the rest."""
-
-RESULT_LIMIT = 1 << 30
-"""Size of a result in steps from which on its conversion to int32 might have no room for it."""
 
 TAME = (1e-18, 1e18)
 """Divisors between these have neither reciprocals nor remainders outside the normal numbers."""
@@ -270,85 +265,3 @@ def quotient(value: tirx.PrimExpr, divisor: float, *, fused: bool) -> tirx.PrimE
     real, first = tirx.Var("real", "float32"), tirx.Var("first", "float32")
     rest = multiply_add(-first, scale, real)
     return tirx.Let(real, value, tirx.Let(first, real * factor, multiply_add(rest, factor, first)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """From sums to results: ``(sum + bias) * factor``, then stored as ``affine`` says, or left in float.
-
-    ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
-    ``raw``: the result is ``sum + bias``, an int32.
-    ``bounded``: results are known to fit int32 before they are clipped, and the CPU packs vectors of them.
-    """
-
-    factor: Array
-    bias: Array
-    offset: Array | None
-    affine: Affine | None
-    clip: Clip
-    measured: Measurement | None = None
-    raw: bool = False
-    bounded: bool = False
-
-    @classmethod
-    def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
-        """Return it for sums in units of ``scale``, and an offset in real units."""
-        factor = scale.astype(np.float32)
-        if affine is not None:
-            unit = np.float32(affine.scale)
-            factor, offset = factor / unit, None if offset is None else offset / unit
-        return cls(factor=factor, bias=bias, offset=offset, affine=affine, clip=clip)
-
-    def with_bounds(self, machine: Machine, weight: Array) -> Finish:
-        """Return it for sums of bytes times ``weight`` (channels, ...), ``bounded`` where that can be told."""
-        if self.measured is not None or self.affine is None or machine.indexed:
-            return self
-        wide = weight.reshape(len(weight), -1).astype(np.int64)
-        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
-        largest = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
-        if self.offset is not None:
-            largest = largest + abs(self.offset)
-        return replace(self, bounded=bool((largest < RESULT_LIMIT).all()))
-
-    def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
-        """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""
-        arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
-        if self.offset is not None:
-            arrays.append(self.offset.astype(np.float32))
-        constants = [graph.constant(arrange(array)) for array in arrays]
-        if self.measured is not None:
-            scale, zero = self.measured.scale, self.measured.zero
-            sums = graph.constant(arrange(self.measured.sums))
-            constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
-            if not self.raw:
-                constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
-        return constants
-
-    def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
-        """Return the result's expression."""
-        if self.raw:
-            return total + bias
-        value = self.real(total, bias, factor, *offset)
-        return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
-
-    def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
-        """Return the expression of a result before it is rounded."""
-        value = (total + bias).astype("float32") * factor
-        return value + offset[0] if offset else value
-
-
-def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:
-    from tvm import te
-
-    return te.compute(bias.shape, lambda *at: bias(*at) - zero().astype("int32") * sums(*at), name="quantize_bias")
-
-
-def _times_scale(factor: te.Tensor, scale: te.Tensor) -> te.Tensor:
-    from tvm import te
-
-    return te.compute(factor.shape, lambda *at: factor(*at) * scale(), name="quantize_factor")
-
-
-def to_float_if_needed(affine: Affine | None) -> str:
-    """Return the dtype of a result."""
-    return "float32" if affine is None else "uint8"

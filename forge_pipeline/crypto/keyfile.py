@@ -23,7 +23,6 @@ VERSION = 1
 ARGON2ID = 1
 AES_256_GCM = 1
 SIZE = 164
-DATA_KEY = 32
 
 _HEAD = struct.Struct(">8sHBBIII16s16s16s12s")  # all up to the wrapped key: also the AAD of the wrapping
 _MAC = 32

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from forge_pipeline.ir.relax_node import Node
     from forge_pipeline.ir.relax_view import RelaxView
 
-ITEM = "tuple_get_item"
 MACS = {  # operator -> whether each output element sums over one filter (or the other way round)
     **dict.fromkeys(("nn.conv1d", "nn.conv2d", "nn.conv3d"), True),
     **dict.fromkeys(("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose"), False),

@@ -10,7 +10,6 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from forge_pipeline.ir.held import Held, array_of, holds
 from forge_pipeline.ir.order import needs, nodes_below, subgraphs
-from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.passes.nodes import copied, names_within, topological
 from forge_pipeline.passes.value_types import Shape, Types, infer_types
 
@@ -138,11 +137,6 @@ class GraphState:
     def constants(self) -> dict[str, TensorProto]:
         """All constants by name, in order; a copy of the table."""
         return dict(self._constants)
-
-    @property
-    def constant_bytes(self) -> int:
-        """Size of all constants as ``raw_data``."""
-        return sum(byte_count(t) for t in self._constants.values() if t.data_type != TensorProto.STRING)
 
     def shape(self, name: str) -> Shape | None:
         """Return a value's shape: numbers, symbols, None for unknown dimensions; None for an unknown rank."""

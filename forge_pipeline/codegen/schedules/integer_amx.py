@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish, to_float_if_needed
+from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.integer import Affine, Clip, clipped_float, quotient, stored, to_float_if_needed
+from forge_pipeline.codegen.integer import Affine, Clip, clipped_float, quotient, stored
+from forge_pipeline.codegen.integer_finish import to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, products

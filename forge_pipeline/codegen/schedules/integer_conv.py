@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Affine, Clip, Finish, Rounded, stored
+from forge_pipeline.codegen.integer import Affine, Clip, Rounded, stored
+from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import (
     integer_amx,

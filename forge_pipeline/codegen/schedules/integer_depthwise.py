@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Finish, to_float_if_needed
+from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_neon_store, integer_pack, moves
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround

@@ -14,7 +14,8 @@ import numpy as np
 
 from forge_pipeline.codegen.dynamic import MEASURE
 from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.integer import LEVELS, ROUNDS, Finish, Measured, Measurement
+from forge_pipeline.codegen.integer import LEVELS, ROUNDS, Measured, Measurement
+from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.geometry import Geometry
 

@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
-from forge_pipeline.codegen.integer import (
-    SUM_LIMIT,
-    Affine,
-    Clip,
-    Dequantized,
-    Finish,
-    IntegerWeight,
-    Measured,
-    waiting,
-)
+from forge_pipeline.codegen.integer import SUM_LIMIT, Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
+from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot

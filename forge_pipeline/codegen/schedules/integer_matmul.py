@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.integer import (
-    Affine,
-    Clip,
-    Dequantized,
-    Finish,
-    IntegerWeight,
-    Measured,
-    to_float_if_needed,
-    waiting,
-)
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
+from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, integer_weights, moves
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.integer import LEVELS, ROUNDS, Affine, Finish
+from forge_pipeline.codegen.integer import LEVELS, ROUNDS, Affine
+from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.integer_dot import register
 from forge_pipeline.codegen.schedules.integer_neon_unit import UNITS, Unit, call, shuffle

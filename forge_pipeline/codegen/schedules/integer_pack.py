@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.integer import LEVELS, Finish, stored, to_float_if_needed
+from forge_pipeline.codegen.integer import LEVELS, stored
+from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import moves, rewriting
 
 if TYPE_CHECKING:

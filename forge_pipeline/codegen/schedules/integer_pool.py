@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Finish, dequantized, to_float_if_needed
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, dequantized
+from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import moves, pool
 
 if TYPE_CHECKING:

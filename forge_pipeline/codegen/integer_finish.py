@@ -1,0 +1,102 @@
+"""From int32 sums to results, as ONNX Runtime's integer kernels have it: one float32 factor for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Graph
+from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, Measurement, clipped_float, stored
+
+if TYPE_CHECKING:
+    from tvm import relax, te, tirx
+
+    from forge_pipeline.codegen.machine import Machine
+
+RESULT_LIMIT = 1 << 30
+"""Size of a result in steps from which on its conversion to int32 might have no room for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """From sums to results: ``(sum + bias) * factor``, then stored as ``affine`` says, or left in float.
+
+    ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
+    ``raw``: the result is ``sum + bias``, an int32.
+    ``bounded``: results are known to fit int32 before they are clipped, and the CPU packs vectors of them.
+    """
+
+    factor: Array
+    bias: Array
+    offset: Array | None
+    affine: Affine | None
+    clip: Clip
+    measured: Measurement | None = None
+    raw: bool = False
+    bounded: bool = False
+
+    @classmethod
+    def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
+        """Return it for sums in units of ``scale``, and an offset in real units."""
+        factor = scale.astype(np.float32)
+        if affine is not None:
+            unit = np.float32(affine.scale)
+            factor, offset = factor / unit, None if offset is None else offset / unit
+        return cls(factor=factor, bias=bias, offset=offset, affine=affine, clip=clip)
+
+    def with_bounds(self, machine: Machine, weight: Array) -> Finish:
+        """Return it for sums of bytes times ``weight`` (channels, ...), ``bounded`` where that can be told."""
+        if self.measured is not None or self.affine is None or machine.indexed:
+            return self
+        wide = weight.reshape(len(weight), -1).astype(np.int64)
+        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
+        largest = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
+        if self.offset is not None:
+            largest = largest + abs(self.offset)
+        return replace(self, bounded=bool((largest < RESULT_LIMIT).all()))
+
+    def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
+        """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""
+        arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
+        if self.offset is not None:
+            arrays.append(self.offset.astype(np.float32))
+        constants = [graph.constant(arrange(array)) for array in arrays]
+        if self.measured is not None:
+            scale, zero = self.measured.scale, self.measured.zero
+            sums = graph.constant(arrange(self.measured.sums))
+            constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
+            if not self.raw:
+                constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
+        return constants
+
+    def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
+        """Return the result's expression."""
+        if self.raw:
+            return total + bias
+        value = self.real(total, bias, factor, *offset)
+        return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
+
+    def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
+        """Return the expression of a result before it is rounded."""
+        value = (total + bias).astype("float32") * factor
+        return value + offset[0] if offset else value
+
+
+def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:
+    from tvm import te
+
+    return te.compute(bias.shape, lambda *at: bias(*at) - zero().astype("int32") * sums(*at), name="quantize_bias")
+
+
+def _times_scale(factor: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    from tvm import te
+
+    return te.compute(factor.shape, lambda *at: factor(*at) * scale(), name="quantize_factor")
+
+
+def to_float_if_needed(affine: Affine | None) -> str:
+    """Return the dtype of a result."""
+    return "float32" if affine is None else "uint8"
