@@ -40,9 +40,9 @@ class Writer:
     """
 
     opset: int
-    constants: Mapping[str, TensorProto]
+    constants: dict[str, TensorProto]
     shapes: Mapping[str, tuple[int | None, ...]]
-    types: Mapping[str, int]
+    types: dict[str, int]
     taken: set[str]
     nodes: list[NodeProto] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
@@ -87,8 +87,8 @@ class Writer:
         if key not in self._made:
             tensor = numpy_helper.from_array(array, self.named(base))
             self.tensors.append(tensor)
-            self.constants = {**self.constants, tensor.name: tensor}
-            self.types = {**self.types, tensor.name: tensor.data_type}
+            self.constants[tensor.name] = tensor
+            self.types[tensor.name] = tensor.data_type
             self._made[key] = tensor.name
         return self._made[key]
 

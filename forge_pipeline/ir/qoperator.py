@@ -133,8 +133,11 @@ def _where(writer: Writer, node: NodeProto) -> None:
 
 def _pair(writer: Writer, node: NodeProto) -> None:
     """QuantizeLinear and DequantizeLinear of any domain become ONNX's own."""
-    kept = {name: value for name, value in attributes_of(node).items() if node.domain != MICROSOFT or name == "axis"}
-    writer.nodes.append(helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **kept))
+    own = node
+    if node.domain == MICROSOFT:
+        kept = {name: value for name, value in attributes_of(node).items() if name == "axis"}
+        own = helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **kept)
+    writer.nodes.append(own)
     if node.op_type == "QuantizeLinear" and given(node, 2) and writer.is_one(node.input[1]):
         writer.stored[node.output[0]] = writer.affine(node.input[1], node.input[2], "")
 
@@ -197,9 +200,10 @@ KNOWN = {
 def written_out(model: ModelProto) -> ModelProto:
     """Return ``model`` without the operators of RULES, where they are of a kind that can be written out.
 
-    ``model`` itself where it has no quantized values; it is left as it is. What cannot be written out stays.
+    ``model`` itself where nothing is to be written out; it is left as it is. What cannot be written out stays.
     """
-    return _written(model)[0]
+    writer, _ = _written(model)
+    return model if writer is None or writer.nodes == list(model.graph.node) else _assembled(model, writer)
 
 
 def in_standard(model: ModelProto) -> ModelProto:
@@ -218,9 +222,10 @@ def reasons(model: ModelProto) -> dict[str, str]:
     return _written(model)[1]
 
 
-def _written(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+def _written(model: ModelProto) -> tuple[Writer | None, dict[str, str]]:
+    """Return a graph written anew, None where it has no quantized values, and why some nodes are as they were."""
     if not any(_is_quantized(node) for node in model.graph.node):
-        return model, {}
+        return None, {}
     opset = next((item.version for item in model.opset_import if item.domain in STANDARD), 1)
     writer, why = Writer.of(model.graph, opset), dict[str, str]()
     scaled = qdynamic.scaled_products(writer, model.graph)
@@ -243,7 +248,7 @@ def _written(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
             del writer.nodes[before:]
             writer.nodes.append(node)
             why[node.output[0]] = str(reason)
-    return _assembled(model, writer), why
+    return writer, why
 
 
 def _is_quantized(node: NodeProto) -> bool:

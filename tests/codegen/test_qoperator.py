@@ -17,6 +17,7 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.qoperator import written_out
 from forge_pipeline.ir.session import open_session
+from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
 
@@ -141,6 +142,68 @@ def test_operators_on_integers_store_what_onnx_runtime_stores(shape: tuple[int, 
         assert len(np.unique(wanted)) > 1, name
         np.testing.assert_allclose(found, wanted, rtol=0, atol=steps * out[0], err_msg=name)
         assert np.mean(found != wanted) < 0.02, name
+
+
+def softmax(net: Integers) -> str:
+    x, y = net.operand("x", (1 / 16, 113)), net.affine(1 / 256, 0)
+    return net.node("QLinearSoftmax", *x, *y, axis=-1, opset=17, domain=MICROSOFT)
+
+
+def chosen(net: Integers) -> str:
+    condition = net.tensor(net.random.integers(0, 2, net.shape).astype(np.bool_))
+    operands = [*net.operand("x", IN), *net.operand("x", (1.0, 99))]
+    return net.node("QLinearWhere", condition, *operands, *net.affine(*OUT), domain=MICROSOFT)
+
+
+@pytest.mark.parametrize("layers", [softmax, chosen])
+def test_what_has_no_integer_kernel_stores_what_onnx_runtime_stores_too(layers: Callable[[Integers], str]) -> None:
+    net = Integers(*MATRIX)
+    out = (1 / 256, 0) if layers is softmax else OUT
+    model = net.finish(net.real(layers(net), out))
+    x = (net.random.standard_normal(MATRIX) * 40).astype(np.float32)
+    engine = Engine(build(model, Target.from_tag(HERE), OPTIONS).to_bytes(), threads=1)
+    (wanted,) = reference(model, x)
+    assert len(np.unique(wanted)) > 1
+    np.testing.assert_allclose(engine(x)[0], wanted, rtol=0, atol=out[0] if layers is softmax else 0)
+
+
+@pytest.mark.parametrize("operator", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_with_a_float_result_agree_with_onnx_runtime(operator: str, has_bias: bool) -> None:
+    """ONNX Runtime's own kernels saturate in pairs of products, but not by weights of seven bits."""
+    net = Integers(*MATRIX)
+    _, scale, zero = net.weights((24, 10), 10)
+    weight = net.tensor(net.random.integers(-63, 64, (24, 10)).astype(np.int8))
+    bias = net.tensor(net.random.standard_normal(10).astype(np.float32)) if has_bias else ""
+    if operator == "DynamicQuantizeMatMul":
+        inputs = ["x", weight, scale, zero, bias]
+    else:
+        x, x_scale, x_zero = net.operand("x", IN)
+        inputs = [x, weight, x_scale, scale, x_zero, zero, bias]
+    model = net.finish(net.node(operator, *inputs, domain=MICROSOFT))
+    x = (net.random.standard_normal(MATRIX) * 40).astype(np.float32)
+    np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-4)
+
+
+def test_a_mean_over_axes_is_written_as_onnx_has_it_since_operator_set_18() -> None:
+    """ONNX Runtime has no kernel for it on CPUs, so its definition is the reference."""
+    net = Integers(*IMAGE)
+    y = net.node("QLinearReduceMean", *net.operand("x", IN), *net.affine(*FINE), axes=[2, 3], domain=MICROSOFT)
+    model = net.finish(net.real(y, FINE))
+    for opset in (17, 18):
+        model.opset_import[0].version = opset
+        x = (net.random.standard_normal(IMAGE) * 40).astype(np.float32)
+        stored = np.clip(np.rint(x / np.float32(IN[0])) + IN[1], 0, 255)
+        mean = ((stored - IN[1]) * IN[0]).mean(axis=(2, 3), keepdims=True)
+        wanted = (np.clip(np.rint(mean / FINE[0]) + FINE[1], 0, 255) - FINE[1]) * FINE[0]
+        np.testing.assert_allclose(reference(written_out(model), x)[0], wanted, rtol=0, atol=FINE[0])
+        np.testing.assert_allclose(compiled(model)(x)[0], wanted, rtol=0, atol=FINE[0])
+
+
+def test_a_model_with_nothing_to_write_out_is_not_copied() -> None:
+    net = Net(5, 24)
+    model = net.finish(net.node("MatMul", net.pair("x", IN), net.weight((24, 10), exact_scales(10), axis=1)))
+    assert written_out(model) is model
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.schedules import channels_last, depthwise, direct, winograd
-from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.geometry import Geometry, over_image, over_row
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -83,21 +83,10 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    filters, _, *kernel = weight.shape
-    _, channels, height, width = shape_of(call.args[0])
-    geometry = Geometry(
-        channels=channels,
-        filters=filters,
-        groups=int(attributes.groups),
-        size=(height, width),
-        kernel=(kernel[0], kernel[1]),
-        strides=ints(attributes.strides),
-        padding=ints(attributes.padding),
-        dilation=ints(attributes.dilation),
-    )
+    geometry = over_image(call, weight.shape)
     return Value(
         pending=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
-        channels=filters,
+        channels=geometry.filters,
     )
 
 
@@ -111,17 +100,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     batch, channels, width = shape_of(call.args[0])
     image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
-    left, right = ints(attributes.padding)
-    geometry = Geometry(
-        channels=channels,
-        filters=weight.shape[0],
-        groups=int(attributes.groups),
-        size=(1, width),
-        kernel=(1, weight.shape[2]),
-        strides=(1, *ints(attributes.strides)),
-        padding=(0, left, 0, right),
-        dilation=(1, *ints(attributes.dilation)),
-    )
+    geometry = over_row(call, weight.shape)
     convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
     plain = graph.plain(Value(pending=convolution))
     return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.graph import ints, shape_of
 from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.edges import EDGES
 
 if TYPE_CHECKING:
-    from tvm import te
+    from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,41 @@ class Geometry:
     def steps(self) -> int:
         """Multiply-adds for one result."""
         return self.channels // self.groups * self.kernel[0] * self.kernel[1]
+
+
+def over_image(call: relax.Call, weight: Sequence[int]) -> Geometry:
+    """Return that of an operator on (batch, channels, height, width), with weights of shape ``weight``."""
+    filters, _, height, width = weight
+    _, channels, *size = shape_of(call.args[0])
+    attributes = call.attrs
+    return Geometry(
+        channels=channels,
+        filters=filters,
+        groups=int(attributes.groups),
+        size=tuple(size),
+        kernel=(height, width),
+        strides=ints(attributes.strides),
+        padding=ints(attributes.padding),
+        dilation=ints(attributes.dilation),
+    )
+
+
+def over_row(call: relax.Call, weight: Sequence[int]) -> Geometry:
+    """Return that of an operator on (batch, channels, width), whose rows are images of one row."""
+    filters, _, width = weight
+    _, channels, size = shape_of(call.args[0])
+    attributes = call.attrs
+    left, right = ints(attributes.padding)
+    return Geometry(
+        channels=channels,
+        filters=filters,
+        groups=int(attributes.groups),
+        size=(1, size),
+        kernel=(1, width),
+        strides=(1, *ints(attributes.strides)),
+        padding=(0, left, 0, right),
+        dilation=(1, *ints(attributes.dilation)),
+    )
 
 
 def _simplified(extent: Any) -> Any:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.integer import SUM_LIMIT, Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
 from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
-from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot
 
 if TYPE_CHECKING:
     from tvm import relax
+
+    from forge_pipeline.codegen.schedules.integer_matmul import Product
+
+Pending = TypeVar("Pending", "Convolution", "Product")
+"""Sums that wait to be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,19 +203,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     kernel = graph.look(call.args[1]).constant
     if kernel is None or call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
         return None
-    filters, _, tall, wide = kernel.shape
-    _, channels, height, width = shape_of(call.args[0])
-    geometry = Geometry(
-        channels=channels,
-        filters=filters,
-        groups=int(call.attrs.groups),
-        size=(height, width),
-        kernel=(tall, wide),
-        strides=ints(call.attrs.strides),
-        padding=ints(call.attrs.padding),
-        dilation=ints(call.attrs.dilation),
-    )
-    return convolution_of(graph, call, Plane(geometry=geometry))
+    return convolution_of(graph, call, Plane(geometry=over_image(call, kernel.shape)))
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
@@ -218,19 +211,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     kernel = graph.look(call.args[1]).constant
     if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
         return None
-    _, channels, width = shape_of(call.args[0])
-    left, right = ints(call.attrs.padding)
-    geometry = Geometry(
-        channels=channels,
-        filters=kernel.shape[0],
-        groups=int(call.attrs.groups),
-        size=(1, width),
-        kernel=(1, kernel.shape[2]),
-        strides=(1, *ints(call.attrs.strides)),
-        padding=(0, left, 0, right),
-        dilation=(1, *ints(call.attrs.dilation)),
-    )
-    return convolution_of(graph, call, Line(along=Plane(geometry=geometry), shape=shape_of(call)))
+    return convolution_of(graph, call, Line(along=Plane(geometry=over_row(call, kernel.shape)), shape=shape_of(call)))
 
 
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
@@ -242,14 +223,19 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
         filters, ones = pending.filters, (1,) * (pending.weight.ndim - 2)
         if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or pending.offset is not None:
             continue
-        exact = integer_bias(term, pending.scale) if pending.measured is None else None
-        if exact is not None and not pending.bias.any():
-            return Value(pending=replace(pending, bias=exact), channels=filters)
-        return Value(pending=replace(pending, offset=term.constant.reshape(-1)), channels=filters)
+        return Value(pending=with_constant(pending, term), channels=filters)
     return None
 
 
-def integer_bias(term: Value, scale: Array) -> Array | None:
+def with_constant(pending: Pending, term: Value) -> Pending:
+    """Return sums that start at a constant for each channel, if they have its unit; else it is added to results."""
+    exact = _integer_bias(term, pending.scale) if pending.measured is None else None
+    if exact is not None and not pending.bias.any():
+        return replace(pending, bias=exact)
+    return replace(pending, offset=np.asarray(term.constant).reshape(-1))
+
+
+def _integer_bias(term: Value, scale: Array) -> Array | None:
     """Return a constant in units of ``scale``, if it is stored so and int32 sums have room for it."""
     if not isinstance(term, IntegerWeight) or abs(term.integers).max(initial=0) >= SUM_LIMIT:
         return None

@@ -13,7 +13,7 @@ from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, integer_weights, moves
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened
-from forge_pipeline.codegen.schedules.integer_forms import integer_bias
+from forge_pipeline.codegen.schedules.integer_forms import with_constant
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -149,10 +149,7 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
             continue
         if term.constant.ndim > len(pending.shape):
             continue
-        exact = integer_bias(term, pending.scale) if pending.measured is None else None
-        if exact is not None and not pending.bias.any():
-            return Value(pending=replace(pending, bias=exact))
-        return Value(pending=replace(pending, offset=term.constant.reshape(-1)))
+        return Value(pending=with_constant(pending, term))
     return None
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
+from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.integer import Clip, Measured
 from forge_pipeline.codegen.schedules import integer_weights
-from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.geometry import over_image
 from forge_pipeline.codegen.schedules.integer_dot import dot_of
 from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
 from forge_pipeline.codegen.schedules.integer_matmul import Product
@@ -121,17 +121,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not all(isinstance(extent, int) for extent in shape[1:]):
         return None
-    filters, _, height, width = held.shape
-    geometry = Geometry(
-        channels=shape[1],
-        filters=filters,
-        groups=int(call.attrs.groups),
-        size=shape[2:],
-        kernel=(height, width),
-        strides=ints(call.attrs.strides),
-        padding=ints(call.attrs.padding),
-        dilation=ints(call.attrs.dilation),
-    )
+    filters, geometry = held.shape[0], over_image(call, held.shape)
     convolution = Convolution(
         source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
         bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=Plane(geometry=geometry), raw=True,
