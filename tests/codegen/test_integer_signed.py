@@ -75,3 +75,25 @@ def test_a_model_whose_inputs_and_outputs_are_signed_bytes_keeps_them() -> None:
     found, (wanted,) = compiled(model)(x)[0], reference(model, x, optimized=False)
     assert found.dtype == np.int8
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_signed_bytes_beside_others_keep_their_sign() -> None:
+    net = SignedNet(1, 16, 9, 9)
+    scale, zero = net.tensor(np.float32(SIGNED[0])), net.tensor(np.int8(SIGNED[1]))
+    q = net.node("QuantizeLinear", "x", scale, zero)
+    doubled = net.node(
+        "Cast", net.node("Mul", net.node("Cast", q, to=TensorProto.INT32), net.tensor(np.int32(2))), to=TensorProto.INT8
+    )
+    y = net.node("Concat", q, doubled, axis=1)
+    check(net, net.node("DequantizeLinear", y, scale, zero))
+
+
+def test_a_signed_zero_point_that_is_computed_is_left_as_it_is() -> None:
+    net = SignedNet(1, 16, 9, 9)
+    scale = net.tensor(np.float32(SIGNED[0]))
+    zero = net.node("Cast", net.node("ReduceMax", "x", keepdims=0), to=TensorProto.INT8)
+    q = net.node("QuantizeLinear", "x", scale, zero)
+    model = net.finish(net.node("DequantizeLinear", q, scale, zero))
+    x = (net.random.standard_normal(net.shape) * 4).astype(np.float32)
+    found, wanted = compiled(model, in_float="")(x)[0], reference(model, x, optimized=False)[0]
+    np.testing.assert_array_equal(found, wanted)

@@ -51,12 +51,12 @@ def test_a_plan_takes_no_less_than_is_needed_at_once_and_no_more_than_all(lives:
     assert most_at_once(lives) <= plan(lives).size <= sum(-(-life.size // ALIGNMENT) * ALIGNMENT for life in lives)
 
 
-def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:
+def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...], batch: int = 1) -> onnx.ModelProto:
     """Return a model of images: a node that reads one is a maximum of windows, one that reads more a concatenation.
 
     Results are called y0, y1 and so on; "reshaped" before a name asks for a view of it.
     """
-    shape = numpy_helper.from_array(np.array([1, -1, 2 * EXTENT, EXTENT // 2]), "shape")
+    shape = numpy_helper.from_array(np.array([batch, -1, 2 * EXTENT, EXTENT // 2]), "shape")
     nodes: list[onnx.NodeProto] = []
     for index, names in enumerate(reads):
         used = [name.removeprefix("reshaped ") for name in names]
@@ -70,7 +70,7 @@ def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...]) -> onnx.ModelProto
             )
         else:
             nodes.append(helper.make_node("Concat", used, [f"y{index}"], axis=1))
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, CHANNELS, EXTENT, EXTENT])
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, CHANNELS, EXTENT, EXTENT])
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     graph = helper.make_graph(nodes, "net", [image], values, [shape])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
@@ -100,7 +100,8 @@ def matches(model: onnx.ModelProto) -> list[str]:
     """Compare with ONNX Runtime, twice; return the names of the kernels that ran."""
     import onnxruntime as ort
 
-    x = np.random.default_rng(0).standard_normal((1, CHANNELS, EXTENT, EXTENT)).astype(np.float32)
+    shape = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
     for _ in range(2):
@@ -136,6 +137,10 @@ def test_parts_are_written_where_they_are_put_side_by_side_but_only_one_place_is
 ) -> None:
     kernels = matches(pooled(*reads, outputs=(f"y{len(reads) - 1}",)))
     assert sum(name.startswith("join") for name in kernels) == copies
+
+
+def test_parts_of_several_images_are_copied_as_they_alternate() -> None:
+    matches(pooled(("x",), ("y0",), ("y0",), ("y1", "y2"), ("y3",), outputs=("y4",), batch=2))
 
 
 @pytest.mark.parametrize(("between", "copies"), [(500, 0), (1000, 1)])

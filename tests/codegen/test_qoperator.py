@@ -287,14 +287,24 @@ def test_a_scaled_product_of_measured_bytes_has_the_kernels_of_dynamic_quantizat
     np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_sums_that_somebody_else_reads_stay_a_product_of_integers() -> None:
+@pytest.mark.parametrize("read", ["sums", "real", "scaled", "another zero"])
+def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_inside(read: str) -> None:
     net = Integers(5, 24)
-    q, _, zero = measured(net, "x")
+    q, scale, zero = measured(net, "x")
     weight = net.tensor(net.random.integers(-127, 128, (24, 10)).astype(np.int8))
-    real = net.node("Cast", net.node("MatMulInteger", q, weight, zero), to=TensorProto.FLOAT)
-    model = net.finish(net.node("Sub", real, net.tensor(np.float32(3))), real)
+    if read == "another zero":
+        zero = net.tensor(np.uint8(100))
+    sums = net.node("MatMulInteger", q, weight, zero)
+    real = net.node("Cast", sums, to=TensorProto.FLOAT)
+    scaled = net.node("Mul", real, scale)
+    result = net.node("Mul", scaled, net.tensor(np.float32(0.03)))
+    inside = {"sums": sums, "real": real, "scaled": scaled}.get(read)
+    model = net.finish(result, *[inside] * (inside is not None))
+    model.graph.output[-1].type.tensor_type.elem_type = TensorProto.INT32 if read == "sums" else TensorProto.FLOAT
+    assert "MatMulInteger" in {node.op_type for node in written_out(model).graph.node}
     x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
-    for found, wanted in zip(compiled(model, in_float="subtract")(x), reference(model, x), strict=True):
+    engine = Engine(build(model, Target.from_tag(HERE), OPTIONS).to_bytes(), threads=1)
+    for found, wanted in zip(engine(x), reference(model, x), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 

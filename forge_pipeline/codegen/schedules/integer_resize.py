@@ -103,7 +103,7 @@ def interpolate(
         for taps in np.ndindex(*(TAPS,) * len(axes)):
             chosen = dict(zip(reversed(axes), reversed(taps), strict=True))
             place, weight = list(at), None
-            for axis in reversed(axes):  # ONNX Runtime multiplies the weight along a row by the one along a column
+            for axis in axes:
                 pixels, shares = lines[axis]
                 place[axis] = pixels(at[axis], chosen[axis])
                 share = shares(at[axis], chosen[axis])
