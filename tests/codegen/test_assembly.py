@@ -69,12 +69,21 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
 
 @pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3", "amd/zen3", "raspberry-pi/5"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_hottest_loop_of_a_convolution_spills_no_vectors(tag: str, shape: str) -> None:
-    block = hottest_block(assembly_of(tag, *SHAPES[shape]))
+def test_the_hottest_loop_of_a_convolution_spills_no_vectors_and_its_tile_is_no_allocation(
+    tag: str, shape: str
+) -> None:
+    assembly = assembly_of(tag, *SHAPES[shape])
+    assert "AllocWorkspace" not in assembly
+    block = hottest_block(assembly)
     multiplications = sum(bool(FMA.search(line)) for line in block)
     spills = [line for line in block if SPILL.search(line)]
     assert multiplications >= 6
     assert len(spills) <= ALLOWED, spills
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v3", "raspberry-pi/5"])
+def test_a_tile_of_sums_is_no_allocation(tag: str) -> None:
+    assert "AllocWorkspace" not in assembly_of(tag, *SHAPES["pointwise"])
 
 
 def test_a_spill_is_recognized() -> None:
