@@ -51,12 +51,14 @@ class Finish:
         """Return it for sums of bytes times ``weight`` (channels, ...), ``bounded`` where that can be told."""
         if self.measured is not None or self.affine is None or machine.indexed:
             return self
+        return replace(self, bounded=bool((self.largest(weight) < RESULT_LIMIT).all()))
+
+    def largest(self, weight: Array) -> Array:
+        """Return the most that results of bytes times ``weight`` (channels, ...) can be, for each channel."""
         wide = weight.reshape(len(weight), -1).astype(np.int64)
         ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
-        largest = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
-        if self.offset is not None:
-            largest = largest + abs(self.offset)
-        return replace(self, bounded=bool((largest < RESULT_LIMIT).all()))
+        most: Array = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
+        return most if self.offset is None else most + abs(self.offset)
 
     def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
         """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from forge_pipeline.codegen import stock
 from forge_pipeline.codegen.extents import name_extents
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.fusing import OPAQUE, PATTERN, store_bytes
 from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout import lay_out
 from forge_pipeline.codegen.lowering import Fallback, Lowered
@@ -30,13 +31,11 @@ other products (Winograd); exp, tanh and the like are approximated. Below the se
 
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
-OPAQUE = 8
-"""TVM's kOpaque: nothing is fused with it."""
 
 ANCHORS = (
     "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "pool_rows", "resample",
     "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
-    "integer_batched",
+    "integer_neon", "integer_batched", "integer_residual",
 )  # fmt: skip
 CLOSED = ("integer_softmax", "integer_zero_terms")
 """Families whose kernels nothing is fused with."""
@@ -162,17 +161,18 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     """Tell TVM's fusion what it may fuse into a kernel that a family made."""
     from tvm import s_tir, tirx
 
-    module = module.clone()
+    module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
             sch = s_tir.Schedule(function)
             families = {moves.family_of(sch, block) for block in moves.blocks(sch)}
             if not families.isdisjoint(PREPARED):
-                module[variable] = function.with_attr("op_pattern", OPAQUE).with_attr(PREPARES, True)
+                module[variable] = function.with_attr(PATTERN, OPAQUE).with_attr(PREPARES, True)
             elif not families.isdisjoint(CLOSED):
-                module[variable] = function.with_attr("op_pattern", OPAQUE)
+                module[variable] = function.with_attr(PATTERN, OPAQUE)
             elif families == {joining.NAME}:
                 module[variable] = function.with_attr(joining.JOINS, True)
             elif not families.isdisjoint(ANCHORS):
-                module[variable] = function.with_attr("op_pattern", FUSABLE_OUTPUT)
-    return module
+                module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
+                anchors.add(variable.name_hint)
+    return store_bytes(module, frozenset(anchors))

@@ -184,18 +184,38 @@ def convolve(
 
     With ``entry`` the image is the model's input, which is made words of here.
     """
+    if entry is not None:
+        image = rounded_to_words(image, way.group, *entry)
+    lanes = int(weight.shape[5])
+    total = sums_of(image, weight, geometry, zero, pixels, vectors, way, enters=entry is not None)
+    return integer_pack.finished(
+        (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
+        finish,
+        total,
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
+    )
+
+
+def sums_of(
+    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, pixels: int, vectors: int, way: Dot,
+    *, enters: bool = False, family: str = NAME,
+) -> te.Tensor:  # fmt: skip
+    """Describe the sums of a convolution for a schedule of ``family``, with pixels that only fill the last tile.
+
+    ``enters``: the image is made by this kernel, from the model's input.
+    """
     from tvm import te, tirx
 
     rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
     rows_per_group = rows // geometry.groups
-    wide = -(-geometry.output[1] // pixels) * pixels
+    tall, wide = geometry.output[0], -(-geometry.output[1] // pixels) * pixels
     as_words = len(image.shape) == 4
     filler = zero * sum(1 << 32 // way.group * place for place in range(way.group)) if as_words else zero
-    if entry is not None:
-        image = rounded_to_words(image, way.group, *entry)
-    padded = surround(image, _widened(geometry, wide), filler, by_rows=entry is not None)
-    if way.widens and not as_words:
-        padded = widened(padded)
+    if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
+        padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
+    else:
+        padded = surround(image, _widened(geometry, wide), filler, by_rows=enters)
+        padded = widened(padded) if way.widens and not as_words else padded
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
     axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
@@ -209,17 +229,26 @@ def convolve(
         value = part_of_word(padded(*at), byte, way) if as_words else padded(*at, quad * way.group + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
-    shape = (image.shape[0], rows, geometry.output[0], wide, lanes)
-    attributes = {moves.FAMILY: NAME, PIXELS: pixels, VECTORS: vectors, WEIGHTS: weight.dtype}
+    shape = (image.shape[0], rows, tall, wide, lanes)
+    attributes = {moves.FAMILY: family, PIXELS: pixels, VECTORS: vectors, WEIGHTS: weight.dtype}
     attributes[READS] = WORD if as_words else BYTES
-    attributes |= {} if entry is None else {ENTERS: 1}
-    total = te.compute(shape, sums, name="sums", attrs=attributes)
-    return integer_pack.finished(
-        (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
-        finish,
-        total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
-    )
+    attributes |= {ENTERS: 1} if enters else {}
+    return te.compute(shape, sums, name="sums", attrs=attributes)
+
+
+def _widened_pixels(image: te.Tensor, geometry: Geometry, wide: int) -> te.Tensor:
+    """Describe a copy in int16 of the pixels that a kernel of one reads, side by side, ``wide`` in a row."""
+    from tvm import te, tirx
+
+    (tall, _), (down, right), last = geometry.output, geometry.strides, geometry.size[1] - 1
+    beyond = (wide - 1) * right > last
+
+    def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        at = tirx.min(w * right, last) if beyond else w * right
+        return image(n, block, h * down, at, lane).astype("int16")
+
+    batch, blocks, *_, lanes = image.shape
+    return te.compute((batch, blocks, tall, wide, lanes), pixel, name="widen")
 
 
 def _widened(geometry: Geometry, wide: int) -> Geometry:
@@ -250,7 +279,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     in_bands = copies and bool(before) and not weights_first
     if in_bands:
         values = _row_values(sch, before[-1], height) if enters else moves.static(sch, reduction[0]) * width * lanes
-        h_out, h_in = sch.split(h, [None, _band(machine, height, values)])
+        h_out, h_in = sch.split(h, [None, band(machine, height, values)])
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
     else:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
@@ -280,7 +309,7 @@ def _row_values(sch: Schedule, copy: SBlockRV, rows: int) -> int:
     return max(1, 2 * words * width * height // rows)
 
 
-def _band(machine: Machine, height: int, row_values: int) -> int:
+def band(machine: Machine, height: int, row_values: int) -> int:
     """Return how many rows to compute from one widened copy: it stays in a part of the second cache, and all cores
     have bands. Rows are a little longer than ``row_values`` says where the image is padded."""
     room = machine.l2 // 4 // (2 * row_values)

@@ -80,6 +80,17 @@ class Walk(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A convolution over an image as kernels take it: weights that fit their instructions, the zero point in biases."""
+
+    source: Value
+    zero: int
+    weight: Array
+    geometry: Geometry
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
     """Over an image."""
 
@@ -87,6 +98,12 @@ class Plane:
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is blocked."""
+        part = self.prepared(graph, convolution, affine)
+        blocked = integer_conv.emit(graph, part.source, part.zero, part.weight, part.geometry, part.finish)
+        return Value(blocked=blocked, channels=part.geometry.filters)
+
+    def prepared(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Prepared:
+        """Return what a kernel of the convolution takes."""
         shift = convolution.zero - known_dot(graph.machine).taken
         sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
         bias = convolution.bias - shift * sums
@@ -100,8 +117,7 @@ class Plane:
         if times > 1:
             source = integer_weights.channels_again(graph, source, times)
             geometry = replace(geometry, channels=geometry.channels * times)
-        blocked = integer_conv.emit(graph, source, convolution.zero, weight, geometry, finish)
-        return Value(blocked=blocked, channels=geometry.filters)
+        return Prepared(source=source, zero=convolution.zero, weight=weight, geometry=geometry, finish=finish)
 
 
 @dataclass(slots=True, kw_only=True)

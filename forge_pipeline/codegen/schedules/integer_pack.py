@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.integer import LEVELS, stored
+from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, stored
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import moves, rewriting
 
@@ -41,9 +41,14 @@ def finished(
     if affine is None or not finish.bounded:
         return te.compute(shape, lambda *at: finish.result(total(*at), *constants(*at)), name=name)
     real = te.compute(shape, lambda *at: finish.real(total(*at), *constants(*at)), name="real")
-    low, high = (int(end) + affine.zero for end in finish.clip.steps(affine))
-    attributes = {LANES: int(shape[-1]), ZERO: affine.zero, LOW: low, HIGH: high}
+    attributes = packing(affine, finish.clip, int(shape[-1]))
     return te.compute(shape, lambda *at: stored(real(*at), affine, finish.clip), name=name, attrs=attributes)
+
+
+def packing(affine: Affine, clip: Clip, lanes: int) -> dict[str, int]:
+    """Return the annotations of a block that packs what a block before it, read whole, has in steps of ``affine``."""
+    low, high = (int(end) + affine.zero for end in clip.steps(affine))
+    return {LANES: lanes, ZERO: affine.zero, LOW: low, HIGH: high}
 
 
 def is_packed(sch: Schedule, last: SBlockRV) -> bool:

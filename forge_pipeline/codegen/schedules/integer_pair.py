@@ -1,7 +1,9 @@
-"""Sums, differences and products of two quantized values, each with its own scale, or of one and a constant.
+"""Sums, differences and products of two quantized values, each with its own scale, or of one and another operand.
 
-All is done in registers. Products are rounded where ONNX Runtime rounds them. Sums of two quantized values are formed
-in steps of the result, so one that lies between two steps, to a float32's precision, may go to the other one.
+The other operand is a constant, or the float result of a convolution or product that nobody else reads, as in a
+residual block: then all is done where that is computed. Each step is rounded where ONNX Runtime rounds it. Only sums
+of two quantized values are formed in steps of the result, so one that lies between two steps, to a float32's precision,
+may go to the other one.
 """
 
 from __future__ import annotations
@@ -13,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, clipped_float, quotient, rounded, stored
+from forge_pipeline.codegen.graph import Extent, Graph, Value, shape_of
+from forge_pipeline.codegen.integer import (
+    Affine,
+    Clip,
+    Dequantized,
+    clipped_float,
+    quotient,
+    rounded,
+    stored,
+    waiting,
+)
+from forge_pipeline.codegen.schedules.integer_forms import Convolution
+from forge_pipeline.codegen.schedules.integer_matmul import Product
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -31,7 +44,9 @@ Shape = tuple[Extent, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two operands, dequantized or constant, whose combination waits to be stored: a ``Waiting`` result.
+    """Two operands whose combination waits to be stored: a ``Waiting`` result.
+
+    At least one is dequantized; the other may be a constant, or sums that wait (and are then left in float).
 
     ``shapes`` are theirs, with as many axes each as the result has.
     """
@@ -66,34 +81,30 @@ class Pair:
     def _plain(self, graph: Graph, value: Value, shape: Shape) -> relax.Expr:
         from tvm import relax
 
-        if not isinstance(value, Dequantized):
-            return graph.constant(_constant(value).reshape(shape))
-        plain = graph.plain(value.source)
+        if value.constant is not None:
+            return graph.constant(value.constant.reshape(shape))
+        plain = graph.plain(value.source if isinstance(value, Dequantized) else value)
         return plain if len(shape_of(plain)) == len(shape) else graph.emit(relax.op.reshape(plain, shape))
 
     def _in_blocks(self, graph: Graph) -> list[relax.Expr] | None:
         """Return the operands in blocked form, where one comes so and all can have it."""
-        sources = [value.source for value in self.operands if isinstance(value, Dequantized)]
-        if len(self.shapes[0]) != 4 or not any(graph.is_blocked(source) for source in sources):
+        sources = [value.source if isinstance(value, Dequantized) else value for value in self.operands]
+        images = [source for source in sources if source.constant is None]
+        if len(self.shapes[0]) != 4 or not any(graph.is_blocked(image) for image in images):
             return None
         channels = max(int(shape[1]) for shape in self.shapes)
         tensors: list[relax.Expr] = []
-        for value, shape in zip(self.operands, self.shapes, strict=True):
-            if isinstance(value, Dequantized):
+        for source, shape in zip(sources, self.shapes, strict=True):
+            if source.constant is None:
                 if shape[1] != channels:
                     return None
-                tensors.append(graph.blocked(value.source))
+                tensors.append(graph.blocked(source))
                 continue
-            constant = graph.per_channel(_constant(value), channels)
+            constant = graph.per_channel(source.constant, channels)
             if constant is None or not shape_of(constant):
                 return None
             tensors.append(constant)
         return tensors
-
-
-def _constant(value: Value) -> Array:
-    assert value.constant is not None  # noqa: S101 - an operand that is not dequantized is one
-    return value.constant
 
 
 def combine(
@@ -112,7 +123,8 @@ def combine(
     unit = np.float32(result.scale if is_sum and result is not None else 1)
 
     def real(tensor: te.Tensor, affine: Affine | None, at: Sequence[Any]) -> Any:
-        value = tensor(*(0 if _is_one(extent) else index for index, extent in zip(at, tensor.shape, strict=True)))
+        broadcast = (_is_one(own) and not _is_one(full) for own, full in zip(tensor.shape, shape, strict=True))
+        value = tensor(*(0 if one else index for one, index in zip(broadcast, at, strict=True)))
         if affine is None:
             return value
         factor = tirx.const(float(np.float32(affine.scale) / unit), "float32")
@@ -137,15 +149,19 @@ def _is_one(extent: Any) -> bool:
 
 
 def binary(graph: Graph, call: relax.Call) -> Value | None:
-    """Take two dequantized values, or one and a constant, of shapes that are known to go together."""
+    """Take two dequantized values, or one and another operand, of shapes that are known to go together."""
     operands = [graph.look(argument) for argument in call.args]
     if not any(isinstance(value, Dequantized) for value in operands):
         return None
     shapes = []
     for value, argument in zip(operands, call.args, strict=True):
-        if not isinstance(value, Dequantized) and (value.constant is None or value.constant.dtype != "float32"):
-            return None
         shape = shape_of(argument)
+        if not isinstance(value, Dequantized) and value.constant is None:
+            sums = waiting(graph, argument)
+            if not isinstance(sums, Convolution | Product) or shape != shape_of(call):
+                return None
+        elif value.constant is not None and value.constant.dtype != "float32":
+            return None
         shapes.append((1,) * (len(shape_of(call)) - len(shape)) + shape)
     for own, other in zip(*shapes, strict=True):
         if str(own) != str(other) and own != 1 and other != 1:

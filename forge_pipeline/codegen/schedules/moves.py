@@ -112,7 +112,7 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
     What follows the anchor is inlined into the last block; without any, a copy becomes the last block. What a last
     block packs stays a block of its own (``integer_pack.hold``).
     """
-    before = _ancestors(sch, anchor)
+    before = ancestors(sch, anchor)
     names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
     after = [block for block in blocks(sch) if sch.get(block).name_hint not in names]
     if not after:
@@ -124,7 +124,8 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
     return before, after[-1]
 
 
-def _ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
+def ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """Return the blocks that a block reads, and those that they read, in program order."""
     found: dict[str, SBlockRV] = {}
     waiting = list(sch.get_producers(block))
     while waiting:
