@@ -22,6 +22,10 @@ HOST = "host"
 Family = Literal["x86", "arm", "android", "riscv", "cuda"]
 DotProduct = Literal["none", "pmaddwd", "vnni", "avx_vnni", "smull", "sdot", "i8mm"]
 
+VNNI: tuple[DotProduct, ...] = ("vnni", "avx_vnni")
+TUNING = ("+fast-dpwssd",)
+"""LLVM's word for a CPU with VNNI on which `vpdpwssd` stays one instruction: else it becomes two, for their latency."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -129,8 +133,9 @@ class Target:
             "mcpu": self.cpu,
             "num-cores": self.cores,
         }
-        if self.features:
-            cpu["mattr"] = list(self.features)
+        features = [*self.features, *(TUNING if self.dot_product in VNNI else ())]
+        if features:
+            cpu["mattr"] = features
         if self.abi is not None:
             cpu["mabi"] = self.abi
         if self.kind == "llvm":

@@ -100,11 +100,13 @@ def _simplified(extent: Any) -> Any:
     return extent if isinstance(extent, int) else Analyzer().simplify(extent)
 
 
-def surround(image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False) -> te.Tensor:
+def surround(
+    image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False, peeled: bool = False
+) -> te.Tensor:
     """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it.
 
     ``filler`` stands for zero where the image is quantized. ``by_rows``: the copy has a loop along the rows, from which
-    TVM's loop partitioning takes the edges, so that there are no tests between them.
+    TVM's loop partitioning takes the edges, so that there are no tests between them; ``peeled``: ``edges`` does.
     """
     from tvm import te, tirx
 
@@ -130,6 +132,6 @@ def surround(image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: 
 
     shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
     attributes: dict[str, Any] = {moves.FAMILY: moves.PAD}
-    if not geometry.is_sized:
+    if peeled or not geometry.is_sized:
         attributes[EDGES] = (left, right)
     return te.compute(shape, element, name=moves.PAD, attrs=attributes)

@@ -26,6 +26,7 @@ from forge_pipeline.codegen.schedules import (
     moves,
 )
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
+from forge_pipeline.codegen.schedules.edges import EDGES
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     BYTES,
@@ -38,6 +39,7 @@ from forge_pipeline.codegen.schedules.integer_dot import (
     products,
     widened,
 )
+from forge_pipeline.codegen.schedules.integer_tile import EvenTile, choose_even_tile
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -48,14 +50,14 @@ NAME = "integer_conv"
 PIXELS, VECTORS, READS, ENTERS = "forge.pixels", "forge.vectors", "forge.reads", "forge.enters"
 """Annotations with the tile that a template was laid out for, how it reads its image, and whether it quantizes it."""
 
+SHARES = "forge.shares"
+"""The annotation of a tile whose neighbouring pixels share what they read of a row."""
+
 Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
 
 STEPS = 16
 """Steps of a convolution that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
-
-COPY_CYCLES = 1.5
-"""Cycles for a vector of an image that is copied to have a wider margin."""
 
 
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
@@ -89,14 +91,14 @@ def _emit_direct(
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks)
         for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
     ]
-    if tiles[-1][0] < tiles[0][0]:  # one more vector of filters, of zeros, makes them divide into wider tiles
+    if tiles[-1].cycles < tiles[0].cycles:  # one more vector of filters, of zeros, makes them divide into wider tiles
         packed = np.concatenate([packed, np.zeros_like(packed[:1])])
         rows += 1
-    _, pixels, vectors = min(tiles)
+    tile = min(tiles, key=lambda tile: (tile.cycles, tile.pixels, tile.vectors))
     constants = finish.constants(graph, lambda array: arrange(array, rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, vectors=vectors, way=way,
+        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, way=way,
         entry=None if entry is None else (entry.affine, entry.axes),
     )  # fmt: skip
 
@@ -116,26 +118,6 @@ def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
     full[:filters, :channels] = weight
     split = full.reshape(rows, lanes, blocks, inner // group, group, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
-
-
-def choose_even_tile(
-    machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int
-) -> tuple[float, int, int]:
-    """Return cycles, pixels and vectors of the cheapest tile; the last of a row computes pixels that nobody stores."""
-    width, way = geometry.output[1], known_dot(machine)
-    best: tuple[float, int, int] | None = None
-    for vectors in divisors(rows, 4):
-        for pixels in range(1, min(width, machine.registers) + 1):
-            if not way.fits(machine, pixels, vectors):
-                break
-            tiles = -(-width // pixels)
-            cycles = tiles * (way.step_cycles(machine, pixels, vectors) * steps + 5) * (rows // vectors)
-            if tiles * pixels != width and not any(geometry.padding):
-                cycles += geometry.size[1] * blocks * COPY_CYCLES
-            if best is None or cycles <= best[0]:
-                best = (cycles, pixels, vectors)
-    assert best is not None  # noqa: S101 - one by one always fits
-    return best
 
 
 def to_words(image: te.Tensor, group: int) -> te.Tensor:
@@ -178,7 +160,7 @@ def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Ten
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, vectors: int, way: Dot, entry: Entry | None,
+    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums.
 
@@ -187,7 +169,7 @@ def convolve(
     if entry is not None:
         image = rounded_to_words(image, way.group, *entry)
     lanes = int(weight.shape[5])
-    total = sums_of(image, weight, geometry, zero, pixels, vectors, way, enters=entry is not None)
+    total = sums_of(image, weight, geometry, zero, tile, way, enters=entry is not None)
     return integer_pack.finished(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         finish,
@@ -197,7 +179,7 @@ def convolve(
 
 
 def sums_of(
-    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, pixels: int, vectors: int, way: Dot,
+    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, way: Dot,
     *, enters: bool = False, family: str = NAME,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sums of a convolution for a schedule of ``family``, with pixels that only fill the last tile.
@@ -208,13 +190,14 @@ def sums_of(
 
     rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
     rows_per_group = rows // geometry.groups
-    tall, wide = geometry.output[0], -(-geometry.output[1] // pixels) * pixels
+    tall, wide = geometry.output[0], -(-geometry.output[1] // tile.pixels) * tile.pixels
     as_words = len(image.shape) == 4
     filler = zero * sum(1 << 32 // way.group * place for place in range(way.group)) if as_words else zero
     if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
         padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
     else:
-        padded = surround(image, _widened(geometry, wide), filler, by_rows=enters)
+        peeled = way.whole and not as_words
+        padded = surround(image, _widened(geometry, wide), filler, by_rows=enters, peeled=peeled)
         padded = widened(padded) if way.widens and not as_words else padded
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
@@ -230,9 +213,10 @@ def sums_of(
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
     shape = (image.shape[0], rows, tall, wide, lanes)
-    attributes = {moves.FAMILY: family, PIXELS: pixels, VECTORS: vectors, WEIGHTS: weight.dtype}
+    attributes = {moves.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
     attributes[READS] = WORD if as_words else BYTES
     attributes |= {ENTERS: 1} if enters else {}
+    attributes |= {SHARES: 1} if tile.shares else {}
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
 
@@ -283,7 +267,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
     else:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
-    sch.reorder(*shared_loops, *inner, *reduction, w_in, row_in, out, byte)
+    block_in, kernel_h, kernel_w, quad = reduction
+    shares = SHARES in annotations
+    steps_in = [quad, w_in, kernel_w] if shares else [kernel_w, quad, w_in]
+    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, row_in, out, byte)
     shared = moves.fuse(sch, shared_loops)
     stores = integer_pack.compute_at(sch, last, w_out)
     for block in before[-1:]:
@@ -291,10 +278,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(block, shared)
             if not enters:
                 sch.vectorize(sch.get_loops(block)[-1])
+        elif EDGES in sch.get(block).annotations:
+            *places, _, lane = sch.get_loops(block)
+            sch.vectorize(lane)
+            moves.parallel_if_worth(sch, moves.fuse(sch, places), image_bytes * height)
         else:
             moves.spread(sch, block, machine)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
-    for loop in (w_in, row_in, reduction[-1]):
+    for loop in (w_in, row_in, kernel_w if shares else quad):
         sch.unroll(loop)
     depth = 1 + len(inner)
     for block in stores:

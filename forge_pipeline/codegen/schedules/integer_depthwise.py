@@ -95,7 +95,8 @@ def convolve(
 
     blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
     wide = -(-geometry.output[1] // pixels) * pixels
-    padded = surround(image, _widened(geometry, wide - share, quads * taps), zero)
+    peeled = way.whole and set(geometry.dilation) == {1}
+    padded = surround(image, _widened(geometry, wide - share, quads * taps), zero, peeled=peeled)
     (down, right), (dilate_down, dilation) = geometry.strides, geometry.dilation
     reach = (wide - share) * right // dilation + quads * taps
     if dilation > 1:

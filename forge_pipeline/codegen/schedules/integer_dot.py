@@ -48,6 +48,11 @@ class Dot:
     body: str
 
     @property
+    def whole(self) -> bool:
+        """Whether a step is one instruction of an x86, so that loads and what is around it count."""
+        return self.body == _VPDPBUSD
+
+    @property
     def widens(self) -> bool:
         """Whether activations are copied to int16 before they are read."""
         return self.activation == "int16"
@@ -71,6 +76,10 @@ _CALL = "T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id('{instruction}'), "
 _VPDPBUSD = (
     f"{_SUM} = {_CALL}{_SUM}, T.reinterpret({{activations}}, dtype='uint8x{{bytes}}'), "
     "B.vload([0, 0], 'int8x{bytes}'), dtype='int32x{lanes}')"
+)
+_VPDPWSSD = (
+    f"{_SUM} = {_CALL}{_SUM}, T.reinterpret({{activations}}, dtype='int16x{{elements}}'), "
+    "T.Cast('int16x{elements}', B.vload([0, 0], '{weights}x{elements}')), dtype='int32x{lanes}')"
 )
 _SDOT = (
     f"{_SUM} = {_CALL}{_SUM}, B.vload([0, 0], 'int8x16'), T.reinterpret({{activations}} ^ "
@@ -127,15 +136,23 @@ DOTS: Mapping[str, Dot] = {
         group=2, activation="int16", taken=0, multiplies=1, others=1, latency=1, scratch=1,
         body=_PMADDWD,
     ),
+    "vpdpwssd": Dot(
+        group=2, activation="int16", taken=0, multiplies=1, others=0, latency=5, scratch=0,
+        body=_VPDPWSSD,
+    ),
     "sdot": Dot(group=4, activation="uint8", taken=128, multiplies=1, others=0, latency=4, scratch=0, body=_SDOT),
     "smull": Dot(group=4, activation="uint8", taken=128, multiplies=3, others=0, latency=4, scratch=5, body=_SMULL),
     "i8mm": Dot(group=4, activation="uint8", taken=0, multiplies=1, others=0, latency=4, scratch=0, body=_USDOT),
 }  # fmt: skip
-"""What the ``dot_product`` of a target stands for."""
+"""What the ``dot_product`` of a target stands for, and what its CPU has beside it."""
+
+WORDS: Mapping[str, str] = {"vnni": "vpdpwssd", "avx_vnni": "vpdpwssd", "pmaddwd": "pmaddwd"}
+"""The row of ``DOTS`` that multiplies int16 by int16, by the ``dot_product`` of a target."""
 
 _INSTRUCTIONS = {
     "vnni": "llvm.x86.avx512.vpdpbusd.{bits}",
     "avx_vnni": "llvm.x86.avx512.vpdpbusd.{bits}",
+    "vpdpwssd": "llvm.x86.avx512.vpdpwssd.{bits}",
     "sdot": "llvm.aarch64.neon.sdot",
     "smull": "llvm.aarch64.neon.smull",
     "i8mm": "llvm.aarch64.neon.usdot",
@@ -211,36 +228,44 @@ def widened(image: te.Tensor) -> te.Tensor:
 
 
 def dot(
-    sch: Schedule, loop: LoopRV, machine: Machine, reads: str, weights: str = "int8", *, full: bool = False
+    sch: Schedule,
+    loop: LoopRV,
+    machine: Machine,
+    reads: str,
+    weights: str = "int8",
+    *,
+    full: bool = False,
+    by: str | None = None,
 ) -> None:
     """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions.
 
-    ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128.
+    ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128. ``by`` is a row of
+    ``DOTS`` other than that of the machine's ``dot_product``.
     """
-    sch.tensorize(loop, _intrinsic(machine, reads, weights, full=full))
+    sch.tensorize(loop, _intrinsic(machine, by or machine.dot_product, reads, weights, full=full))
 
 
 def _order(lanes: int, group: int) -> str:
     return ", ".join(str(row * lanes + lane) for lane in range(lanes) for row in range(group))
 
 
-def _intrinsic(machine: Machine, reads: str, weights: str, *, full: bool) -> str:
+def _intrinsic(machine: Machine, by: str, reads: str, weights: str, *, full: bool) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for."""
-    way, lanes = known_dot(machine), machine.lanes
+    way, lanes = DOTS[by], machine.lanes
     pattern = reads if reads in _READS else (reads, way.activation)
     instructions = {**_INSTRUCTIONS, "pmaddwd": _PMADDWD_BY_BITS.get(32 * lanes, "")}
     stored = "int32" if reads == WORD or pattern == (TRANSPOSED, "int16") else way.activation
     words: dict[str, Any] = {
         "lanes": lanes, "group": way.group, "elements": way.group * lanes, "bytes": 4 * lanes,
-        "instruction": instructions[machine.dot_product].format(bits=32 * lanes),
+        "instruction": instructions[by].format(bits=32 * lanes),
         "activation": way.activation, "stored": stored, "weights": weights,
         "shift": 32 // way.group, "mask": (1 << 32 // way.group) - 1, "order": _order(lanes, way.group),
         "strides": f", strides=[{lanes}, 1]" if pattern == (TRANSPOSED, "uint8") else "",
     }  # fmt: skip
     words["shape"], words["read"], words["value"] = (part.format(**words) for part in _READS[pattern])
     words["activations"] = _ACTIVATIONS[pattern].format(**words)
-    name = f"forge.{machine.dot_product}.{lanes}.{reads}.{weights}.{full}"
-    body = _SMULL_FULL if full and machine.dot_product == "smull" else way.body
+    name = f"forge.{by}.{lanes}.{reads}.{weights}.{full}"
+    body = _SMULL_FULL if full and by == "smull" else way.body
     register(name, _FRAME, _MEANING, body, words)
     return name
 

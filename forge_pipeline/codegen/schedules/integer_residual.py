@@ -25,12 +25,12 @@ from forge_pipeline.codegen.schedules.integer_conv import (
     VECTORS,
     arrange,
     band,
-    choose_even_tile,
     pack_weight,
     sums_of,
 )
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, known_dot
 from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
+from forge_pipeline.codegen.schedules.integer_tile import EvenTile, choose_even_tile
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -75,7 +75,7 @@ class Residual:
         packed = [pack_weight(part.weight, lanes, lanes, way.group) for part in parts]
         rows, blocks = packed[0].shape[0], sum(weight.shape[1] for weight in packed)
         steps = sum(int(np.prod(weight.shape[1:5])) for weight in packed)
-        _, pixels, vectors = choose_even_tile(machine, parts[0].geometry, rows, steps, blocks)
+        tile = choose_even_tile(machine, parts[0].geometry, rows, steps, blocks, may_share=False)
         tensors: list[relax.Expr] = []
         for part, weight in zip(parts, packed, strict=True):
             constants = part.finish.constants(graph, lambda array: arrange(array, rows, lanes))
@@ -85,14 +85,14 @@ class Residual:
         blocked = graph.kernel(
             add, *tensors, name="conv2d_u8_sum",
             branches=tuple(Branch(geometry=part.geometry, zero=part.zero, finish=part.finish) for part in parts),
-            pixels=pixels, vectors=vectors, way=way, affine=affine, clip=self.clip, fused=machine.fused,
+            tile=tile, way=way, affine=affine, clip=self.clip, fused=machine.fused,
             bounded=bounded,
         )  # fmt: skip
         return Value(blocked=blocked, channels=self.branches[0][0].filters)
 
 
 def add(
-    *tensors: te.Tensor, branches: tuple[Branch, Branch], pixels: int, vectors: int, way: Dot,
+    *tensors: te.Tensor, branches: tuple[Branch, Branch], tile: EvenTile, way: Dot,
     affine: Affine | None, clip: Clip, fused: bool, bounded: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sum of two convolutions; ``tensors`` are image, weights and constants of each."""
@@ -102,7 +102,7 @@ def add(
     for branch in branches:
         image, weight, *constants = rest[: 4 if branch.finish.offset is None else 5]
         rest = rest[2 + len(constants) :]
-        total = sums_of(image, weight, branch.geometry, branch.zero, pixels, vectors, way, family=NAME)
+        total = sums_of(image, weight, branch.geometry, branch.zero, tile, way, family=NAME)
         terms.append((branch.finish, total, constants))
     batch, *_, lanes = terms[0][1].shape
     geometry = branches[0].geometry

@@ -1,4 +1,4 @@
-"""Winograd's filtering for 3x3 kernels in integers: exact, for CPUs that multiply bytes as int16 anyway.
+"""Winograd's filtering for 3x3 kernels in integers: exact, for x86 CPUs, all of which multiply int16 by int16.
 
 The matrices of ``winograd``, with kernel rows multiplied until they are integers, make results ``multiple`` times too
 large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and one by a
@@ -19,7 +19,7 @@ from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import moves, winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_dot import BYTES, Dot, dot, known_dot, products
+from forge_pipeline.codegen.schedules.integer_dot import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 NAME = "integer_winograd"
 WORD_BITS = 32
-EFFICIENCY = 0.75
-"""Part of the multiplier's peak that products reach, transformed or not."""
+EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
+"""Part of the multiplier's peak that products reach, transformed or not: of two instructions a step, and of one."""
 
 ISSUED = 3
 """Instructions of a transformation that a core starts in a cycle."""
@@ -77,7 +77,7 @@ def emit(
     if transform is None:
         return None
     lanes = machine.lanes
-    packed = pack_weight(weight, lanes, known_dot(machine).group, transform)
+    packed = pack_weight(weight, lanes, _words(machine).group, transform)
 
     def arrange(array: Array) -> Array:
         full = np.zeros(packed.shape[0] * lanes, array.dtype)
@@ -87,17 +87,23 @@ def emit(
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
         name="conv2d_u8_winograd", geometry=geometry, zero=zero, finish=finish, transform=transform,
-        way=known_dot(machine),
+        way=_words(machine),
     )  # fmt: skip
+
+
+def _words(machine: Machine) -> Dot:
+    """Return how the machine multiplies int16 by int16."""
+    return DOTS[WORDS[machine.dot_product]]
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
-    if not known_dot(machine).widens or geometry.groups != 1 or geometry.channels < machine.lanes:
+    if machine.dot_product not in WORDS or geometry.groups != 1 or geometry.channels < machine.lanes:
         return None
     if geometry.kernel != (3, 3) or set(geometry.strides) != {1} or set(geometry.dilation) != {1}:
         return None
-    options = sorted((SMALL, LARGE), key=lambda transform: cycles(machine, geometry, transform))
+    options = [option for option in (SMALL, LARGE) if _stores_whole_tiles(machine, geometry, option)]
+    options = sorted(options, key=lambda transform: cycles(machine, geometry, transform))
     limit = cycles(machine, geometry, None)
     for transform in options:
         if cycles(machine, geometry, transform) < limit and transform.fits(weight):
@@ -105,21 +111,31 @@ def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | N
     return None
 
 
+def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transform) -> bool:
+    """Return whether results at the edge ask no questions, or sums take so long that it is no matter."""
+    return not known_dot(machine).whole or not any(extent % transform.step for extent in geometry.output)
+
+
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
     tall, wide = geometry.output
     rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
-    steps = blocks * machine.lanes // known_dot(machine).group
-    per_product = rows * steps / machine.fma_ports / EFFICIENCY
+    way = known_dot(machine)
+    efficiency = WHOLE_EFFICIENCY if way.whole else EFFICIENCY
+
+    def per_product(by: Dot) -> float:
+        return rows * blocks * machine.lanes / by.group / machine.fma_ports / efficiency
+
     weights = rows * blocks * machine.lanes**2
     if transform is None:
-        return tall * wide * 9 * per_product + machine.streaming_cycles(9 * weights)
+        return tall * wide * 9 * per_product(way) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
     tiles = -(-tall // step) * -(-wide // step)
     per_image = (2 * size * int(np.count_nonzero(transform.image)) + 2 * size * size) / ISSUED
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
-    return tiles * (size * size * per_product + blocks * per_image + rows * per_result) + reading
+    products = size * size * per_product(_words(machine))
+    return tiles * (products + blocks * per_image + rows * per_result) + reading
 
 
 def pack_weight(weight: Array, lanes: int, group: int, transform: Transform) -> Array:
@@ -218,7 +234,7 @@ def convolve(
 
 def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
     """Return pixels and vectors of a tile that divide what there is: ``tensorize`` takes no partial one."""
-    way = known_dot(machine)
+    way = _words(machine)
     fitting = [
         (way.step_cycles(machine, high, wide) / (high * wide), -high * wide, high, wide)
         for wide in divisors(rows, 4)
@@ -284,4 +300,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         moves.parallel_if_worth(sch, row_out, work)
         moves.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=lanes)
-    dot(sch, out, machine, BYTES, weights="int16")
+    dot(sch, out, machine, BYTES, weights="int16", by=WORDS[machine.dot_product])

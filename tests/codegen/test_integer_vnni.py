@@ -1,0 +1,98 @@
+"""What convolutions of bytes are made of on CPUs with VNNI, by their machine code: it takes no such CPU to read it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import integer_winograd
+from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.integer_winograd import LARGE, SMALL
+from forge_pipeline.target import Target
+from tests.codegen import test_integer as qdq
+
+AVX512, AVX2 = "intel/sapphire-rapids", "intel/alder-lake"
+STACK = re.compile(r"mov\w*\t.*\(%rsp\)")
+
+
+def geometry(size: int, channels: int, filters: int) -> Geometry:
+    return Geometry(
+        channels=channels, filters=filters, groups=1, size=(size, size), kernel=(3, 3), strides=(1, 1),
+        padding=(1,) * 4, dilation=(1, 1),
+    )  # fmt: skip
+
+
+def assembly(tag: str, size: int, channels: int, filters: int, kernel: str, **attributes: Any) -> str:
+    net = qdq.Net(1, channels, size, size)
+    result = qdq.convolution(net, channels, filters, 3, attributes.pop("groups", 1), pads=[1] * 4, **attributes)
+    return qdq.assembly_of(net.finish(net.pair(result, qdq.OUT)), tag, kernel)
+
+
+def hottest(text: str, instruction: str) -> str:
+    """Return the basic block with the most of an instruction."""
+    return max(re.split(r"\n\.?(?!Ltmp)\w+:|\tj\w+\t", text), key=lambda block: block.count(instruction))
+
+
+@pytest.mark.parametrize("tag", [AVX512, AVX2])
+def test_transformed_tiles_are_multiplied_and_added_by_one_instruction(tag: str) -> None:
+    text = assembly(tag, 8, 32, 32, "conv2d_u8_winograd")
+    loop = hottest(text, "vpdpwssd")
+    assert loop.count("vpdpwssd") >= 32
+    assert loop.count("vpaddd") == 0
+    assert "pmaddwd" not in text
+    assert "vpdpbusd" not in text
+
+
+def test_a_row_of_the_kernel_reads_each_pixel_once_where_sums_are_one_vector_of_filters() -> None:
+    text = assembly(AVX512, 16, 16, 16, "conv2d_u8", strides=[1, 1])
+    loop = hottest(text, "vpdpbusd")
+    sums, reads = loop.count("vpdpbusd"), loop.count("vpbroadcastd")
+    assert sums >= 48
+    assert reads * 5 <= sums * 2
+    assert not STACK.findall(loop)
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_no_pixel_of_a_padded_copy_is_asked_for_being_inside(groups: int) -> None:
+    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.tiled import lower
+
+    net = qdq.Net(1, 16, 8, 8)
+    model = net.finish(net.pair(qdq.convolution(net, 16, 16, 3, groups, pads=[1] * 4), qdq.OUT))
+    script = lower(import_model(prepare(model)), Target.from_tag(AVX512), qdq.OPTIONS).module.script(show_meta=False)
+    assert "pad" in script
+    assert "if_then_else" not in script
+
+
+@pytest.mark.parametrize(
+    ("tag", "size", "channels", "filters", "expected"),
+    [
+        (AVX512, 56, 64, 64, LARGE),
+        (AVX512, 28, 128, 128, LARGE),
+        (AVX2, 28, 128, 128, LARGE),
+        (AVX512, 14, 256, 256, None),
+        (AVX512, 7, 512, 512, None),
+        (AVX2, 7, 512, 512, None),
+        (AVX512, 32, 16, 16, None),
+        (AVX512, 55, 32, 64, None),
+    ],
+)
+def test_tiles_are_transformed_where_that_takes_fewer_cycles_weights_out_of_the_cache_included(
+    tag: str, size: int, channels: int, filters: int, expected: integer_winograd.Transform | None
+) -> None:
+    weight = np.ones((filters, channels, 3, 3), np.int8)
+    machine = Machine.of(Target.from_tag(tag))
+    assert integer_winograd.choose(machine, geometry(size, channels, filters), weight) is expected
+
+
+def test_sums_without_room_for_their_multiple_are_left_to_the_smaller_tile_or_the_direct_convolution() -> None:
+    machine = Machine.of(Target.from_tag(AVX512))
+    full = np.full((128, 128, 3, 3), 127, np.int8)
+    assert not LARGE.fits(full)
+    assert integer_winograd.choose(machine, geometry(28, 128, 128), full) is SMALL
+    assert integer_winograd.choose(machine, geometry(12, 128, 64), full[:64]) is None
+    assert integer_winograd.choose(machine, geometry(12, 128, 64), full[:64] // 2) is LARGE
