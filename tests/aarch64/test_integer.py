@@ -24,6 +24,7 @@ from tests.aarch64.test_emulated import EMULATED, MODELS, emulate
 from tests.codegen import test_integer as qdq
 from tests.codegen import test_integer_batched as batched
 from tests.codegen import test_integer_dynamic as dynamic
+from tests.codegen import test_integer_residual as residual
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
 CASES = {case.name: case for case in cases(MODELS, MODELS.parent / "eval")}
@@ -66,6 +67,17 @@ def test_convolutions_and_products_store_what_onnx_runtime_stores(
         net.pair(qdq.convolution(net, 16, 16, 3, 16, **same), qdq.OUT),
         net.pair(product, qdq.OUT),
     ]
+    compare(net, outputs, tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("size", [(8, 16), (7, 9)])
+def test_residual_blocks_store_what_onnx_runtime_stores(
+    size: tuple[int, int], tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    net = qdq.Net(2, 16, *size)
+    branches = (residual.MAIN, residual.SHORTCUT, residual.NEITHER)
+    outputs = [residual.block(net, 16, 24, 1, stride, stored) for stride in (1, 2) for stored in branches]
     compare(net, outputs, tag, compile_for, tmp_path)
 
 
