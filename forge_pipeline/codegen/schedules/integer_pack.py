@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LANES, ZERO, LOW, HIGH = moves.PACKED, "forge.zero", "forge.low", "forge.high"
 """Annotations of a block that stores bytes: lanes of a vector, zero point, and the least and largest byte."""
 
+REAL = "real"
+"""The name of the block with results before they are rounded."""
+
 TOGETHER = (4, 2, 1)
 """Pixels that are stored at once."""
 
@@ -32,16 +35,25 @@ TO_BYTES = {4: "llvm.x86.sse2.packuswb.128", 8: "llvm.x86.avx2.packuswb", 16: "l
 
 
 def finished(
-    shape: Sequence[Any], finish: Finish, total: Callable[..., Any], constants: Callable[..., Iterable[Any]]
+    shape: Sequence[Any],
+    finish: Finish,
+    total: Callable[..., Any],
+    constants: Callable[..., Iterable[Any]],
+    *,
+    family: str | None = None,
 ) -> te.Tensor:
-    """Describe what becomes of ``total(*at)``: ``constants(*at)`` are its bias, its factor, and perhaps an offset."""
+    """Describe what becomes of ``total(*at)``: ``constants(*at)`` are its bias, its factor, and perhaps an offset.
+
+    ``family`` schedules the block that stores it, where none before it says so.
+    """
     from tvm import te
 
     name, affine = f"finish_{to_float_if_needed(finish.affine)}", finish.affine
+    attributes: dict[str, Any] = {} if family is None else {moves.FAMILY: family}
     if affine is None or not finish.bounded:
-        return te.compute(shape, lambda *at: finish.result(total(*at), *constants(*at)), name=name)
-    real = te.compute(shape, lambda *at: finish.real(total(*at), *constants(*at)), name="real")
-    attributes = packing(affine, finish.clip, int(shape[-1]))
+        return te.compute(shape, lambda *at: finish.result(total(*at), *constants(*at)), name=name, attrs=attributes)
+    real = te.compute(shape, lambda *at: finish.real(total(*at), *constants(*at)), name=REAL)
+    attributes |= packing(affine, finish.clip, int(shape[-1]))
     return te.compute(shape, lambda *at: stored(real(*at), affine, finish.clip), name=name, attrs=attributes)
 
 

@@ -8,16 +8,16 @@ So nothing is rounded before the result is stored, and it equals the direct conv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.integer import LEVELS
-from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
+from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import moves, winograd
+from forge_pipeline.codegen.schedules import integer_pack, moves, winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
 
@@ -223,13 +223,19 @@ def convolve(
     )
     inverse = tirx.const(pow(transform.odd, -1, 1 << WORD_BITS), "uint32")
 
-    def finished(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
+    def total(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         value = result[n, row, h // step, w // step, h % step, w % step, out]
-        total = (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
-        return finish.result(total, bias(row, out), factor(row, out), *(term(row, out) for term in offset))
+        return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
-    shape, name = (batch, rows, tall, wide, lanes), f"finish_{to_float_if_needed(finish.affine)}"
-    return te.compute(shape, finished, name=name, attrs={moves.FAMILY: NAME})
+    if way.multiplies + way.others > 1 or tall % step or wide % step:
+        finish = replace(finish, bounded=False)  # one by one: not measured, or with a question for each at the edge
+    return integer_pack.finished(
+        (batch, rows, tall, wide, lanes),
+        finish,
+        total,
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
+        family=NAME,
+    )
 
 
 def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
@@ -249,6 +255,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = moves.find(sch, NAME)
     tiles, vertical, transformed, sums, half, result = (sch.get_sblock(name) for name in winograd.STAGES)
     last = winograd.inline_epilogue(sch, anchor)
+    packed = integer_pack.is_packed(sch, last)
+    real = [block for block in moves.blocks(sch) if sch.get(block).name_hint == integer_pack.REAL]
+    for block in () if packed else real:
+        sch.compute_inline(block)
 
     down, along, step = (moves.static(sch, loop) for loop in sch.get_loops(result)[2:5])
     size = moves.static(sch, sch.get_loops(half)[5])
@@ -268,10 +278,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reorder(n, bands, row_out, h_tile, w_tile, row_in, h_in, w_in, out)
     shared = moves.fuse(sch, [n, bands])
 
-    for block in (result, half):
+    behind = real if packed else []
+    for block in (*behind, result, half):
         sch.compute_at(block, row_in, preserve_unit_loops=True)
         sch.set_scope(block, 0, "local")
-    for block in (last, result, half):
+    for block in (last, *behind, result, half):
         moves.vectorize_and_unroll(sch, block, below=5, lanes=lanes)
 
     sch.compute_at(sums, row_out, preserve_unit_loops=True)
