@@ -9,26 +9,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import yaml
 
-from benchmarks.accuracy import cases, folded, samples
 from forge_pipeline.codegen.build import build
-from forge_pipeline.config import bind
-from forge_pipeline.data.fitting import input_specs
-from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.calibration import calibrate
 from forge_pipeline.runtime.engine import Engine
-from forge_pipeline.stages import quantize
 from forge_pipeline.target import Target
-from tests.aarch64.test_emulated import EMULATED, MODELS, emulate
+from tests.aarch64.test_emulated import EMULATED, emulate
 from tests.codegen import test_integer as qdq
 from tests.codegen import test_integer_batched as batched
 from tests.codegen import test_integer_dynamic as dynamic
 from tests.codegen import test_integer_residual as residual
+from tests.trained import in_bytes
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
-CASES = {case.name: case for case in cases(MODELS, MODELS.parent / "eval")}
-SAMPLES = 2
 
 pytestmark = [
     pytest.mark.long,
@@ -152,20 +144,8 @@ def test_products_of_two_activations_store_what_onnx_runtime_stores(
 
 @pytest.fixture(scope="module", params=["digits", "resnet8"])
 def trained(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
-    """A trained model, quantized without the tools that look for a better one, and samples of its data."""
-    case = CASES[request.param]
-    if not case.model.is_file():
-        pytest.skip(f"{case.model} is not here")
-    model = folded(case.model)
-    calibration, evaluation = (part[:16] for part in samples(case, input_specs(model.mod)))
-    values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
-    ranges = calibrate(
-        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
-        probe_bytes=32 << 20,
-    )  # fmt: skip
-    config = bind(quantize.Config, {**values, "improve": []}, where="quantize")
-    result = quantize.run(config, model=model, ranges=ranges).output
-    return result.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]
+    """A quantized model, and samples of its data."""
+    return in_bytes(request.param)
 
 
 @pytest.mark.parametrize("tag", ["arm/cortex-a53", SDOT, I8MM])

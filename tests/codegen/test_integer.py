@@ -21,12 +21,12 @@ from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.schedules import integer_winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
+from tests.machines import AMX, CHOSEN, load
 
 VNNI, PLAIN, SDOT = "intel/sapphire-rapids", "x86-64/v3", "arm/cortex-a76"
-HERE = PLAIN if why_not_here(Target.from_tag(VNNI)) else VNNI
+HERE = CHOSEN or (PLAIN if why_not_here(Target.from_tag(VNNI)) else VNNI)
 OTHERS = ("x86-64/v2", PLAIN, "x86-64/v4", "intel/alder-lake")
 """Every other way in which an x86 multiplies bytes."""
 
@@ -99,14 +99,11 @@ def reference(model: onnx.ModelProto, x: Any, *, optimized: bool) -> list[Any]:
 def compiled(model: onnx.ModelProto, tag: str | Target = HERE, in_float: str | None = None) -> Any:
     """Return the engine of a model of which only kernels with ``in_float`` in their names are in float."""
     target = Target.from_tag(tag) if isinstance(tag, str) else tag
-    library = build(model, target, OPTIONS)
+    library = build(model, target, replace(OPTIONS, amx=AMX and target.tag == HERE))
     reported = [row["operator"] for row in library.metadata["compile"]["fallbacks"]]
     assert bool(reported) == (in_float is not None)
     assert all(in_float in name for name in reported if in_float is not None)
-    reason = why_not_here(target)
-    if reason is not None:
-        pytest.skip(f"{target.tag} does not run here: {reason}")
-    return Engine(library.to_bytes(), threads=1)
+    return load(library.to_bytes(), target)
 
 
 def check(net: Net, *outputs: str, tag: str = HERE, optimized: bool = False, spread: float = 40.0) -> None:
@@ -169,6 +166,16 @@ def test_an_image_with_channels_last_is_rounded_and_turned_by_the_convolution_th
     weight = net.weight((16, channels, 3, 3), scale)
     both = net.node("Conv", image, weight, net.bias(scale * IN[0]), **settings)
     check(net, net.pair(both, OUT), tag=tag)
+
+
+@pytest.mark.parametrize("tag", dict.fromkeys([HERE, VNNI]))
+@pytest.mark.parametrize("zero", [113, 218])
+def test_an_image_of_few_channels_is_padded_with_any_zero_point(zero: int, tag: str) -> None:
+    net = Net(1, 3, 11, 9)
+    scale = exact_scales(16)
+    image = net.pair("x", (IN[0], zero))
+    y = net.node("Conv", image, net.weight((16, 3, 3, 3), scale), net.bias(scale * IN[0]), pads=[1] * 4)
+    check(net, net.pair(y, OUT), tag=tag)
 
 
 def test_an_input_that_others_read_too_is_rounded_for_them_as_well() -> None:

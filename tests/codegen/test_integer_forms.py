@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, IN, OPTIONS, Net, compiled, exact_scales, reference
 from tests.codegen.test_integer_dynamic import measured
+from tests.machines import load
 
 STEPS = 400
 """Multiply-adds of a result for which sums of bytes are exact in float32."""
@@ -245,5 +245,5 @@ def test_weights_whose_scales_differ_within_a_filter_stay_in_float() -> None:
     library = build(model, Target.from_tag(HERE), OPTIONS)
     assert library.metadata["compile"]["fallbacks"]
     x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
-    found = Engine(library.to_bytes(), threads=1)(x)[0]
+    found = load(library.to_bytes(), Target.from_tag(HERE))(x)[0]
     np.testing.assert_array_equal(found, reference(model, x, optimized=False)[0])

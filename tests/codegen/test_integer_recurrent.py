@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, reference
+from tests.machines import load
 
 STEPS, INPUTS, HIDDEN = 7, 24, 32
 
@@ -40,4 +40,5 @@ def test_a_recurrent_layer_of_bytes_computes_what_onnx_runtime_computes(
     assert not [row for row in library.metadata["compile"]["fallbacks"] if "matmul" in row["operator"]]
     assert sum(np.prod(row["shape"]) for row in library.metadata["weights"] if row["dtype"] == "float32") < 4096
     (wanted,) = reference(model, x, optimized=False)
-    np.testing.assert_allclose(Engine(library.to_bytes(), threads=1)(x)[0], wanted, rtol=0, atol=2e-6)
+    found = load(library.to_bytes(), Target.from_tag(HERE))(x)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)

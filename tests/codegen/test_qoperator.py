@@ -17,9 +17,9 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.qoperator import written_out
 from forge_pipeline.ir.session import open_session
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
+from tests.machines import load
 
 IN, OUT, FINE = (0.5, 113), (64.0, 7), (0.25, 120)
 MICROSOFT = "com.microsoft"
@@ -161,7 +161,8 @@ def test_what_has_no_integer_kernel_stores_what_onnx_runtime_stores_too(layers: 
     out = (1 / 256, 0) if layers is softmax else OUT
     model = net.finish(net.real(layers(net), out))
     x = (net.random.standard_normal(MATRIX) * 40).astype(np.float32)
-    engine = Engine(build(model, Target.from_tag(HERE), OPTIONS).to_bytes(), threads=1)
+    target = Target.from_tag(HERE)
+    engine = load(build(model, target, OPTIONS).to_bytes(), target)
     (wanted,) = reference(model, x)
     assert len(np.unique(wanted)) > 1
     np.testing.assert_allclose(engine(x)[0], wanted, rtol=0, atol=out[0] if layers is softmax else 0)

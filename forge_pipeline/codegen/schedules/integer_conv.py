@@ -192,7 +192,10 @@ def sums_of(
     rows_per_group = rows // geometry.groups
     tall, wide = geometry.output[0], -(-geometry.output[1] // tile.pixels) * tile.pixels
     as_words = len(image.shape) == 4
-    filler = zero * sum(1 << 32 // way.group * place for place in range(way.group)) if as_words else zero
+    filler = zero
+    if as_words:
+        filler *= sum(1 << 32 // way.group * place for place in range(way.group))
+        filler -= filler >> 31 << 32  # the word of these bits: int32 has a sign
     if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
         padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
     else:
