@@ -304,7 +304,8 @@ def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_in
     model.graph.output[-1].type.tensor_type.elem_type = TensorProto.INT32 if read == "sums" else TensorProto.FLOAT
     assert "MatMulInteger" in {node.op_type for node in written_out(model).graph.node}
     x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
-    engine = Engine(build(model, Target.from_tag(HERE), OPTIONS).to_bytes(), threads=1)
+    target = Target.from_tag(HERE)
+    engine = load(build(model, target, OPTIONS).to_bytes(), target)
     for found, wanted in zip(engine(x), reference(model, x), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
