@@ -13,6 +13,7 @@ from forge_pipeline.codegen.schedules import (
     elementwise,
     fallback,
     flat,
+    integer_ordered_step,
     integer_pack,
     moves,
     rowwise,
@@ -99,4 +100,4 @@ def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) 
 
     sch = s_tir.Schedule(function)
     scheduler(sch, machine)
-    return integer_pack.packed(edges.peeled(sch.mod["main"]))
+    return integer_pack.packed(edges.peeled(integer_ordered_step.continued(sch.mod["main"])))

@@ -21,6 +21,7 @@ from forge_pipeline.codegen.schedules import (
     integer_amx,
     integer_depthwise,
     integer_neon,
+    integer_ordered,
     integer_pack,
     integer_winograd,
     moves,
@@ -63,7 +64,13 @@ STEPS = 16
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
     """Emit the algorithm that takes the convolution; the result is blocked."""
     finish = finish.with_bounds(graph.machine, weight)
-    for algorithm in (integer_depthwise.emit, integer_amx.emit, integer_neon.emit, integer_winograd.emit):
+    for algorithm in (
+        integer_depthwise.emit,
+        integer_amx.emit,
+        integer_neon.emit,
+        integer_winograd.emit,
+        integer_ordered.emit,
+    ):
         blocked = algorithm(graph, source, zero, weight, geometry, finish)
         if blocked is not None:
             return blocked

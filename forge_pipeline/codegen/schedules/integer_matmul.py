@@ -11,7 +11,14 @@ from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, has_known_
 from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import integer_amx, integer_dynamic, integer_neon, integer_weights, moves
+from forge_pipeline.codegen.schedules import (
+    integer_amx,
+    integer_dynamic,
+    integer_neon,
+    integer_ordered,
+    integer_weights,
+    moves,
+)
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened
 from forge_pipeline.codegen.schedules.integer_forms import with_constant
 
@@ -84,6 +91,8 @@ class Product:
 
     def _by_vectors(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
         result = integer_neon.emit_product(graph, flat, rows, self.weight, finish)
+        if result is None:
+            result = integer_ordered.emit_product(graph, flat, rows, self.weight, finish)
         return self._by_panels(graph, flat, rows, finish) if result is None else result
 
     def _by_panels(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:

@@ -1,0 +1,129 @@
+"""Products by an instruction that saturates, with weights and activations for which it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from forge_pipeline.codegen.schedules import integer_complement
+from forge_pipeline.codegen.schedules.integer_complement import GROUP
+from tests.codegen.test_integer import OUT, PLAIN, Net, assembly_of, compiled, reference
+
+UNIT = (1.0, 0)
+LEVELS = 255
+
+
+class Tails:
+    """Draws weights of which few are large, and biases as they come."""
+
+    def __init__(self) -> None:
+        self.random: Any = np.random.default_rng(0)
+
+    def integers(self, low: int, high: int, shape: Any) -> Any:
+        return np.clip(np.rint(self.random.standard_t(3, shape) * high / 6), low, high - 1)
+
+
+class Constant:
+    """Draws one number only: the largest or the smallest."""
+
+    def __init__(self, *, largest: bool) -> None:
+        self.largest = largest
+
+    def integers(self, low: int, high: int, shape: Any) -> Any:
+        return np.full(shape, high - 1 if self.largest else low)
+
+
+class Signs:
+    """Draws the largest and the smallest number in turns of two, four and so on: every pair of signs occurs."""
+
+    def integers(self, low: int, high: int, shape: Any) -> Any:
+        at = np.arange(np.prod(shape)).reshape(shape)
+        return np.where((at ^ at >> 1 ^ at >> 2 ^ at >> 5) & 1, low, high - 1)
+
+
+def convolved(random: Any, channels: int, filters: int, kernel: int, stride: int, size: int) -> Net:
+    net = Net(1, channels, size, size)
+    net.random = random
+    weight = net.weight((filters, channels, kernel, kernel), np.full(filters, 2.0**-6))
+    image = net.pair("x", UNIT)
+    padding = [kernel // 2] * 4
+    net.node("Conv", image, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=padding)
+    return net
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127)), st.randoms(use_true_random=False))
+def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: Any, random: Any) -> None:
+    panels = integer_complement.pack(weight, 8)
+    pairs = panels.weights.astype(np.int64).reshape(-1, 2)
+    assert (LEVELS * np.maximum(pairs, 0).sum(axis=1)).max() <= np.iinfo(np.int16).max
+    assert (LEVELS * np.minimum(pairs, 0).sum(axis=1)).min() >= np.iinfo(np.int16).min
+    image = np.array([[random.choice((0, 1, 254, 255)) for _ in range(GROUP)] for _ in range(5)], np.int64)
+    found = np.zeros(16, np.int64)
+    for panel, order in enumerate(panels.order):
+        read = np.broadcast_to(image[order][:, None], (5, 8, GROUP)).copy()
+        read[5 - panels.complemented :] ^= panels.masks[panel]
+        found[panel * 8 : panel * 8 + 8] = (read * panels.weights[panel]).sum(axis=(0, 2))
+    np.testing.assert_array_equal(found[:9] + panels.bias, (image * weight).sum(axis=(1, 2)))
+
+
+def test_weights_that_need_no_complement_have_no_masks() -> None:
+    weight = np.full((8, 32, GROUP), 64, np.int8)
+    assert integer_complement.pack(weight, 8).complemented == 0
+    weight[3, 5, 1] = 65
+    panels = integer_complement.pack(weight, 8)
+    assert panels.complemented == 2  # a whole sixteenth of the steps
+    assert panels.order[0, -1] == 5
+    assert np.count_nonzero(panels.masks) == 1
+
+
+@pytest.mark.parametrize("random", [Tails(), Constant(largest=True), Constant(largest=False), Signs()])
+@pytest.mark.parametrize("shape", [(32, 16, 1, 1, 7), (16, 24, 3, 2, 9)])
+def test_convolutions_are_exact_at_the_ends_of_both_ranges(random: Any, shape: tuple[int, ...]) -> None:
+    net = convolved(random, *shape)
+    model = net.finish(net.pair(net.nodes[-1].output[0], (256.0, 128)))
+    engine = compiled(model, PLAIN)
+    for fill in (0.0, 255.0, None):
+        x = np.full(net.shape, fill, np.float32) if fill is not None else np.zeros(net.shape, np.float32)
+        if fill is None:
+            x.reshape(-1)[::3] = LEVELS
+        np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
+
+
+@pytest.mark.parametrize("random", [Tails(), Signs()])
+def test_products_are_exact_at_the_ends_of_both_ranges(random: Any) -> None:
+    net = Net(8, 64)
+    net.random = random
+    weight = net.weight((64, 40), np.full(40, 2.0**-6), axis=1)
+    model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
+    x = np.where(np.arange(8 * 64).reshape(8, 64) % 5 < 3, LEVELS, 0).astype(np.float32)
+    np.testing.assert_array_equal(compiled(model, PLAIN)(x)[0], reference(model, x, optimized=False)[0])
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN, "x86-64/v4"])
+def test_both_parts_of_the_steps_keep_their_sums_in_registers(tag: str) -> None:
+    net = Net(96, 256)
+    net.random = Tails()
+    weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
+    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    blocks = re.split(r"\n\.?\w+:|\tj\w+\t", assembly)  # at labels and jumps
+    loops = [block for block in blocks if block.count("pmaddubsw") >= 8]
+    assert sorted(bool(block.count("xor")) for block in loops) == [False, True]
+    for loop in loops:
+        assert loop.count("pmaddwd") == loop.count("pmaddubsw")
+        assert not re.findall(r"\tv?paddd\t-?\d*\(%r", loop)
+
+
+@pytest.mark.parametrize("tag", ["intel/sapphire-rapids", "intel/alder-lake"])
+def test_targets_with_an_instruction_for_the_purpose_do_not_use_it(tag: str) -> None:
+    net = Net(96, 256)
+    weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
+    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    assert "pmaddubsw" not in assembly
+    assert "vpdpbusd" in assembly
