@@ -51,7 +51,9 @@ def emit(
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
     lanes = graph.machine.lanes
-    if geometry.groups != 1 or geometry.channels < lanes or not _serves(graph.machine, weight):
+    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_sized:
+        return None
+    if not _serves(graph.machine, weight):
         return None
     filters, channels, height, width = weight.shape
     blocks = -(-channels // lanes)
