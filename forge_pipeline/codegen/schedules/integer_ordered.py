@@ -39,6 +39,8 @@ SCRATCH = 3
 """Registers beside sums and weights: ones, an activation, a product."""
 LOAD_CYCLES = 0.1
 """Cycles of a load beside arithmetic, of which a vector of sums takes one a step."""
+STEP_CYCLES = 0.6
+"""Cycles of a step besides: its place is read, and steps are counted."""
 TILE_CYCLES = 5
 FEWEST = 4
 """Rows of a matrix below which its weights are read too seldom for their masks to pay."""
@@ -78,9 +80,7 @@ def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finis
     steps, columns = weight.shape
     if not isinstance(rows, int) or rows < FEWEST or steps % GROUP or not _serves(graph.machine, weight.T):
         return None
-    pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP)
-    if rows % pixels:
-        return None
+    pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP, even=True)
     panels = integer_complement.pack(weight.T.reshape(columns, -1, GROUP), vectors * graph.machine.lanes)
     place = GROUP * np.arange(steps // GROUP)
     return graph.kernel(
@@ -116,15 +116,20 @@ def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, bl
     return [*(graph.constant(array) for array in arrays), *started.constants(graph, arrange)]
 
 
-def choose_tile(machine: Machine, width: int, filters: int, steps: int) -> tuple[int, int]:
-    """Return pixels and vectors of the cheapest tile; the last of a row computes pixels that nobody stores."""
+def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:
+    """Return pixels and vectors of the cheapest tile.
+
+    The last of a row computes pixels that nobody stores, unless all are to be ``even``.
+    """
     best: tuple[float, int, int] | None = None
     for vectors in divisors(-(-filters // machine.lanes), WIDEST):
         for pixels in range(1, width + 1):
             sums = pixels * vectors
             if pixels > 1 and sums + vectors + SCRATCH > machine.registers:
                 break
-            step = sums + LOAD_CYCLES * (pixels + vectors)
+            if even and width % pixels:
+                continue
+            step = STEP_CYCLES + sums + LOAD_CYCLES * (pixels + vectors)
             cycles = -(-width // pixels) * (step * steps + TILE_CYCLES) / vectors
             if best is None or cycles <= best[0]:
                 best = cycles, pixels, vectors
