@@ -5,10 +5,11 @@ TVM fuses nothing across a cast. So what follows one, and computes each element 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Waiting, dequantized
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -42,6 +43,30 @@ class Renamed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A result of integers that waits to be stored, whose extents get other names: a ``Waiting`` result as well."""
+
+    inner: Any
+    kind: Any
+    clip: Clip
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return cast(graph, graph.settle(replace(self.inner, clip=self.clip).emit(graph)), self.kind)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        stored = graph.settle(replace(self.inner, clip=self.clip).quantized(graph, affine))
+        return cast(graph, stored, _of_bytes(self.kind))
+
+
+def _of_bytes(kind: relax.TensorType) -> relax.TensorType:
+    from tvm import relax
+
+    return relax.TensorType(kind.shape, "uint8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
     """A value that is emitted, but for the cast."""
 
@@ -57,6 +82,11 @@ def cast(graph: Graph, value: Value, kind: relax.TensorType) -> Value:
     """Give a value's extents other names, in the form that it comes in."""
     from tvm import relax
 
+    if isinstance(value, Dequantized):
+        return dequantized(cast(graph, value.source, _of_bytes(kind)), value.affine)
+    if isinstance(value.pending, Waiting):
+        named = Named(inner=value.pending, kind=kind, clip=value.pending.clip)
+        return Value(pending=named, channels=value.channels)
     if value.pending is not None:
         return Value(pending=Renamed(inner=value.pending, kind=kind), channels=value.channels)
     if value.blocked is None:

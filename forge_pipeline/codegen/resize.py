@@ -6,7 +6,8 @@ antialiasing, half_pixel_symmetric, axes and policies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +21,10 @@ Array = np.ndarray[Any, Any]
 
 LARGEST_DENOMINATOR = 1 << 8
 """Of factors such as 0.5 and 1.75, by which an extent below 2^16 is multiplied exactly in float32."""
+
+
+CHOICE = "forge.choice"
+"""The annotation of a block that chooses pixels along an axis of unknown extent: which, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +131,9 @@ def _scaled(extent: Any, factor: np.float32, region: tuple[float, float], way: W
     exact = Fraction(float(factor))
     if way.transformation == "align_corners" and exact.denominator > 1:
         raise NotImplementedError(f"align_corners with scale {factor} of an extent that is not known")
-    if exact.denominator <= LARGEST_DENOMINATOR:  # whole numbers, so that what follows can compare the extents
-        return Open(output=extent * exact.numerator // exact.denominator, scale=factor)
+    output = _by_fraction(extent, factor)
+    if output is not None:  # whole numbers, so that what follows can compare the extents
+        return Open(output=output, scale=factor)
     product = tirx.Cast("float32", extent) * tirx.const(factor, "float32")
     return Open(output=tirx.Cast("int64", product), scale=factor)
 
@@ -203,7 +209,24 @@ def _interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
         return result / total if way.exclude_outside else result
 
     shape = (*image.shape[:position], axis.output, *image.shape[position + 1 :])
-    return te.compute(shape, element, name="resize")
+    notes = {}
+    if way.mode == "nearest" and axis.scale is not None and _by_fraction(image.shape[position], axis.scale) is not None:
+        notes = {CHOICE: json.dumps({"position": position, "scale": float(axis.scale), "way": asdict(way)})}
+    return te.compute(shape, element, name="resize", attrs=notes)
+
+
+def chosen(image: Any, choice: str) -> Any:
+    """Describe an image, in either layout and of any type, of which pixels are chosen as ``CHOICE`` says."""
+    facts = json.loads(choice)
+    position, scale = int(facts["position"]), np.float32(facts["scale"])
+    output = _by_fraction(image.shape[position], scale)
+    return _interpolated(image, position=position, axis=Open(output=output, scale=scale), way=Way(**facts["way"]))
+
+
+def _by_fraction(extent: Any, scale: np.float32) -> Any:
+    """Return floor(extent * scale) in whole numbers; None where the factor's denominator is too large for that."""
+    exact = Fraction(float(scale))
+    return extent * exact.numerator // exact.denominator if exact.denominator <= LARGEST_DENOMINATOR else None
 
 
 def _near(x: Any, way: Way) -> Any:

@@ -13,6 +13,7 @@ from forge_pipeline.codegen.schedules import (
     elementwise,
     fallback,
     flat,
+    integer_dot,
     integer_ordered_step,
     integer_pack,
     moves,
@@ -92,7 +93,7 @@ def _apply(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> t
     if tails.is_open(done):
         narrow = _scheduled(function.with_attr(tails.NARROW, True), scheduler, machine)
         done = tails.closed(done, narrow)
-    return done.with_attr("tirx.is_scheduled", True)
+    return integer_pack.packed(done).with_attr("tirx.is_scheduled", True)
 
 
 def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> tirx.PrimFunc:
@@ -100,4 +101,5 @@ def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) 
 
     sch = s_tir.Schedule(function)
     scheduler(sch, machine)
-    return integer_pack.packed(edges.peeled(integer_ordered_step.continued(sch.mod["main"])))
+    done = edges.peeled(integer_ordered_step.continued(sch.mod["main"]))
+    return tails.bounded(integer_dot.tensorized(tails.overrun(done)))

@@ -18,6 +18,7 @@ from tests.codegen import test_integer as qdq
 from tests.codegen import test_integer_batched as batched
 from tests.codegen import test_integer_dynamic as dynamic
 from tests.codegen import test_integer_residual as residual
+from tests.codegen import test_integer_unsized as unsized
 from tests.trained import in_bytes
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
@@ -181,3 +182,15 @@ def test_transposed_kernels_volumes_and_dilated_filters_store_what_onnx_runtime_
         net.pair(net.node("Conv", image, net.weight((16, 1, 3, 3), scales), **dilated), qdq.OUT),
     ]
     compare(net, outputs, tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("tag", ["arm/generic", SDOT, I8MM])
+@pytest.mark.parametrize("size", [(9, 7), (1, 3)])
+def test_convolutions_of_images_of_any_size_store_what_onnx_runtime_stores(
+    tag: str, size: tuple[int, int], compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    model = unsized.kinds(["pointwise", "padded", "strided", "grouped", "depthwise"])
+    x = (np.random.default_rng(1).standard_normal((1, 16, *size)) * 40).astype(np.float32)
+    found = run(model, tag, x, compile_for, tmp_path)
+    for have, want in zip(found, qdq.reference(model, x, optimized=False), strict=True):
+        np.testing.assert_array_equal(have, want)

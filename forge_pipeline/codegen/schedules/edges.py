@@ -36,7 +36,12 @@ def _runs_along_rows(realize: SBlockRealize, loop: tirx.For) -> bool:
     if EDGES not in realize.block.annotations or realize.block.annotations.get(moves.FAMILY) != moves.PAD:
         return False
     along = realize.iter_values[ROW]
-    return bool(along.same_as(loop.loop_var))
+    if along.same_as(loop.loop_var):
+        return True
+    extents = realize.block.writes[0].source.ty.shape  # a margin may leave TVM's region begin at an expression of them
+    known = [variable for extent in extents for variable in rewriting.variables(extent)]
+    others = [item for item in rewriting.variables(along) if not any(item.same_as(one) for one in known)]
+    return len(others) == 1 and bool(others[0].same_as(loop.loop_var))
 
 
 def _peeled(loop: tirx.For, realize: SBlockRealize) -> Any:

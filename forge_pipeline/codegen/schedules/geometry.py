@@ -50,7 +50,7 @@ class Geometry:
                 self.size, edges, self.dilation, self.kernel, self.strides, strict=True
             )
         )
-        return (height, width) if self.is_sized else (_simplified(height), _simplified(width))
+        return (height, width) if self.is_sized else (simplified(height), simplified(width))
 
     @property
     def steps(self) -> int:
@@ -93,7 +93,7 @@ def over_row(call: relax.Call, weight: Sequence[int]) -> Geometry:
     )
 
 
-def _simplified(extent: Any) -> Any:
+def simplified(extent: Any) -> Any:
     """Return an extent in TVM's own normal form, in which it compares as equal to what shape inference found."""
     from tvm.sym.analyzer import Analyzer
 
@@ -130,7 +130,7 @@ def surround(
         inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 
-    shape = (batch, channels, height + top + bottom, width + left + right, *lanes)
+    shape = (batch, channels, height + (top + bottom), width + (left + right), *lanes)
     attributes: dict[str, Any] = {moves.FAMILY: moves.PAD}
     if peeled or not geometry.is_sized:
         attributes[EDGES] = (left, right)

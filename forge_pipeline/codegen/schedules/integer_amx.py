@@ -40,6 +40,8 @@ def emit(
     lanes = graph.machine.lanes
     if not graph.machine.amx or lanes != LANES or geometry.groups != 1 or geometry.channels < lanes:
         return None
+    if not geometry.is_sized:
+        return None
     filters, channels, height, width = weight.shape
     blocks = -(-channels // lanes)
     full = np.zeros((filters, blocks * lanes, height, width), np.int8)

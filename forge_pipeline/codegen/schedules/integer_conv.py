@@ -23,11 +23,13 @@ from forge_pipeline.codegen.schedules import (
     integer_neon,
     integer_ordered,
     integer_pack,
+    integer_unsized,
     integer_winograd,
     moves,
 )
 from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.schedules.edges import EDGES
+from forge_pipeline.codegen.schedules.flat import ANY_ORDER
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     BYTES,
@@ -94,8 +96,9 @@ def _emit_direct(
     packed = pack_weight(weight, lanes, way.group if as_words else lanes, way.group)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
+    in_place = not geometry.is_sized and (as_words or not way.widens) and entry is None and is_pointwise(geometry)
     tiles = [
-        choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks)
+        choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
         for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
     ]
     if tiles[-1].cycles < tiles[0].cycles:  # one more vector of filters, of zeros, makes them divide into wider tiles
@@ -106,8 +109,13 @@ def _emit_direct(
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, way=way,
-        entry=None if entry is None else (entry.affine, entry.axes),
+        entry=None if entry is None else (entry.affine, entry.axes), in_place=in_place,
     )  # fmt: skip
+
+
+def is_pointwise(geometry: Geometry) -> bool:
+    """Return whether a result reads the one pixel that lies where it does."""
+    return not any(geometry.padding) and set(geometry.kernel) == set(geometry.strides) == {1}
 
 
 def arrange(array: Array, rows: int, lanes: int) -> Array:
@@ -167,16 +175,17 @@ def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Ten
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None,
+    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None, in_place: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums.
 
-    With ``entry`` the image is the model's input, which is made words of here.
+    With ``entry`` the image is the model's input, which is made words of here. ``in_place``: its pixels are read where
+    they lie, and tiles are whole (``tails``).
     """
     if entry is not None:
         image = rounded_to_words(image, way.group, *entry)
-    lanes = int(weight.shape[5])
-    total = sums_of(image, weight, geometry, zero, tile, way, enters=entry is not None)
+    lanes, geometry = int(weight.shape[5]), geometry.of(image)
+    total = sums_of(image, weight, geometry, zero, tile, way, enters=entry is not None, in_place=in_place)
     return integer_pack.finished(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         finish,
@@ -187,7 +196,7 @@ def convolve(
 
 def sums_of(
     image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, way: Dot,
-    *, enters: bool = False, family: str = NAME,
+    *, enters: bool = False, in_place: bool = False, family: str = NAME,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sums of a convolution for a schedule of ``family``, with pixels that only fill the last tile.
 
@@ -197,18 +206,26 @@ def sums_of(
 
     rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
     rows_per_group = rows // geometry.groups
-    tall, wide = geometry.output[0], -(-geometry.output[1] // tile.pixels) * tile.pixels
     as_words = len(image.shape) == 4
     filler = zero
     if as_words:
         filler *= sum(1 << 32 // way.group * place for place in range(way.group))
         filler -= filler >> 31 << 32  # the word of these bits: int32 has a sign
-    if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
-        padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
+    geometry = geometry.of(image)
+    tall, wide = geometry.output
+    if in_place:
+        padded = image
+    elif not geometry.is_sized:
+        read = widened(image) if way.widens and not as_words else image
+        padded = surround(read, _with_margin(geometry, tile.pixels), filler)
     else:
-        peeled = way.whole and not as_words
-        padded = surround(image, _widened(geometry, wide), filler, by_rows=enters, peeled=peeled)
-        padded = widened(padded) if way.widens and not as_words else padded
+        wide = -(-wide // tile.pixels) * tile.pixels
+        if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
+            padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
+        else:
+            peeled = way.whole and not as_words
+            padded = surround(image, _widened(geometry, wide), filler, by_rows=enters, peeled=peeled)
+            padded = widened(padded) if way.widens and not as_words else padded
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
     axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
@@ -218,14 +235,15 @@ def sums_of(
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         first = row // rows_per_group * blocks if geometry.groups > 1 else 0
-        at = (n, first + block, h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        y, x = (h, w) if in_place else (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        at = (n, first + block, y, x)
         value = part_of_word(padded(*at), byte, way) if as_words else padded(*at, quad * way.group + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
     shape = (image.shape[0], rows, tall, wide, lanes)
     attributes = {moves.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
     attributes[READS] = WORD if as_words else BYTES
-    attributes |= {ENTERS: 1} if enters else {}
+    attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
     attributes |= {SHARES: 1} if tile.shares else {}
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
@@ -252,10 +270,19 @@ def _widened(geometry: Geometry, wide: int) -> Geometry:
     return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
 
 
+def _with_margin(geometry: Geometry, pixels: int) -> Geometry:
+    """Return a convolution of symbolic width that reads what whole tiles need, less than ``pixels`` beyond results."""
+    top, left, bottom, right = geometry.padding
+    return replace(geometry, padding=(top, left, bottom, right + (pixels - 1) * geometry.strides[1]))
+
+
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Hold a tile of pixels by filters in registers along the whole reduction; then what follows, then store."""
     anchor = moves.find(sch, NAME)
     annotations = sch.get(anchor).annotations
+    if None in moves.extents(sch, anchor)[2:4]:
+        integer_unsized.schedule_direct(sch, machine, anchor)
+        return
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     before, last = moves.split_around(sch, anchor)
     for block in before[:-1]:

@@ -19,7 +19,7 @@ from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_neon_store, integer_pack, moves
-from forge_pipeline.codegen.schedules.geometry import Geometry, surround
+from forge_pipeline.codegen.schedules.geometry import Geometry, simplified, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     TRANSPOSED,
     WEIGHTS,
@@ -31,6 +31,8 @@ from forge_pipeline.codegen.schedules.integer_dot import (
 )
 from forge_pipeline.codegen.schedules.integer_neon_unit import BY_DOT_PRODUCT
 from forge_pipeline.codegen.schedules.integer_neon_unit import PIXELS as NEON_PIXELS
+from forge_pipeline.codegen.schedules.tails import MARGIN
+from forge_pipeline.codegen.schedules.unsized import BAND, WIDTHS
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -56,11 +58,13 @@ def emit(
     packed = pack_weight(weight[:, 0], lanes, stride, way.group, shares=dilation == 1)
     share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
     candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
-    narrows = graph.machine.dot_product in BY_DOT_PRODUCT and finish.affine is not None
+    narrows = graph.machine.dot_product in BY_DOT_PRODUCT and finish.affine is not None and geometry.is_sized
     if narrows:
         candidates = [count for count in (4, 8, 12) if count % share == 0] or candidates
-    width = geometry.output[1]
-    pixels = min(candidates, key=lambda count: (-(-width // count) * (count + 1), -count))
+    widths = (geometry.output[1],) if geometry.is_sized else WIDTHS
+    pixels = min(
+        candidates, key=lambda count: (sum(-(-width // count) * (count + 1) / width for width in widths), -count)
+    )
 
     def arrange(array: Array) -> Array:
         full = np.zeros(blocks * lanes, array.dtype)
@@ -94,11 +98,16 @@ def convolve(
     from tvm import te, tirx
 
     blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
-    wide = -(-geometry.output[1] // pixels) * pixels
-    peeled = way.whole and set(geometry.dilation) == {1}
-    padded = surround(image, _widened(geometry, wide - share, quads * taps), zero, peeled=peeled)
+    geometry = geometry.of(image)
+    wide = geometry.output[1]
+    if geometry.is_sized:
+        wide = -(-wide // pixels) * pixels
+        peeled = way.whole and set(geometry.dilation) == {1}
+        padded = surround(image, _widened(geometry, wide - share, quads * taps), zero, peeled=peeled)
+    else:
+        padded = surround(image, _with_margin(geometry, pixels - share, quads * taps), zero)
     (down, right), (dilate_down, dilation) = geometry.strides, geometry.dilation
-    reach = (wide - share) * right // dilation + quads * taps
+    reach = (wide + (0 if geometry.is_sized else pixels - 1) - share) * right // dilation + quads * taps
     if dilation > 1:
         padded = by_remainder(padded, dilation, reach)
     kernel_h, quad = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, quads), "quad")
@@ -168,7 +177,8 @@ def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
             total = total | (image(n, c, h, w * apart + tap, lane).astype("int32") << (32 // taps * tap))
         return total
 
-    return te.compute((batch, blocks, height, (int(width) - taps) // apart + 1, lanes), word, name="side_by_side")
+    columns = simplified((width - taps + apart) // apart)
+    return te.compute((batch, blocks, height, columns, lanes), word, name="side_by_side")
 
 
 def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
@@ -180,6 +190,13 @@ def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
     return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
 
 
+def _with_margin(geometry: Geometry, beyond: int, taps: int) -> Geometry:
+    """Return the same where the width is symbolic, and tiles begin up to ``beyond`` pixels behind the last result."""
+    top, left, bottom, right = geometry.padding
+    more = beyond * geometry.strides[1] + (taps - geometry.kernel[1] + 1) * geometry.dilation[1] - 1
+    return replace(geometry, padding=(top, left, bottom, right + more))
+
+
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
     anchor = moves.find(sch, NAME)
@@ -188,12 +205,19 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     narrow = integer_neon_store.find(sch)
     before, last = moves.split_around(sch, anchor if narrow is None else narrow)
     n, block, h, w, lane, kernel_h, quad, byte = sch.get_loops(anchor)
-    height, width, lanes = (moves.static(sch, loop) for loop in (h, w, lane))
-    band = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
+    lanes, height, width = moves.static(sch, lane), moves.extent(sch, h), moves.extent(sch, w)
+    is_sized, band = True, 1
+    if height is None or width is None:
+        is_sized, band = False, BAND
+    else:
+        band = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
     h_out, h_in = sch.split(h, [None, band])
     w_out, w_in = sch.split(w, [None, pixels])
+    if not is_sized:
+        sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, quad, w_in, lane, byte)
     work = moves.product(moves.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
+    work *= 1 if is_sized else moves.UNKNOWN**2 // (band * pixels)
     taps = moves.static(sch, kernel_h) * moves.static(sch, quad) * moves.static(sch, byte)
     shared = moves.fuse(sch, [n, block, h_out])
     if narrow is not None:
@@ -202,9 +226,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         before = before[:-1]
     stores = integer_pack.compute_at(sch, last, w_out)
     moves.parallel_if_worth(sch, shared, work * taps // moves.MULTIPLY_ADDS)
-    for producer in before[:-1]:
-        sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
-    for producer in before[-1:]:
+    if is_sized:
+        for producer in before[:-1]:
+            sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
+        before = before[-1:]
+    for producer in reversed(before):
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])
     for loop in (kernel_h, quad, w_in):
@@ -212,6 +238,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for store in stores:
         moves.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
-    dot(sch, lane, machine, TRANSPOSED, weights)
+    dot(sch, lane, machine, TRANSPOSED, weights, later=not is_sized)
     if narrow is not None:
         integer_neon_store.store(sch, narrow, 3, UNIT)

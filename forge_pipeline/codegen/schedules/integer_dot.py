@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine
+from forge_pipeline.codegen.schedules import moves, rewriting
 
 if TYPE_CHECKING:
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
 
@@ -23,6 +24,9 @@ WEIGHTS = "forge.weights"
 
 ISSUED = 5
 """Instructions that a core starts in a cycle, when sums are long."""
+
+LATER = "forge.later"
+"""The annotation of a loop that is to be tensorized later: its intrinsic."""
 
 BYTES, WORD, TRANSPOSED = "bytes", "word", "transposed"
 """How a step reads its activations: a group for all lanes, a group in one int32, or a group for each lane."""
@@ -236,13 +240,47 @@ def dot(
     *,
     full: bool = False,
     by: str | None = None,
+    later: bool = False,
 ) -> None:
     """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions.
 
     ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128. ``by`` is a row of
-    ``DOTS`` other than that of the machine's ``dot_product``.
+    ``DOTS`` other than that of the machine's ``dot_product``. ``later``: by ``tensorized``, when nothing is left inside
+    that is computed under a condition, which TVM cannot tensorize.
     """
-    sch.tensorize(loop, _intrinsic(machine, by or machine.dot_product, reads, weights, full=full))
+    name = _intrinsic(machine, by or machine.dot_product, reads, weights, full=full)
+    if later:
+        sch.annotate(loop, LATER, name)
+    else:
+        sch.tensorize(loop, name)
+
+
+def tensorized(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel in which loops that were to be tensorized later are."""
+    from tvm import s_tir
+
+    if not _later(function):
+        return function
+    sch = s_tir.Schedule(function.with_body(rewriting.with_own_axes(function.body)))
+    for block in moves.blocks(sch):
+        for loop in sch.get_loops(block):
+            if LATER in sch.get(loop).annotations:
+                name = str(sch.get(loop).annotations[LATER])
+                sch.unannotate(loop, LATER)
+                sch.tensorize(loop, name)
+                break
+    return sch.mod["main"]
+
+
+def _later(function: tirx.PrimFunc) -> bool:
+    import tvm_ffi
+    from tvm import tirx
+
+    found: list[bool] = []
+    tvm_ffi.structural_walk(
+        function.body, [(tirx.For, lambda loop: found.append(True) if LATER in loop.annotations else None)]
+    )
+    return bool(found)
 
 
 def _order(lanes: int, group: int) -> str:

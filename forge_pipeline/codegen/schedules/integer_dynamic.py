@@ -168,7 +168,7 @@ def padded(graph: Graph, image: Value, measured: Measured, geometry: Geometry) -
 def _surround(image: te.Tensor, zero: te.Tensor, geometry: Geometry) -> te.Tensor:
     from tvm import te, tirx
 
-    (top, left, bottom, right), (height, width) = geometry.padding, geometry.size
+    (top, left, bottom, right), (height, width) = geometry.padding, geometry.of(image).size
     batch, channels, _, _, *lanes = image.shape
 
     def element(n: Any, c: Any, h: Any, w: Any, *lane: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.integer import SUM_LIMIT, Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
 from forge_pipeline.codegen.integer_finish import Finish
+from forge_pipeline.codegen.renamed import Named
 from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
 from forge_pipeline.codegen.schedules.geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot
@@ -215,9 +216,11 @@ def convolution_of(
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take convolutions over images."""
+    """Take convolutions over images; batch, height and width may be symbolic."""
     kernel = graph.look(call.args[1]).constant
-    if kernel is None or call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4):
+    if kernel is None or call.attrs.data_layout != "NCHW":
+        return None
+    if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
     return convolution_of(graph, call, Plane(geometry=over_image(call, kernel.shape)))
 
@@ -234,12 +237,14 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Start sums at a constant for each filter: exactly, if it is stored in their unit."""
     for image, other in (call.args, reversed(call.args)):
         pending, term = waiting(graph, image), graph.look(other)
-        if not isinstance(pending, Convolution) or term.constant is None or pending.clip != Clip():
+        sums = pending.inner if isinstance(pending, Named) else pending
+        if not isinstance(sums, Convolution) or term.constant is None or pending is None or pending.clip != Clip():
             continue
-        filters, ones = pending.filters, (1,) * (pending.weight.ndim - 2)
-        if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or pending.offset is not None:
+        filters, ones = sums.filters, (1,) * (sums.weight.ndim - 2)
+        if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or sums.offset is not None:
             continue
-        return Value(pending=with_constant(pending, term), channels=filters)
+        done = with_constant(sums, term)
+        return Value(pending=replace(pending, inner=done) if isinstance(pending, Named) else done, channels=filters)
     return None
 
 

@@ -44,7 +44,7 @@ def emit(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
 ) -> relax.Expr | None:
     """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
-    if graph.machine.dot_product not in BY_DOT_PRODUCT or graph.machine.lanes != LANES:
+    if graph.machine.dot_product not in BY_DOT_PRODUCT or graph.machine.lanes != LANES or not geometry.is_sized:
         return None
     geometry, weight = merge_groups(geometry, weight, LANES)
     plan = choose_plan(graph.machine, geometry)

@@ -10,7 +10,7 @@ import numpy as np
 from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, dequantized
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
-from forge_pipeline.codegen.schedules import moves, pool
+from forge_pipeline.codegen.schedules import integer_pool_unsized, moves, pool
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -53,8 +53,10 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     if not isinstance(value, Dequantized) or any(step != 1 for step in ints(attributes.dilation)):
         return None
     shape, result = shape_of(call.args[0]), shape_of(call)
-    if len(shape) != 4 or not all(isinstance(extent, int) for extent in (*shape[1:], *result[1:])):
+    if len(shape) != 4 or not isinstance(shape[1], int):
         return None
+    if not all(isinstance(extent, int) for extent in (*shape[2:], *result[2:])):
+        return integer_pool_unsized.window(graph, value, call)
     size, strides, padding = (ints(item) for item in (attributes.pool_size, attributes.strides, attributes.padding))
     windows: Windows = ((size[0], size[1]), (strides[0], strides[1]), (padding[0], padding[1]))
     counts = [
@@ -83,8 +85,10 @@ def mean(graph: Graph, call: relax.Call) -> Value | None:
     shape = shape_of(call.args[0])
     if not isinstance(value, Dequantized) or len(shape) != 4 or axes is None or not call.attrs.keepdims:
         return None
-    if sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not all(isinstance(extent, int) for extent in shape[1:]):
+    if sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not isinstance(shape[1], int):
         return None
+    if not all(isinstance(extent, int) for extent in shape[2:]):
+        return integer_pool_unsized.whole(value)
     shares = np.full((1, 1), np.float32(1.0 / (shape[2] * shape[3])), np.float32)
     windows: Windows = ((shape[2], shape[3]), (1, 1), (0, 0))
     return Value(pending=Mean(source=value.source, affine=value.affine, windows=windows, shares=shares, clip=Clip()))

@@ -199,6 +199,8 @@ def _is_direct(machine: Machine, convolution: Convolution) -> bool:
     walk = convolution.walk
     if not isinstance(walk, Plane) or convolution.measured is not None or convolution.raw:
         return False
+    if not walk.geometry.is_sized:
+        return False
     geometry = walk.geometry
     if machine.indexed or machine.amx or geometry.groups > 1 or geometry.channels < machine.lanes:
         return False

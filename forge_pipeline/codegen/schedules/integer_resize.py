@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, clipped_float, quotient, rounded, stored
-from forge_pipeline.codegen.schedules import resample
+from forge_pipeline.codegen.integer import (
+    Affine,
+    Clip,
+    Dequantized,
+    clipped_float,
+    dequantized,
+    quotient,
+    rounded,
+    stored,
+)
+from forge_pipeline.codegen.schedules import moves, resample
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -139,4 +148,32 @@ def linear(graph: Graph, call: relax.Call) -> Value | None:
     return Value(pending=Resized(value=value, lines=(line,), clip=Clip()))
 
 
-HANDLERS = {"relax.call_tir": linear}
+def choice(graph: Graph, call: relax.Call) -> Value | None:
+    """Choose pixels of bytes along an axis of unknown extent."""
+    from tvm import relax, s_tir
+
+    from forge_pipeline.codegen import resize
+
+    if not isinstance(call.args[1], relax.Tuple) or not call.args[1].fields:
+        return None
+    value = graph.look(call.args[1].fields[0])  # extents may follow: those of the image
+    if not isinstance(value, Dequantized):
+        return None
+    sch = s_tir.Schedule(graph.builder.get()[call.args[0]])
+    notes = [sch.get(block).annotations.get(resize.CHOICE) for block in moves.blocks(sch)]
+    if len(notes) != 1 or notes[0] is None:
+        return None
+    source = value.source
+    is_blocked = len(shape_of(call)) == 2 + len(resample.PIXEL_AXES) and graph.is_blocked(source)
+    image = source.blocked if is_blocked else graph.plain(source)
+    result = graph.kernel(resize.chosen, image, name="resize_u8", choice=str(notes[0]))
+    done = Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
+    return dequantized(done, value.affine)
+
+
+def resized(graph: Graph, call: relax.Call) -> Value | None:
+    """Take either."""
+    return choice(graph, call) or linear(graph, call)
+
+
+HANDLERS = {"relax.call_tir": resized}

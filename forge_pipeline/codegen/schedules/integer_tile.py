@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge_pipeline.codegen.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine, divisors
+from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import ISSUED, known_dot
+from forge_pipeline.codegen.schedules.unsized import WIDTHS
 
 COPY_CYCLES = 1.5
 """Cycles for a vector of an image that is copied to have a wider margin."""
@@ -26,23 +28,32 @@ class EvenTile:
 
 
 def choose_even_tile(
-    machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int, *, may_share: bool = True
-) -> EvenTile:
-    """Return the cheapest tile; the last of a row computes pixels that nobody stores."""
-    width, way = geometry.output[1], known_dot(machine)
+    machine: Machine, geometry: Geometry, rows: int, steps: int, blocks: int,
+    *, may_share: bool = True, in_place: bool = False,
+) -> EvenTile:  # fmt: skip
+    """Return the cheapest tile; the last of a row computes pixels that nobody stores.
+
+    Where the width is symbolic, cycles are those for a pixel, on average over usual widths. ``in_place``: then a row is
+    all pixels of the image.
+    """
+    way, is_sized = known_dot(machine), geometry.is_sized
+    widths = (geometry.output[1],) if is_sized else (moves.UNKNOWN**2,) if in_place else WIDTHS
     best: EvenTile | None = None
     for vectors in divisors(rows, 4):
-        for pixels in range(1, min(width, machine.registers) + 1):
+        for pixels in range(1, min(max(widths), machine.registers) + 1):
             if not way.fits(machine, pixels, vectors):
                 break
-            tiles = -(-width // pixels)
             options = [(way.step_cycles(machine, pixels, vectors), False)]
-            if may_share and vectors == 1 and _may_share(machine, geometry, pixels):
+            if may_share and is_sized and vectors == 1 and _may_share(machine, geometry, pixels):
                 options.append((_shared_step_cycles(machine, geometry, pixels), True))
             step, shares = min(options)
-            cycles = tiles * (step * steps + 5) * (rows // vectors)
-            if tiles * pixels != width and not any(geometry.padding):
-                cycles += geometry.size[1] * blocks * COPY_CYCLES
+            tile = (step * steps + 5) * (rows // vectors)
+            if is_sized:
+                cycles = -(-widths[0] // pixels) * tile
+                if widths[0] % pixels and not any(geometry.padding):
+                    cycles += geometry.size[1] * blocks * COPY_CYCLES
+            else:
+                cycles = sum(-(-width // pixels) * tile / width for width in widths)
             if best is None or cycles <= best.cycles:
                 best = EvenTile(cycles=cycles, pixels=pixels, vectors=vectors, shares=shares)
     assert best is not None  # noqa: S101 - one by one always fits

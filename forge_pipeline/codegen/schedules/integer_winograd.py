@@ -100,6 +100,8 @@ def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | N
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
     if machine.dot_product not in WORDS or geometry.groups != 1 or geometry.channels < machine.lanes:
         return None
+    if not geometry.is_sized:
+        return None
     if geometry.kernel != (3, 3) or set(geometry.strides) != {1} or set(geometry.dilation) != {1}:
         return None
     options = [option for option in (SMALL, LARGE) if _stores_whole_tiles(machine, geometry, option)]

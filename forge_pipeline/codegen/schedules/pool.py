@@ -24,7 +24,7 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if call.attrs.ceil_mode and not all(isinstance(extent, int) for extent in shape_of(value.blocked)[2:4]):
         return None
-    describe = _maximum if call.op.name == "relax.nn.max_pool2d" else _average
+    describe = maximum if call.op.name == "relax.nn.max_pool2d" else _average
     return Value(
         blocked=graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs),
         channels=value.channels,
@@ -61,8 +61,8 @@ def _extent(size: Any, kernel: int, stride: int, before: int, after: int, ceil: 
     return extent - 1 if ceil and (extent - 1) * stride >= size + before else extent
 
 
-def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
-    """Combine each window, ``outside`` standing for what lies outside; also return a window's size at (h, w)."""
+def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
+    """Combine each window, ``outside`` standing for what lies outside; also return one by a window's pixels."""
     from tvm import te, tirx
 
     batch, blocks, height, width, lanes = image.shape
@@ -72,6 +72,7 @@ def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> t
     rows = _extent(height, kernel[0], strides[0], top, bottom, ceil)
     columns = _extent(width, kernel[1], strides[1], left, right, ceil)
     reaches_out = any(padding) or ceil
+    real = image.dtype if "float" in str(image.dtype) else "float32"
     down, along = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
@@ -82,7 +83,7 @@ def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> t
         return combine(tirx.if_then_else(inside, image[n, block, y, x, lane], outside), axis=[down, along])
 
     def share(h: Any, w: Any) -> Any:
-        one = tirx.const(1.0, image.dtype)
+        one = tirx.const(1.0, real)
         if not reaches_out:
             return one / float(kernel[0] * kernel[1])
         low, high = (0, 0), (height, width)
@@ -91,26 +92,28 @@ def _windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> t
         y, x = h * strides[0] - top, w * strides[1] - left
         tall = tirx.min(y + kernel[0], high[0]) - tirx.max(y, low[0])
         wide = tirx.min(x + kernel[1], high[1]) - tirx.max(x, low[1])
-        return one / (tall * wide).astype(image.dtype)
+        return one / (tall * wide).astype(real)
 
     shape = (batch, blocks, rows, columns, lanes)
     return te.compute(shape, element, name="pool", attrs={moves.FAMILY: NAME}), share
 
 
-def _maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
+def maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
+    """Describe the largest of each window."""
     from tvm import te, tirx
 
-    return _windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
+    return windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
 
 
 def _average(image: te.Tensor, attributes: Any) -> te.Tensor:
     from tvm import te, tirx
 
-    sums, share = _windows(image, attributes, tirx.const(0, image.dtype), te.sum)
+    sums, share = windows(image, attributes, tirx.const(0, image.dtype), te.sum)
     return te.compute(sums.shape, lambda n, block, h, w, lane: sums[n, block, h, w, lane] * share(h, w), name="average")
 
 
-def _over_all(image: te.Tensor, combine: Any) -> te.Tensor:
+def over_all(image: te.Tensor, combine: Any) -> te.Tensor:
+    """Combine all pixels of an image."""
     from tvm import te
 
     batch, blocks, height, width, lanes = image.shape
@@ -126,7 +129,7 @@ def _over_all(image: te.Tensor, combine: Any) -> te.Tensor:
 def _global_average(image: te.Tensor) -> te.Tensor:
     from tvm import te, tirx
 
-    sums = _over_all(image, te.sum)
+    sums = over_all(image, te.sum)
     scale = tirx.const(1.0, image.dtype) / (image.shape[2] * image.shape[3]).astype(image.dtype)
     return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
 
@@ -134,7 +137,7 @@ def _global_average(image: te.Tensor) -> te.Tensor:
 def _global_maximum(image: te.Tensor) -> te.Tensor:
     from tvm import te
 
-    return _over_all(image, te.max)
+    return over_all(image, te.max)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -153,7 +156,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         outer, lane = sch.split(lane, [None, machine.lanes])
         sch.reorder(outer, down, along, lane)
     sch.vectorize(lane)
-    if moves.product(extents[4:]) <= UNROLLED:
+    if None not in extents[4:] and moves.product(extents[4:]) <= UNROLLED:
         sch.unroll(down)
         sch.unroll(along)
     moves.vectorize_and_unroll(sch, last, below=2, lanes=machine.lanes)

@@ -19,14 +19,24 @@ def realizes(tree: Any) -> list[SBlockRealize]:
     return [realize for realize in found if realize.block.iter_vars]
 
 
-def reads(expression: Any, variable: Any) -> bool:
-    """Return whether ``variable`` occurs in ``expression``."""
+def variables(expression: Any) -> list[Any]:
+    """Return the variables that occur in ``expression``, each once."""
     import tvm_ffi
     from tvm.ir import Var
 
-    found: list[bool] = []
-    tvm_ffi.structural_walk(expression, [(Var, lambda seen: found.append(True) if seen.same_as(variable) else None)])
-    return bool(found)
+    found: list[Any] = []
+
+    def note(seen: Any) -> None:
+        if not any(seen.same_as(other) for other in found):
+            found.append(seen)
+
+    tvm_ffi.structural_walk(expression, [(Var, note)])
+    return found
+
+
+def reads(expression: Any, variable: Any) -> bool:
+    """Return whether ``variable`` occurs in ``expression``."""
+    return any(seen.same_as(variable) for seen in variables(expression))
 
 
 def conjuncts(condition: Any) -> list[Any]:
@@ -85,6 +95,17 @@ def with_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -
         return change(realize) if realize.block.iter_vars else realize
 
     return tvm_ffi.structural_map(body, [(s_tir.SBlockRealize, changed)])
+
+
+def with_own_axes(body: Any) -> Any:
+    """Return ``body`` with axes for each block that no other has, as TVM's schedules want them."""
+    from tvm import s_tir, tirx
+
+    def own(realize: SBlockRealize) -> SBlockRealize:
+        fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in realize.block.iter_vars}
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, replaced(realize.block, fresh.get))
+
+    return with_realizes(body, own)
 
 
 def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> SBlockRealize:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TILES = "forge.tiles"
 """The annotation of a loop over tiles: how many pixels each has."""
 
+MARGIN = "forge.margin"
+"""The annotation of a loop over tiles that may be computed whole, also beyond what there is: only stores are tested."""
+
 NARROW = "forge.narrow"
 """The attribute of a function that is to be scheduled with tiles of one pixel."""
 
@@ -41,6 +44,99 @@ def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
     buffers = [*first.alloc_buffers, *second.alloc_buffers]
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
     return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def overrun(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with whole tiles where a margin permits that."""
+    import tvm_ffi
+    from tvm import tirx
+
+    larger: dict[Any, Any] = {}
+
+    def widen(loop: tirx.For, mutator: Any) -> Any:
+        return _overrun(loop, larger) if MARGIN in loop.annotations else mutator.default_mutate(loop)
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, widen)])
+    return function.with_body(rewriting.replaced(body, larger.get)) if larger else function.with_body(body)
+
+
+def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
+    """Return a loop over tiles in which values that stay in registers are computed under no condition.
+
+    ``larger`` gets buffers with room for whole tiles.
+    """
+    from tvm import s_tir, tirx
+
+    counter, tile = loop.loop_var, int(loop.annotations[MARGIN])
+    inside = _variables(loop.body)
+    outer: dict[str, Any] = {}
+
+    def change(realize: SBlockRealize) -> SBlockRealize:
+        target = realize.block.writes[0].source
+        is_stored = target.scope() != "local"
+        if not is_stored:
+            larger.setdefault(target, _with_whole_tiles(realize, counter, tile))
+        kept: Any = True
+        for condition in rewriting.conjuncts(realize.predicate):
+            if not any(rewriting.reads(condition, variable) for variable in (counter, *inside)):
+                outer[str(condition)] = condition
+            elif is_stored:
+                kept = condition if kept is True else tirx.And(kept, condition)
+        return s_tir.SBlockRealize(realize.iter_values, kept, realize.block)
+
+    body = rewriting.with_realizes(loop.body, change)
+    result: Any = tirx.For(counter, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+    for condition in outer.values():
+        result = tirx.IfThenElse(condition, result, None)
+    return result
+
+
+def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` without those tiles of ``overrun`` that have no pixel at all."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.sym.analyzer import Analyzer
+
+    def bound(loop: tirx.For, mutator: Any) -> Any:
+        if MARGIN not in loop.annotations:
+            return mutator.default_mutate(loop)
+        tile, realize = int(loop.annotations[MARGIN]), rewriting.realizes(loop)[0]
+        (value,) = (value for value in realize.iter_values if rewriting.reads(value, loop.loop_var))
+        first = rewriting.at_zero(value, [loop.loop_var, *_variables(loop.body)])
+        tiles = tirx.min(loop.extent, tirx.floordiv(_extent(loop) - first + (tile - 1), tile))
+        notes = {name: note for name, note in loop.annotations.items() if name != MARGIN}
+        tiles = Analyzer().simplify(tiles)
+        return tirx.For(loop.loop_var, loop.min, tiles, loop.kind, loop.body, annotations=notes)
+
+    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, bound)]))
+
+
+def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
+    """Return the buffer that a block writes with room for whole tiles along the axis that ``counter`` moves along."""
+    from tvm import tirx
+
+    (region,) = realize.block.writes
+    moved = [
+        axis.var
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if rewriting.reads(value, counter)
+    ]
+    shape = [
+        (extent + (tile - 1)) // tile * tile if any(rewriting.reads(part.min, axis) for axis in moved) else extent
+        for extent, part in zip(region.source.ty.shape, region.region, strict=True)
+    ]
+    buffer = region.source
+    return tirx.decl_buffer(shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
+
+
+def _variables(body: Any) -> list[Any]:
+    """Return the variables of all loops in ``body``."""
+    import tvm_ffi
+    from tvm import tirx
+
+    inside: list[Any] = []
+    tvm_ffi.structural_walk(body, [(tirx.For, lambda inner: inside.append(inner.loop_var))])
+    return inside
 
 
 def _loops(function: tirx.PrimFunc) -> list[tirx.For]:
@@ -78,13 +174,11 @@ def _moved_back(body: Any) -> Any:
 
 def _moved(loop: tirx.For) -> Any:
     """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
-    import tvm_ffi
     from tvm import s_tir, tirx
     from tvm.sym.analyzer import Analyzer
 
     tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
-    inside: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, [(tirx.For, lambda inner: inside.append(inner.loop_var))])
+    inside = _variables(loop.body)
     outer: dict[str, Any] = {}
     starts: dict[str, Any] = {}
 

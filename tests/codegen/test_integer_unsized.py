@@ -1,0 +1,138 @@
+"""Convolutions, pools and the like of bytes over images of any size: one library, bit for bit ONNX Runtime's results.
+
+Sizes come one after the other, some of them smaller than a tile. The reference is ONNX Runtime without optimizations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+
+from forge_pipeline.codegen.importer import import_model, prepare
+from forge_pipeline.codegen.tiled import lower
+from forge_pipeline.target import Target
+from tests.codegen.test_integer import (
+    HERE,
+    IN,
+    OPTIONS,
+    OUT,
+    Net,
+    assembly_of,
+    compiled,
+    convolution,
+    exact_scales,
+    reference,
+)
+from tests.codegen.test_integer_forms import unsized
+
+SIZES = ((17, 9), (2, 2), (3, 5), (8, 8), (41, 47), (3, 26), (2, 13))
+
+KINDS = {
+    "pointwise": (24, 1, 1, {}),
+    "padded": (32, 3, 1, {"pads": [1] * 4}),
+    "strided": (8, 3, 1, {"pads": [1] * 4, "strides": [2, 2]}),
+    "lopsided": (20, 4, 1, {"pads": [2, 3, 2, 2], "dilations": [1, 2]}),
+    "grouped": (32, 3, 2, {"pads": [1] * 4}),
+    "depthwise": (16, 3, 16, {"pads": [1] * 4}),
+    "strided depthwise": (16, 3, 16, {"pads": [1] * 4, "strides": [2, 2]}),
+    "dilated depthwise": (16, 5, 16, {"pads": [4] * 4, "dilations": [2, 2]}),
+}
+"""Filters, kernel, groups and attributes of convolutions of 16 channels."""
+
+
+def kinds(names: Sequence[str] = tuple(KINDS), channels: int = 16) -> onnx.ModelProto:
+    """Return a model with one convolution of each kind, stored, and one of the last kind that is read in float."""
+    net = Net(1, channels, 8, 8)
+    results = []
+    for name in names:
+        filters, kernel, groups, attributes = KINDS[name]
+        y = convolution(net, channels, filters, kernel, groups, **attributes)
+        results.append(net.pair(y if results else net.node("Relu", y), OUT))
+    results.append(convolution(net, channels, filters, kernel, groups, **attributes))
+    return unsized(net.finish(*results), 2, 3)
+
+
+def expect_same(model: onnx.ModelProto, tag: str = HERE, axes: tuple[int, int] = (2, 3)) -> None:
+    """Compare results at all sizes, with one engine."""
+    engine, random = compiled(model, tag), np.random.default_rng(5)
+    shape = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
+    for size in SIZES:
+        for axis, extent in zip(axes, size, strict=True):
+            shape[axis] = extent
+        x = (random.standard_normal(shape) * 40).astype(np.float32)
+        for found, wanted in zip(engine(x), reference(model, x, optimized=False), strict=True):
+            np.testing.assert_array_equal(found, wanted, err_msg=str(size))
+
+
+@pytest.mark.parametrize("tag", [HERE, pytest.param("x86-64/v2", marks=pytest.mark.long)])
+def test_every_kind_of_convolution_stores_what_onnx_runtime_stores_at_every_size(tag: str) -> None:
+    expect_same(kinds(), tag)
+
+
+def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
+    net = Net(1, 16, 8, 8)
+    twice = net.tensor(np.array([1, 1, 2, 2], np.float32))
+    left = net.pair(net.node("Relu", convolution(net, 16, 16, 3, pads=[1] * 4, strides=[2, 2])), (64.0, 0))
+    right = net.pair(convolution(net, 16, 16, 1, strides=[2, 2]), (32.0, 90))
+    both = net.pair(net.node("Add", left, right), OUT)
+    curve = net.pair(net.node("Mul", left, net.node("Sigmoid", left)), (32.0, 9))
+    largest = net.node("MaxPool", both, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    inside = net.pair(net.node("AveragePool", both, kernel_shape=[3, 3], pads=[1] * 4), OUT)
+    outside = net.pair(net.node("AveragePool", both, kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1), OUT)
+    floor = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    enlarged = net.pair(net.node("Resize", largest, "", twice, mode="nearest", **floor), OUT)
+    joined = net.pair(net.node("Concat", both, curve, axis=1), OUT)
+    mean = net.pair(net.node("GlobalAveragePool", both), (2.0**-3, 100))
+    expect_same(unsized(net.finish(joined, largest, inside, outside, enlarged, mean), 2, 3))
+
+
+def test_an_image_of_few_channels_and_any_size_is_read_as_words() -> None:
+    net = Net(1, 3, 8, 8)
+    first = net.pair(convolution(net, 3, 16, 3, pads=[1] * 4, strides=[2, 2]), OUT)
+    expect_same(unsized(net.finish(first, net.pair(convolution(net, 3, 24, 1), OUT)), 2, 3))
+
+
+def test_an_image_of_any_size_with_channels_last_is_turned_by_the_convolution_that_reads_it() -> None:
+    net, scale = Net(1, 8, 8, 3), exact_scales(16)
+    image = net.node("Transpose", net.pair("x", IN), perm=[0, 3, 1, 2])
+    y = net.node("Conv", image, net.weight((16, 3, 2, 2), scale), net.bias(scale * IN[0]), pads=[0, 0, 1, 1])
+    expect_same(unsized(net.finish(net.pair(y, OUT)), 1, 2), axes=(1, 2))
+
+
+ELSEWHERE = {
+    "intel/sapphire-rapids": "vpdpbusd.512",
+    "intel/alder-lake": "vpdpbusd.256",
+    "x86-64/v4": "pmaddw.d.512",
+    "arm/cortex-a76": "neon.sdot",
+    "arm/generic": "neon.smull",
+    "arm/neoverse-v1": "neon.usdot",
+}
+
+
+@pytest.mark.parametrize("tag", ELSEWHERE)
+def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_target(tag: str) -> None:
+    for name in ("pointwise", "padded", "depthwise"):
+        lowered = lower(import_model(prepare(kinds([name]))), Target.from_tag(tag), OPTIONS)
+        text = lowered.module.script(show_meta=False)
+        assert ELSEWHERE[tag] in text
+        assert lowered.fallbacks == ()
+        assert text.count("T.match_buffer") >= 3  # of the instruction: its loop was tensorized
+
+
+@pytest.mark.parametrize(
+    ("tag", "multiply", "name"),
+    [
+        ("x86-64/v3", "pmaddwd", "padded"),
+        ("intel/sapphire-rapids", "vpdpbusd", "padded"),
+        ("intel/sapphire-rapids", "vpdpbusd", "pointwise"),
+    ],
+)
+def test_sums_of_an_image_of_any_size_stay_in_registers(tag: str, multiply: str, name: str) -> None:
+    assembly = assembly_of(kinds([name], channels=128), tag, "conv2d")
+    loop = max(re.split(r"\n\.?\w+:|\tj\w+\t", assembly), key=lambda block: block.count(multiply))
+    assert loop.count(multiply) >= 8
+    assert not re.findall(r"\tv?paddd\t-?\d*\(%r|\tvmovdq\w+\t%[yz]mm\d+, .*\(", loop)
