@@ -313,6 +313,18 @@ def test_a_sum_of_two_scales_after_a_convolution() -> None:
     check(net, net.pair(net.node("Relu", net.node("Add", left, right)), (32.0, 3)))
 
 
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("channels", [24, 3])
+def test_windows_along_one_axis_are_pooled_as_integers(operator: str, channels: int) -> None:
+    net = Net(2, channels, 21)
+    windows: dict[str, Any] = {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}
+    y = net.pair(net.node(operator, net.pair("x", IN), **windows), IN)
+    weight = net.weight((16, channels, 2), exact_scales(16))
+    y = net.pair(net.node("Conv", y, weight), OUT)
+    y = net.pair(net.node(operator, y, **windows), OUT)
+    check(net, net.pair(net.node("GlobalAveragePool", y), (16.0, 5)), y)
+
+
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 def test_pooling_keeps_to_integers(operator: str, pads: list[int]) -> None:

@@ -27,6 +27,7 @@ from tests.codegen.test_integer import (
     exact_scales,
     reference,
 )
+from tests.codegen.test_integer_dynamic import layer, measured
 from tests.codegen.test_integer_forms import unsized
 
 SIZES = ((17, 9), (2, 2), (3, 5), (8, 8), (41, 47), (3, 26), (2, 13))
@@ -136,3 +137,13 @@ def test_sums_of_an_image_of_any_size_stay_in_registers(tag: str, multiply: str,
     loop = max(re.split(r"\n\.?\w+:|\tj\w+\t", assembly), key=lambda block: block.count(multiply))
     assert loop.count(multiply) >= 8
     assert not re.findall(r"\tv?paddd\t-?\d*\(%r|\tvmovdq\w+\t%[yz]mm\d+, .*\(", loop)
+
+
+def test_measured_images_of_any_size_are_padded_with_their_zero_point() -> None:
+    net = Net(1, 16, 8, 8)
+    model = unsized(net.finish(layer(net, measured(net, "x"), "convolution")), 2, 3)
+    engine = compiled(model)
+    for height, width in SIZES[2:]:
+        x = (net.random.standard_normal((1, 16, height, width)) * 3 + 1).astype(np.float32)
+        wanted = reference(model, x, optimized=False)[0]
+        np.testing.assert_allclose(engine(x)[0], wanted, rtol=1e-5, atol=2e-6 * np.abs(wanted).max())

@@ -149,16 +149,23 @@ class Line:
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is known as an image too."""
-        source = convolution.source
-        if isinstance(source, Pictured):
-            row = source.image
-        else:
-            plain = graph.plain(source)
-            batch, channels, width = shape_of(plain)
-            row = Value(plain=graph.emit(_reshaped(plain, (batch, channels, 1, width))))
+        row = row_of(graph, convolution.source)
         flat = replace(convolution, source=row, weight=convolution.weight[:, :, None], walk=self.along)
-        image = self.along.emit(graph, flat, affine)
-        return Pictured(image=image, pending=Reshaped(image=image, shape=self.shape))
+        return pictured(self.along.emit(graph, flat, affine), self.shape)
+
+
+def row_of(graph: Graph, source: Value) -> Value:
+    """Return a value of one axis as an image with one row."""
+    if isinstance(source, Pictured):
+        return source.image
+    plain = graph.plain(source)
+    batch, channels, width = shape_of(plain)
+    return Value(plain=graph.emit(_reshaped(plain, (batch, channels, 1, width))))
+
+
+def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
+    """Return an image as a value of another shape."""
+    return Pictured(image=image, pending=Reshaped(image=image, shape=shape))
 
 
 def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:

@@ -1,4 +1,7 @@
-"""Pooling of bytes: the largest is itself an integer, means are int32 sums that wait to be stored."""
+"""Pooling of bytes: the largest is itself an integer, means are int32 sums that wait to be stored.
+
+What has one axis is an image with one row.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, dequantized
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import integer_pool_unsized, moves, pool
+from forge_pipeline.codegen.schedules.integer_forms import Pictured, pictured, row_of
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -21,13 +25,17 @@ Windows = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` (h, w) is one by pixels averaged."""
+    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` (h, w) is one by pixels averaged.
+
+    ``source`` is an image; ``line`` the shape of the result where that has one axis.
+    """
 
     source: Value
     affine: Affine
     windows: Windows
     shares: Array
     clip: Clip
+    line: tuple[Any, ...] | None
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
@@ -44,7 +52,7 @@ class Mean:
             average, graph.blocked(self.source), graph.constant(finish.factor),
             name="average_u8", zero=self.affine.zero, windows=self.windows, finish=finish,
         )  # fmt: skip
-        return Value(blocked=result, channels=self.source.channels)
+        return _shaped(Value(blocked=result, channels=self.source.channels), self.line)
 
 
 def window(graph: Graph, call: relax.Call) -> Value | None:
@@ -53,45 +61,56 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     if not isinstance(value, Dequantized) or any(step != 1 for step in ints(attributes.dilation)):
         return None
     shape, result = shape_of(call.args[0]), shape_of(call)
-    if len(shape) != 4 or not isinstance(shape[1], int):
+    rank = len(shape) - 2
+    if rank > 2 or not isinstance(shape[1], int):
         return None
     if not all(isinstance(extent, int) for extent in (*shape[2:], *result[2:])):
-        return integer_pool_unsized.window(graph, value, call)
-    size, strides, padding = (ints(item) for item in (attributes.pool_size, attributes.strides, attributes.padding))
-    windows: Windows = ((size[0], size[1]), (strides[0], strides[1]), (padding[0], padding[1]))
+        return integer_pool_unsized.window(graph, value, call) if rank == 2 else None
+    ones, zeros, padding = [1] * (2 - rank), [0] * (2 - rank), ints(attributes.padding)
+    size, strides = [*ones, *ints(attributes.pool_size)], [*ones, *ints(attributes.strides)]
+    before, after = [*zeros, *padding[:rank]], [*zeros, *padding[rank:]]
+    extents, results = [*ones, *shape[2:]], [*ones, *result[2:]]
+    windows: Windows = ((size[0], size[1]), (strides[0], strides[1]), (before[0], before[1]))
+    source, line = (value.source, None) if rank == 2 else (row_of(graph, value.source), result)
+    if "max_pool" in call.op.name:
+        largest = graph.kernel(maximum, graph.blocked(source), name="max_u8", windows=windows, output=tuple(results))
+        return dequantized(_shaped(Value(blocked=largest, channels=source.channels), line), value.affine)
     counts = [
-        _counts(shape[2 + axis], result[2 + axis], size[axis], strides[axis], padding[axis], padding[2 + axis],
+        _counts(extents[axis], results[axis], size[axis], strides[axis], before[axis], after[axis],
                 outside=bool(attributes.count_include_pad))
         for axis in (0, 1)
     ]  # fmt: skip
-    if call.op.name == "relax.nn.max_pool2d":
-        graph.blocked(value.source)
-        largest = graph.kernel(maximum, value.source.blocked, name="max_u8", windows=windows, output=result[2:])
-        return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
+    shares = (1.0 / np.outer(*counts)).astype(np.float32)
     return Value(
-        pending=Mean(
-            source=value.source,
-            affine=value.affine,
-            windows=windows,
-            shares=(1.0 / np.outer(*counts)).astype(np.float32),
-            clip=Clip(),
-        )
+        pending=Mean(source=source, affine=value.affine, windows=windows, shares=shares, clip=Clip(), line=line)
     )
 
 
+def _shaped(image: Value, line: tuple[Any, ...] | None) -> Value:
+    return image if line is None else pictured(image, line)
+
+
 def mean(graph: Graph, call: relax.Call) -> Value | None:
-    """Average whole images of integers."""
+    """Average whole images of integers, or rows of pixels that are known as images."""
     value, axes = graph.look(call.args[0]), call.attrs.axis
     shape = shape_of(call.args[0])
-    if not isinstance(value, Dequantized) or len(shape) != 4 or axes is None or not call.attrs.keepdims:
+    if not isinstance(value, Dequantized) or axes is None or not call.attrs.keepdims or not isinstance(shape[1], int):
         return None
-    if sorted(axis % 4 for axis in ints(axes)) != [2, 3] or not isinstance(shape[1], int):
+    source, line = value.source, None
+    if isinstance(source, Pictured) and len(shape) == 3:
+        source, line = source.image, shape_of(call)
+    elif len(shape) != 4:
+        return None
+    if sorted(axis % len(shape) for axis in ints(axes)) != list(range(2, len(shape))):
         return None
     if not all(isinstance(extent, int) for extent in shape[2:]):
-        return integer_pool_unsized.whole(value)
-    shares = np.full((1, 1), np.float32(1.0 / (shape[2] * shape[3])), np.float32)
-    windows: Windows = ((shape[2], shape[3]), (1, 1), (0, 0))
-    return Value(pending=Mean(source=value.source, affine=value.affine, windows=windows, shares=shares, clip=Clip()))
+        return integer_pool_unsized.whole(value) if line is None else None
+    size = (1 if line is not None else shape[2], shape[-1])
+    shares = np.full((1, 1), np.float32(1.0 / (size[0] * size[1])), np.float32)
+    windows: Windows = (size, (1, 1), (0, 0))
+    return Value(
+        pending=Mean(source=source, affine=value.affine, windows=windows, shares=shares, clip=Clip(), line=line)
+    )
 
 
 def _counts(extent: int, results: int, size: int, stride: int, before: int, after: int, *, outside: bool) -> Array:
@@ -151,4 +170,7 @@ def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, fi
     )
 
 
-HANDLERS = {"relax.nn.max_pool2d": window, "relax.nn.avg_pool2d": window, "relax.mean": mean}
+HANDLERS = {
+    **dict.fromkeys((f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg") for rank in (1, 2)), window),
+    "relax.mean": mean,
+}
