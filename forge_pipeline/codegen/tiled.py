@@ -15,7 +15,7 @@ from forge_pipeline.codegen.lowering import Fallback, Lowered
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.preparation import PREPARES
-from forge_pipeline.codegen.schedules import joining, moves, stored_weight, winograd_weight
+from forge_pipeline.codegen.schedules import ANCHORS, integer_bands, joining, moves, stored_weight, winograd_weight
 from forge_pipeline.codegen.scheduling import schedule_kernels
 from forge_pipeline.codegen.signed import without_signs
 from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
@@ -32,12 +32,7 @@ other products (Winograd); exp, tanh and the like are approximated. Below the se
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
 
-ANCHORS = (
-    "direct", "depthwise", "winograd", "transposed", "channels_last", "matmul", "pool", "pool_rows", "resample",
-    "integer_conv", "integer_depthwise", "integer_matmul", "integer_winograd", "integer_amx",
-    "integer_neon", "integer_batched", "integer_residual",
-)  # fmt: skip
-CLOSED = ("integer_softmax", "integer_zero_terms")
+CLOSED = (integer_bands.SOFTMAX, integer_bands.SUMS)
 """Families whose kernels nothing is fused with."""
 PREPARED = (winograd_weight.NAME, stored_weight.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""

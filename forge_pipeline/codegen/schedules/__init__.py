@@ -60,17 +60,21 @@ Scheduler = Callable[["Schedule", Machine], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """``handlers`` maps Relax operators to what emits them; ``schedule`` takes the kernels of its own templates."""
+    """``handlers`` maps Relax operators to what emits them; ``schedule`` takes the kernels of its own templates.
+
+    ``continues``: it also takes what is computed of their results element by element.
+    """
 
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     schedule: Scheduler | None = None
+    continues: bool = True
 
 
 FAMILIES: Mapping[str, Family] = {
     "integer": Family(handlers=integer_boundary.HANDLERS),
     "integer_moves": Family(handlers=integer_moves.HANDLERS),
-    integer_dynamic.NAME: Family(handlers=integer_dynamic.HANDLERS, schedule=integer_dynamic.schedule),
-    integer_table.NAME: Family(handlers=integer_table.HANDLERS, schedule=integer_table.schedule),
+    integer_dynamic.NAME: Family(handlers=integer_dynamic.HANDLERS, schedule=integer_dynamic.schedule, continues=False),
+    integer_table.NAME: Family(handlers=integer_table.HANDLERS, schedule=integer_table.schedule, continues=False),
     "integer_forms": Family(handlers=integer_forms.HANDLERS),
     "integer_volume": Family(handlers=integer_volume.HANDLERS),
     "integer_transposed": Family(handlers=integer_transposed.HANDLERS),
@@ -82,8 +86,8 @@ FAMILIES: Mapping[str, Family] = {
     integer_depthwise.NAME: Family(schedule=integer_depthwise.schedule),
     integer_matmul.NAME: Family(handlers=integer_matmul.HANDLERS, schedule=integer_matmul.schedule),
     integer_bands.NAME: Family(handlers=integer_batched.HANDLERS, schedule=integer_bands.schedule),
-    integer_bands.SOFTMAX: Family(schedule=integer_bands.schedule),
-    integer_bands.SUMS: Family(schedule=integer_bands.schedule_sums),
+    integer_bands.SOFTMAX: Family(schedule=integer_bands.schedule, continues=False),
+    integer_bands.SUMS: Family(schedule=integer_bands.schedule_sums, continues=False),
     "integer_sums": Family(handlers=integer_sums.HANDLERS),
     "integer_pool": Family(handlers=integer_pool.HANDLERS),
     integer_residual.NAME: Family(handlers=integer_residual.HANDLERS, schedule=integer_residual.schedule),
@@ -95,18 +99,22 @@ FAMILIES: Mapping[str, Family] = {
     channels_last.NAME: Family(schedule=channels_last.schedule),
     direct.NAME: Family(schedule=direct.schedule),
     winograd.NAME: Family(schedule=winograd.schedule),
-    winograd_weight.NAME: Family(schedule=winograd_weight.schedule),
-    stored_weight.NAME: Family(schedule=stored_weight.schedule),
+    winograd_weight.NAME: Family(schedule=winograd_weight.schedule, continues=False),
+    stored_weight.NAME: Family(schedule=stored_weight.schedule, continues=False),
     depthwise.NAME: Family(schedule=depthwise.schedule),
     pool.NAME: Family(handlers=pool.HANDLERS, schedule=pool.schedule),
     pool_rows.NAME: Family(handlers=pool_rows.HANDLERS, schedule=pool_rows.schedule),
     resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
     "weight_only": Family(handlers=weight_only.HANDLERS),
     matmul.NAME: Family(handlers=matmul.HANDLERS, schedule=matmul.schedule),
-    joining.NAME: Family(schedule=elementwise.schedule),
+    joining.NAME: Family(schedule=elementwise.schedule, continues=False),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }
 """For an operator that several families know, the first that does not decline emits it."""
+
+
+ANCHORS = frozenset(name for name, family in FAMILIES.items() if family.schedule is not None and family.continues)
+"""Families whose kernels go on with what follows them."""
 
 
 def handlers_of(operator: str) -> list[Handler]:
