@@ -52,6 +52,15 @@ class Geometry:
         )
         return (height, width) if self.is_sized else (simplified(height), simplified(width))
 
+    def reach(self, wide: int) -> int:
+        """Return how many pixels of a padded row ``wide`` results read."""
+        return (wide - 1) * self.strides[1] + (self.kernel[1] - 1) * self.dilation[1] + 1
+
+    def padded_for(self, wide: int) -> Geometry:
+        """Return the geometry with as much padding to the right as ``wide`` results need."""
+        top, left, bottom, right = self.padding
+        return replace(self, padding=(top, left, bottom, max(right, self.reach(wide) - left - self.size[1])))
+
     @property
     def steps(self) -> int:
         """Multiply-adds for one result."""

@@ -6,7 +6,6 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Affine, Clip, Rounded, stored
+from forge_pipeline.codegen.integer import Rounded
 from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import (
@@ -43,6 +42,7 @@ from forge_pipeline.codegen.schedules.integer_dot import (
     widened,
 )
 from forge_pipeline.codegen.schedules.integer_tile import EvenTile, choose_even_tile
+from forge_pipeline.codegen.schedules.integer_words import Entry, rounded_to_words, to_words
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -55,9 +55,6 @@ PIXELS, VECTORS, READS, ENTERS = "forge.pixels", "forge.vectors", "forge.reads",
 
 SHARES = "forge.shares"
 """The annotation of a tile whose neighbouring pixels share what they read of a row."""
-
-Entry = tuple[Affine, tuple[int, ...]]
-"""How a model's input is quantized, and the order of its axes that makes it an image."""
 
 STEPS = 16
 """Steps of a convolution that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
@@ -135,44 +132,6 @@ def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
-def to_words(image: te.Tensor, group: int) -> te.Tensor:
-    """Describe an image in plain form as int32 words of ``group`` channels: (N, C / group, H, W)."""
-    return _words(image.shape, image, group)
-
-
-def rounded_to_words(image: te.Tensor, group: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
-    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
-    from tvm import tirx
-
-    scale = tirx.const(affine.scale, "float32")
-
-    def read(*at: Any) -> Any:
-        place = [at[axes.index(axis)] for axis in range(len(axes))]
-        return stored(image(*place) / scale, affine, Clip())
-
-    return _words([image.shape[axis] for axis in axes], read, group)
-
-
-def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Tensor:
-    from tvm import te, tirx
-
-    batch, _, height, width = shape
-    channels = int(shape[1])
-
-    def element(n: Any, word: Any, h: Any, w: Any) -> Any:
-        total: Any = None
-        for place in range(min(group, channels)):
-            at = word * group + place
-            byte = read(n, at, h, w).astype("int32")
-            if channels > group and channels % group:
-                byte = tirx.if_then_else(at < channels, byte, 0)
-            byte = byte << (32 // group * place) if place else byte
-            total = byte if total is None else total | byte
-        return total
-
-    return te.compute((batch, -(-channels // group), height, width), element, name="to_words")
-
-
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
     geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None, in_place: bool,
@@ -224,7 +183,7 @@ def sums_of(
             padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
         else:
             peeled = way.whole and not as_words
-            padded = surround(image, _widened(geometry, wide), filler, by_rows=enters, peeled=peeled)
+            padded = surround(image, geometry.padded_for(wide), filler, by_rows=enters, peeled=peeled)
             padded = widened(padded) if way.widens and not as_words else padded
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
@@ -261,13 +220,6 @@ def _widened_pixels(image: te.Tensor, geometry: Geometry, wide: int) -> te.Tenso
 
     batch, blocks, *_, lanes = image.shape
     return te.compute((batch, blocks, tall, wide, lanes), pixel, name="widen")
-
-
-def _widened(geometry: Geometry, wide: int) -> Geometry:
-    """Return a convolution that reads what ``wide`` pixels need, more padding to the right."""
-    top, left, bottom, right = geometry.padding
-    reach = (wide - 1) * geometry.strides[1] + (geometry.kernel[1] - 1) * geometry.dilation[1] + 1
-    return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
 
 
 def _with_margin(geometry: Geometry, pixels: int) -> Geometry:

@@ -10,7 +10,7 @@ from forge_pipeline.codegen.schedules import moves
 from forge_pipeline.codegen.schedules.edges import EDGES
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import register
-from forge_pipeline.codegen.schedules.integer_neon_plan import Plan, reach
+from forge_pipeline.codegen.schedules.integer_neon_plan import Plan
 from forge_pipeline.codegen.schedules.integer_neon_unit import LANES, PIXELS, UNITS, shuffle
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
     way, (top, left, bottom, right) = UNITS[plan.unit], geometry.padding
     wide = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
-    whole = max(width + left + right, reach(geometry, wide))
+    whole = max(width + left + right, geometry.reach(wide))
     whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // way.channels) * way.channels // LANES
     first, last = left * LANES, (left + width) * LANES
     filler = tirx.const(zero - 128, "int8") if way.signed else tirx.const(zero, "uint8")

@@ -69,7 +69,7 @@ def _plans(machine: Machine, geometry: Geometry, unit: str, *, is_matrix: bool) 
 
 def needs_row(geometry: Geometry, unit: str, wide: int) -> bool:
     """Return whether an image has to be copied before units can read ``wide`` pixels of a row."""
-    if any(geometry.padding) or reach(geometry, wide) > geometry.size[1]:
+    if any(geometry.padding) or geometry.reach(wide) > geometry.size[1]:
         return True
     if UNITS[unit].channels == LANES:
         return False
@@ -92,8 +92,3 @@ def _single_cycles(machine: Machine, geometry: Geometry) -> float:
         for pixels in range(1, min(wide, machine.registers) + 1)
         if pixels * vectors + vectors + 2 <= machine.registers
     )
-
-
-def reach(geometry: Geometry, wide: int) -> int:
-    """Return how many pixels of a padded row ``wide`` results read."""
-    return (wide - 1) * geometry.strides[1] + (geometry.kernel[1] - 1) * geometry.dilation[1] + 1

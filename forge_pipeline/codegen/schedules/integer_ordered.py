@@ -64,7 +64,7 @@ def emit(
     split = full.reshape(filters, blocks, lanes // GROUP, GROUP, height, width)
     steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, GROUP)
     pixels, vectors = choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
-    tall, wide = _padded_size(_widened(geometry, pixels))
+    tall, wide = _padded_size(_with_whole_tiles(geometry, pixels))
     at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // GROUP))
     block, kernel_h, kernel_w, quad = at
     place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
@@ -137,12 +137,9 @@ def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even:
     return best[1:]
 
 
-def _widened(geometry: Geometry, pixels: int) -> Geometry:
+def _with_whole_tiles(geometry: Geometry, pixels: int) -> Geometry:
     """Return a convolution that reads what whole tiles of ``pixels`` need, more padding to the right."""
-    top, left, bottom, right = geometry.padding
-    wide = -(-geometry.output[1] // pixels) * pixels
-    reach = (wide - 1) * geometry.strides[1] + (geometry.kernel[1] - 1) * geometry.dilation[1] + 1
-    return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
+    return geometry.padded_for(-(-geometry.output[1] // pixels) * pixels)
 
 
 def _padded_size(geometry: Geometry) -> tuple[int, int]:
@@ -159,7 +156,7 @@ def convolve(
     ``places`` count from a pixel's first byte, beyond its block: memory is one row of bytes.
     """
     masks, constants = _split(rest, complemented)
-    padded = surround(image, _widened(geometry, pixels), zero)
+    padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
     lanes, (down, right), (tall, width) = int(image.shape[-1]), geometry.strides, geometry.output
     rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
     total = _sums(
