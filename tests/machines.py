@@ -57,11 +57,14 @@ def emulated(target: Target) -> Emulator:
     return machine
 
 
-def load(library: bytes, target: Target) -> Any:
-    """Return the library of a model for ``target`` as a function; skips the test where nothing can run it."""
+def load(library: bytes, target: Target, threads: int = 1) -> Any:
+    """Return the library of a model for ``target`` as a function; skips the test where nothing can run it.
+
+    An emulated machine has one CPU.
+    """
     reason = why_not_here(target)
     if reason is None:
-        return Engine(library, threads=1)
+        return Engine(library, threads=threads)
     if not CHOSEN or target.arch != "x86_64":
         pytest.skip(f"{target.tag} does not run here: {reason}")
     return Remote(machine=emulated(target), library=library)

@@ -12,10 +12,10 @@ from forge_pipeline.codegen.build import build, planned
 from forge_pipeline.codegen.importer import import_model, prepare
 from forge_pipeline.codegen.memory import allocated
 from forge_pipeline.codegen.tiled import lower
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, IN, OPTIONS, OTHERS, OUT, VNNI, Net, check, exact_scales, reference
 from tests.codegen.test_integer_forms import ELSEWHERE
+from tests.machines import load
 
 BRANCH, SUM = (4096.0, 101), (5000.3, 3)
 MAIN, SHORTCUT, NEITHER = "main", "shortcut", "neither"
@@ -56,10 +56,10 @@ def test_a_block_with_a_projection_stores_what_onnx_runtime_stores(case: str) ->
     check(net, block(net, *BLOCKS[case]))
 
 
-@pytest.mark.parametrize("tag", [tag for tag in OTHERS if tag != HERE])
+@pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, VNNI) if tag != HERE])
 def test_other_instructions_store_the_same_of_a_block(tag: str) -> None:
     net = Net(1, 16, 9, 13)
-    check(net, block(net, 16, 24, 1, 2), block(net, 16, 24, 1, 2, NEITHER), tag=tag)
+    check(net, block(net, 16, 24, 1, 2), block(net, 16, 24, 3, 2, NEITHER), tag=tag)
 
 
 def test_what_is_added_to_a_convolution_is_rounded_before() -> None:
@@ -88,7 +88,7 @@ def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:
             dimensions[0].dim_param = "N"
     library = build(model, Target.from_tag(HERE), OPTIONS).to_bytes()
     for batch, threads in ((1, 2), (3, 1), (3, 2)):
-        engine = Engine(library, threads=threads)
+        engine = load(library, Target.from_tag(HERE), threads=threads)
         x = (net.random.standard_normal((batch, 16, 24, 24)) * 40).astype(np.float32)
         for found, wanted in zip(engine(x), reference(model, x, optimized=False), strict=True):
             np.testing.assert_array_equal(found, wanted)

@@ -267,12 +267,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(block, shared)
             if not enters:
                 sch.vectorize(sch.get_loops(block)[-1])
-        elif EDGES in sch.get(block).annotations:
-            *places, _, lane = sch.get_loops(block)
-            sch.vectorize(lane)
-            moves.parallel_if_worth(sch, moves.fuse(sch, places), image_bytes * height)
         else:
-            moves.spread(sch, block, machine)
+            spread_copy(sch, block, machine)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
     for loop in (w_in, row_in, kernel_w if shares else quad):
         sch.unroll(loop)
@@ -281,6 +277,17 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         moves.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
     dot(sch, out, machine, str(annotations[READS]), str(annotations[WEIGHTS]))
+
+
+def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Copy an image by threads; where ``edges`` takes the margins from its rows, these stay a loop."""
+    if EDGES not in sch.get(block).annotations:
+        moves.spread(sch, block, machine)
+        return
+    values = moves.product(moves.extents(sch, block))
+    *places, _, lane = sch.get_loops(block)
+    sch.vectorize(lane)
+    moves.parallel_if_worth(sch, moves.fuse(sch, places), values)
 
 
 def _row_values(sch: Schedule, copy: SBlockRV, rows: int) -> int:

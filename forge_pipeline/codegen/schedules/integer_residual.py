@@ -26,6 +26,7 @@ from forge_pipeline.codegen.schedules.integer_conv import (
     arrange,
     band,
     pack_weight,
+    spread_copy,
     sums_of,
 )
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, known_dot
@@ -164,7 +165,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(block, shared)
             sch.vectorize(sch.get_loops(block)[-1])
         else:
-            moves.spread(sch, block, machine)
+            spread_copy(sch, block, machine)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * per_result // STEPS)
     depth = 1 + len(inner)
     for block in (steps, last):
