@@ -42,6 +42,8 @@ LOAD_CYCLES = 0.1
 STEP_CYCLES = 0.6
 """Cycles of a step besides: its place is read, and steps are counted."""
 TILE_CYCLES = 5
+MOST_COMPLEMENTED = 0.5
+"""Share of steps with masks above which widening is faster, whole layers measured; masks take room besides."""
 FEWEST = 4
 """Rows of a matrix below which its weights are read too seldom for their masks to pay."""
 STEPS = 16
@@ -69,6 +71,8 @@ def emit(
     block, kernel_h, kernel_w, quad = at
     place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
     panels = integer_complement.pack(steps, vectors * lanes)
+    if panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
+        return None
     return graph.kernel(
         convolve, graph.blocked(source), *_constants(graph, panels, place + quad * GROUP, finish, blocked=True),
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, complemented=panels.complemented,
@@ -82,6 +86,8 @@ def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finis
         return None
     pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP, even=True)
     panels = integer_complement.pack(weight.T.reshape(columns, -1, GROUP), vectors * graph.machine.lanes)
+    if panels.complemented > MOST_COMPLEMENTED * (steps // GROUP):
+        return None
     place = GROUP * np.arange(steps // GROUP)
     return graph.kernel(
         by_rows, left, *_constants(graph, panels, place, finish, blocked=False),
