@@ -10,6 +10,7 @@ Rounding is that of ONNX Runtime's integer kernels: clipped to the range of the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -133,6 +134,24 @@ class Waiting(Protocol):
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Emit it in uint8."""
+
+
+class Storable(ABC):
+    """Base of ``Waiting`` results that the same code emits in float and in uint8."""
+
+    __slots__ = ()
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float."""
+        return self._emit(graph, None)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        return self._emit(graph, affine)
+
+    @abstractmethod
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        """Emit it, in uint8 as ``affine`` says or in float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,15 +59,15 @@ class Finish:
         most: Array = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
         return most if self.offset is None else most + abs(self.offset)
 
-    def constants(self, graph: Graph, arrange: Callable[[Array], Array]) -> list[relax.Expr]:
-        """Return its constants as arguments of a kernel; ``arrange`` gives them the form of the channels."""
+    def constants(self, graph: Graph, shape: tuple[int, ...]) -> list[relax.Expr]:
+        """Return its constants as arguments of a kernel, each of ``shape``: zero for channels that are only there."""
         arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
         if self.offset is not None:
             arrays.append(self.offset.astype(np.float32))
-        constants = [graph.constant(arrange(array)) for array in arrays]
+        constants = [graph.constant(_filled(array, shape)) for array in arrays]
         if self.measured is not None:
             scale, zero = self.measured.scale, self.measured.zero
-            sums = graph.constant(arrange(self.measured.sums))
+            sums = graph.constant(_filled(self.measured.sums, shape))
             constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
             if not self.raw:
                 constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
@@ -85,6 +84,12 @@ class Finish:
         """Return the expression of a result before it is rounded."""
         value = (total + bias).astype("float32") * factor
         return value + offset[0] if offset else value
+
+
+def _filled(array: Array, shape: tuple[int, ...]) -> Array:
+    full = np.zeros(shape, array.dtype)
+    full.reshape(-1)[: array.size] = array
+    return full
 
 
 def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:

@@ -21,6 +21,7 @@ from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.schedules import integer_winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
 from tests.machines import AMX, CHOSEN, load
@@ -244,9 +245,9 @@ def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums
         dilation=(1, 1),
     )  # fmt: skip
     small = np.full((64, 64, 3, 3), 40, np.int8)
-    assert integer_winograd.choose(machine, geometry, small) is integer_winograd.LARGE
-    assert not integer_winograd.LARGE.fits(np.full((1, 256, 3, 3), 127, np.int8))
-    assert integer_winograd.SMALL.fits(np.full((1, 1024, 3, 3), -127, np.int8))
+    assert integer_winograd.choose(machine, geometry, small) is LARGE
+    assert not LARGE.fits(np.full((1, 256, 3, 3), 127, np.int8))
+    assert SMALL.fits(np.full((1, 1024, 3, 3), -127, np.int8))
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])

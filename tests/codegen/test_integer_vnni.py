@@ -11,7 +11,7 @@ import pytest
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_winograd import LARGE, SMALL
+from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL, Transform
 from forge_pipeline.target import Target
 from tests.codegen import test_integer as qdq
 
@@ -82,7 +82,7 @@ def test_no_pixel_of_a_padded_copy_is_asked_for_being_inside(groups: int) -> Non
     ],
 )
 def test_tiles_are_transformed_where_that_takes_fewer_cycles_weights_out_of_the_cache_included(
-    tag: str, size: int, channels: int, filters: int, expected: integer_winograd.Transform | None
+    tag: str, size: int, channels: int, filters: int, expected: Transform | None
 ) -> None:
     weight = np.ones((filters, channels, 3, 3), np.int8)
     machine = Machine.of(Target.from_tag(tag))

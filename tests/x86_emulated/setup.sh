@@ -2,13 +2,17 @@
 # Builds an emulator of x86 CPUs that have AVX-512, VNNI and AMX, and a Linux for it with TVM's runtime: nothing is
 # installed. Usage: tests/x86_emulated/setup.sh [FOLDER]
 # (default: ${XDG_CACHE_HOME:-~/.cache}/forge-pipeline/x86-emulated)
-# Needs Debian 12 or a relative of it on x86-64, with apt-get, dpkg, gcc, g++ and make, and Python 3.11+ with pip;
-# about 0.5 GB, and five minutes to compile.
+# Needs Debian 12 or a relative of it on x86-64, with apt-get, dpkg, gcc, g++ and make; and the project's environment,
+# or PYTHON, another one, for TVM's version; about 0.5 GB, and five minutes to compile.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$(realpath -m "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/forge-pipeline/x86-emulated}")
-python=${PYTHON:-python3}
+python=${PYTHON:-$here/../../.venv/bin/python}
 [[ -f $folder/ready ]] && { echo "$folder is ready"; exit 0; }
+runtime=()
+for name in numpy apache-tvm apache-tvm-ffi cryptography cffi; do
+  runtime+=("$name==$("$python" -c "import importlib.metadata as m; print(m.version('$name'))")")
+done
 work=$folder/work
 mkdir -p "$work"/{lists/partial,apt/archives/partial,debs,wheels,kernel,bochs} "$folder"/root/{site,dev,tmp}
 
@@ -57,12 +61,10 @@ gcc -O2 -shared -fPIC -o "$folder/root/ports.so" "$here/ports.c"
 
 # What the runtime imports. Only the runtime library of TVM's wheel is kept: the compiler has 260 MB.
 site=$folder/root/site
-version() { "$python" -c "import importlib.metadata as m; print(m.version('$1'))"; }
 "$python" -m pip download --quiet --dest wheels --only-binary=:all: --python-version 3.11 \
   --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --no-deps \
-  "numpy==$(version numpy)" "apache-tvm==$(version apache-tvm)" "apache-tvm-ffi==$(version apache-tvm-ffi)" \
-  "cryptography==$(version cryptography)" "cffi==$(version cffi)" pycparser typing-extensions
+  "${runtime[@]}" pycparser typing-extensions
 for wheel in wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$site"; done
 find "$site/tvm" -type f ! -name libtvm_runtime.so ! -path "$site/tvm/__init__.py" -delete
 find "$folder/root" -depth \( -path '*/tests' -o -path '*/share/doc' -o -path '*/share/man' -o -path '*/share/locale' \

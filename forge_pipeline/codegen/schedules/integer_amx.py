@@ -52,7 +52,7 @@ def emit(
         return None
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(pack_weight(steps)),
-        *finish.constants(graph, lambda array: _filled(array, filters)),
+        *finish.constants(graph, _columns(filters)),
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, high=_tiles(rows), filters=filters,
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finis
         return None
     return graph.kernel(
         by_tiles, flat, graph.constant(pack_weight(weight)),
-        *finish.constants(graph, lambda array: _filled(array, columns)),
+        *finish.constants(graph, _columns(columns)),
         name="dense_u8", columns=columns, finish=finish, high=_tiles(rows),
     )  # fmt: skip
 
@@ -86,10 +86,9 @@ def _whole(extent: int, unit: int) -> int:
     return -(-extent // unit) * unit
 
 
-def _filled(array: Array, size: int) -> Array:
-    full = np.zeros(_whole(size, LANES * _tiles(size)), array.dtype)
-    full[: array.size] = array
-    return full
+def _columns(count: int) -> tuple[int]:
+    """Return the form of one number for each column of whole tiles."""
+    return (_whole(count, LANES * _tiles(count)),)
 
 
 def pack_weight(weight: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Graph, Value, shape_of
-from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, Dequantized, waiting
+from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, Dequantized, Storable, waiting
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_bands, moves
 from forge_pipeline.codegen.schedules.integer_bands import TOP_BIT
@@ -35,7 +35,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batched:
+class Batched(Storable):
     """A product of bytes, (batch, rows, depth) and (batch, depth, columns), that waits to be stored.
 
     ``zeros`` are the zero points, ``scale`` is the product of both scales, ``shape`` the result's. ``softmax`` is
@@ -63,14 +63,6 @@ class Batched:
         if self.joined:
             return tensor(0, m, b * self.depth + k)
         return tensor(*[0] * (len(self.leading) - 1), b, m, k)
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax

@@ -21,7 +21,6 @@ MOST = np.iinfo(np.int16).max // LEVELS
 """Largest sum of the weights of one sign of a pair: 255 times as much fits int16."""
 ROUND = 16
 """Parts of the steps of which a whole number has masks: layers of one shape then often share a kernel."""
-LARGEST = np.iinfo(np.int8).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

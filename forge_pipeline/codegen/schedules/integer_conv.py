@@ -26,12 +26,13 @@ from forge_pipeline.codegen.schedules import (
     integer_winograd,
     moves,
 )
-from forge_pipeline.codegen.schedules.direct import RESIDENT, merge_groups
+from forge_pipeline.codegen.schedules.direct import PIXELS, RESIDENT, VECTORS, merge_groups
 from forge_pipeline.codegen.schedules.edges import EDGES
 from forge_pipeline.codegen.schedules.flat import ANY_ORDER
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     BYTES,
+    READS,
     WEIGHTS,
     WORD,
     Dot,
@@ -41,7 +42,7 @@ from forge_pipeline.codegen.schedules.integer_dot import (
     products,
     widened,
 )
-from forge_pipeline.codegen.schedules.integer_tile import EvenTile, choose_even_tile
+from forge_pipeline.codegen.schedules.integer_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.schedules.integer_words import Entry, rounded_to_words, to_words
 
 if TYPE_CHECKING:
@@ -50,14 +51,9 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_conv"
-PIXELS, VECTORS, READS, ENTERS = "forge.pixels", "forge.vectors", "forge.reads", "forge.enters"
-"""Annotations with the tile that a template was laid out for, how it reads its image, and whether it quantizes it."""
-
-SHARES = "forge.shares"
-"""The annotation of a tile whose neighbouring pixels share what they read of a row."""
-
-STEPS = 16
-"""Steps of a convolution that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
+ENTERS, SHARES = "forge.enters", "forge.shares"
+"""Annotations of a template that quantizes its image itself, and of one whose neighbouring pixels share what they read
+of a row."""
 
 
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
@@ -102,7 +98,7 @@ def _emit_direct(
         packed = np.concatenate([packed, np.zeros_like(packed[:1])])
         rows += 1
     tile = min(tiles, key=lambda tile: (tile.cycles, tile.pixels, tile.vectors))
-    constants = finish.constants(graph, lambda array: arrange(array, rows, lanes))
+    constants = finish.constants(graph, (rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, way=way,
@@ -113,13 +109,6 @@ def _emit_direct(
 def is_pointwise(geometry: Geometry) -> bool:
     """Return whether a result reads the one pixel that lies where it does."""
     return not any(geometry.padding) and set(geometry.kernel) == set(geometry.strides) == {1}
-
-
-def arrange(array: Array, rows: int, lanes: int) -> Array:
-    """Return one number for each channel as (rows, lanes), missing ones zero."""
-    full = np.zeros(rows * lanes, array.dtype)
-    full[: array.size] = array
-    return full.reshape(rows, lanes)
 
 
 def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:

@@ -19,6 +19,7 @@ from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_neon_store, integer_pack, moves
+from forge_pipeline.codegen.schedules.direct import PIXELS
 from forge_pipeline.codegen.schedules.geometry import Geometry, simplified, surround
 from forge_pipeline.codegen.schedules.integer_dot import (
     TRANSPOSED,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 NAME = "integer_depthwise"
-PIXELS = "forge.pixels"
 UNIT = "sdot"
 """The unit of NEON whose sums lie as here: four pixels by a block."""
 WIDEST = 14
@@ -66,13 +66,8 @@ def emit(
         candidates, key=lambda count: (sum(-(-width // count) * (count + 1) / width for width in widths), -count)
     )
 
-    def arrange(array: Array) -> Array:
-        full = np.zeros(blocks * lanes, array.dtype)
-        full[: array.size] = array
-        return full.reshape(blocks, lanes)
-
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
+        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (blocks, lanes)),
         name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, way=way,
         narrows=narrows and pixels % NEON_PIXELS == 0,
     )  # fmt: skip

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
 
-WEIGHTS = "forge.weights"
-"""The annotation with the type of a template's weights."""
+WEIGHTS, READS = "forge.weights", "forge.reads"
+"""Annotations of a template: the type of its weights, and how its steps read activations (``BYTES`` and others)."""
 
 ISSUED = 5
 """Instructions that a core starts in a cycle, when sums are long."""
@@ -232,16 +232,9 @@ def widened(image: te.Tensor) -> te.Tensor:
 
 
 def dot(
-    sch: Schedule,
-    loop: LoopRV,
-    machine: Machine,
-    reads: str,
-    weights: str = "int8",
-    *,
-    full: bool = False,
-    by: str | None = None,
-    later: bool = False,
-) -> None:
+    sch: Schedule, loop: LoopRV, machine: Machine, reads: str, weights: str = "int8",
+    *, full: bool = False, by: str | None = None, later: bool = False,
+) -> None:  # fmt: skip
     """Compute what is inside ``loop`` (lanes by a group of channels) with the machine's instructions.
 
     ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128. ``by`` is a row of
@@ -259,7 +252,7 @@ def tensorized(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel in which loops that were to be tensorized later are."""
     from tvm import s_tir
 
-    if not _later(function):
+    if not any(LATER in loop.annotations for loop in rewriting.loops(function.body)):
         return function
     sch = s_tir.Schedule(function.with_body(rewriting.with_own_axes(function.body)))
     for block in moves.blocks(sch):
@@ -270,17 +263,6 @@ def tensorized(function: tirx.PrimFunc) -> tirx.PrimFunc:
                 sch.tensorize(loop, name)
                 break
     return sch.mod["main"]
-
-
-def _later(function: tirx.PrimFunc) -> bool:
-    import tvm_ffi
-    from tvm import tirx
-
-    found: list[bool] = []
-    tvm_ffi.structural_walk(
-        function.body, [(tirx.For, lambda loop: found.append(True) if LATER in loop.annotations else None)]
-    )
-    return bool(found)
 
 
 def _order(lanes: int, group: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, IntegerWeight, Measured, Storable, waiting
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import (
@@ -35,7 +35,7 @@ VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Storable):
     """A product of integers that waits to be stored: a ``Waiting`` result.
 
     ``weight`` (steps, columns) is as ``integer_weights`` holds it; sums are in units of ``scale``, one for each column,
@@ -53,14 +53,6 @@ class Product:
     shape: tuple[Extent, ...]
     measured: Measured | None = None
     raw: bool = False
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
@@ -101,7 +93,7 @@ class Product:
         high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // way.group))
         width = wide * graph.machine.lanes
         packed = pack_weight(self.weight, width, way.group)
-        constants = finish.constants(graph, lambda array: _filled(array, packed.shape[0] * width))
+        constants = finish.constants(graph, (packed.shape[0] * width,))
         return graph.kernel(
             by_panels, flat, graph.constant(packed), *constants,
             name="dense_u8", columns=columns, finish=finish, high=high, way=way,
@@ -187,12 +179,6 @@ def pack_weight(weight: Array, width: int, group: int) -> Array:
     full = np.zeros((groups * group, panels * width), weight.dtype)
     full[:steps, :columns] = weight
     return np.ascontiguousarray(full.reshape(groups, group, panels, width).transpose(2, 0, 3, 1))
-
-
-def _filled(array: Array, size: int) -> Array:
-    full = np.zeros(size, array.dtype)
-    full[: array.size] = array
-    return full
 
 
 def by_panels(

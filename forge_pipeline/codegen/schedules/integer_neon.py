@@ -52,7 +52,7 @@ def emit(
         return None
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed(weight, plan.unit)),
-        *finish.constants(graph, lambda array: arranged(array, plan.unit)),
+        *finish.constants(graph, arranged(geometry.filters, plan.unit)),
         name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, plan=plan,
     )  # fmt: skip
 
@@ -71,16 +71,14 @@ def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finis
         return None
     return graph.kernel(
         by_rows, flat, graph.constant(packed(weight.T[:, :, None, None], plan.unit)),
-        *finish.constants(graph, lambda array: arranged(array, plan.unit)),
+        *finish.constants(graph, arranged(geometry.filters, plan.unit)),
         name="dense_u8", geometry=geometry, finish=finish, plan=plan,
     )  # fmt: skip
 
 
-def arranged(array: Array, unit: str) -> Array:
-    """Return one number for each filter as vectors, missing ones zero."""
-    full = np.zeros(-(-array.size // LANES) * LANES, array.dtype)
-    full[: array.size] = array
-    return full.reshape(-1, *UNITS[unit].lanes)
+def arranged(filters: int, unit: str) -> tuple[int, ...]:
+    """Return the form of one number for each filter as vectors."""
+    return (-(-filters // LANES), *UNITS[unit].lanes)
 
 
 def packed(weight: Array, unit: str) -> Array:

@@ -23,6 +23,7 @@ from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_complement import GROUP, Panels
 from forge_pipeline.codegen.schedules.integer_dot import products
 from forge_pipeline.codegen.schedules.integer_ordered_step import COMPLEMENTED, NAME, PLAIN, multiply
+from forge_pipeline.codegen.schedules.integer_tile import STEPS
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -46,8 +47,6 @@ MOST_COMPLEMENTED = 0.5
 """Share of steps with masks above which widening is faster, whole layers measured; masks take room besides."""
 FEWEST = 4
 """Rows of a matrix below which its weights are read too seldom for their masks to pay."""
-STEPS = 16
-"""Steps that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
 
 
 def emit(
@@ -101,25 +100,19 @@ def _serves(machine: Machine, weight: Array) -> bool:
     if machine.dot_product != WIDENS or weight.dtype != np.int8:
         return False
     totals = np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
-    return int(np.abs(weight.astype(np.int64)).max(initial=0)) <= integer_complement.LARGEST and (
-        LEVELS * int(totals.max(initial=0)) < SUM_LIMIT
-    )
+    return LEVELS * int(totals.max(initial=0)) < SUM_LIMIT
 
 
 def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, blocked: bool) -> list[relax.Expr]:
     """Return weights, where steps lie, masks if there are any, and what ``finish`` needs."""
-    lanes = graph.machine.lanes
-    size = panels.weights.shape[0] * panels.weights.shape[2]
-
-    def arrange(array: Array) -> Array:
-        full = np.zeros(size, array.dtype)
-        full[: array.size] = array
-        return full.reshape(-1, lanes) if blocked else full
-
+    size, lanes = panels.weights.shape[0] * panels.weights.shape[2], graph.machine.lanes
     arrays = [panels.weights, place[panels.order].astype(np.int32)]
     arrays += [panels.masks] if panels.complemented else []
     started = replace(finish, bias=finish.bias + panels.bias)
-    return [*(graph.constant(array) for array in arrays), *started.constants(graph, arrange)]
+    return [
+        *(graph.constant(array) for array in arrays),
+        *started.constants(graph, (size // lanes, lanes) if blocked else (size,)),
+    ]
 
 
 def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from forge_pipeline.codegen.integer import (
     Affine,
     Clip,
     Dequantized,
+    Storable,
     clipped_float,
     quotient,
     rounded,
@@ -43,7 +44,7 @@ Shape = tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Storable):
     """Two operands whose combination waits to be stored: a ``Waiting`` result.
 
     At least one is dequantized; the other may be a constant, or sums that wait (and are then left in float).
@@ -55,14 +56,6 @@ class Pair:
     operands: tuple[Value, Value]
     shapes: tuple[Shape, Shape]
     clip: Clip
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         affines = tuple(value.affine if isinstance(value, Dequantized) else None for value in self.operands)

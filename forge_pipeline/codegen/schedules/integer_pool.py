@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, dequantized
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Storable, dequantized
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import integer_pool_unsized, moves, pool
 from forge_pipeline.codegen.schedules.integer_forms import Pictured, pictured, row_of
@@ -24,7 +24,7 @@ Windows = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class Mean(Storable):
     """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` (h, w) is one by pixels averaged.
 
     ``source`` is an image; ``line`` the shape of the result where that has one axis.
@@ -36,14 +36,6 @@ class Mean:
     shares: Array
     clip: Clip
     line: tuple[Any, ...] | None
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         scale = (np.float32(self.affine.scale) * self.shares).astype(np.float32)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Graph, Value
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, dequantized
+from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Storable, dequantized
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import pool
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class Mean(Storable):
     """Means that wait to be stored: a ``Waiting`` result; ``attributes`` are those of the windows, None for one whole
     image each."""
 
@@ -28,14 +28,6 @@ class Mean:
     affine: Affine
     attributes: Any
     clip: Clip
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         result = graph.kernel(

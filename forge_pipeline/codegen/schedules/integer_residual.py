@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import Affine, Clip, clipped_float, quotient, rounded, stored, waiting
+from forge_pipeline.codegen.integer import Affine, Clip, Storable, clipped_float, quotient, rounded, stored, waiting
 from forge_pipeline.codegen.integer_finish import RESULT_LIMIT, Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_pack, integer_winograd, moves
-from forge_pipeline.codegen.schedules.direct import RESIDENT
+from forge_pipeline.codegen.schedules.direct import PIXELS, RESIDENT, VECTORS
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_conv import (
-    PIXELS,
-    STEPS,
-    VECTORS,
-    arrange,
     band,
     pack_weight,
     spread_copy,
@@ -31,7 +27,7 @@ from forge_pipeline.codegen.schedules.integer_conv import (
 )
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, WEIGHTS, Dot, dot, known_dot
 from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
-from forge_pipeline.codegen.schedules.integer_tile import EvenTile, choose_even_tile
+from forge_pipeline.codegen.schedules.integer_tile import STEPS, EvenTile, choose_even_tile
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -55,19 +51,11 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
+class Residual(Storable):
     """Two convolutions, of equal extents, whose sum waits to be stored: a ``Waiting`` result."""
 
     branches: tuple[tuple[Convolution, Plane], tuple[Convolution, Plane]]
     clip: Clip
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return self._emit(graph, None)
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
-        return self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         machine = graph.machine
@@ -79,7 +67,7 @@ class Residual:
         tile = choose_even_tile(machine, parts[0].geometry, rows, steps, blocks, may_share=False)
         tensors: list[relax.Expr] = []
         for part, weight in zip(parts, packed, strict=True):
-            constants = part.finish.constants(graph, lambda array: arrange(array, rows, lanes))
+            constants = part.finish.constants(graph, (rows, lanes))
             tensors += [graph.blocked(part.source), graph.constant(weight), *constants]
         most: Array = sum((part.finish.largest(part.weight) for part in parts), np.zeros(()))
         bounded = affine is not None and not machine.indexed and bool((most < RESULT_LIMIT * affine.scale).all())

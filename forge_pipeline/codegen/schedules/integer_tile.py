@@ -10,6 +10,9 @@ from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import ISSUED, known_dot
 from forge_pipeline.codegen.schedules.unsized import WIDTHS
 
+STEPS = 16
+"""Steps of a convolution that take as long as storing one result, as ``moves.MULTIPLY_ADDS`` does for floats."""
+
 COPY_CYCLES = 1.5
 """Cycles for a vector of an image that is copied to have a wider margin."""
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_pack, moves
+from forge_pipeline.codegen.schedules.direct import PIXELS, VECTORS
 from forge_pipeline.codegen.schedules.flat import ANY_ORDER
-from forge_pipeline.codegen.schedules.integer_dot import WEIGHTS, dot, known_dot
+from forge_pipeline.codegen.schedules.integer_dot import READS, WEIGHTS, dot, known_dot
+from forge_pipeline.codegen.schedules.integer_tile import STEPS
 from forge_pipeline.codegen.schedules.tails import MARGIN, NARROW, TILES
 from forge_pipeline.codegen.schedules.unsized import BAND
 
@@ -19,14 +21,8 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
-PIXELS, VECTORS, READS = "forge.pixels", "forge.vectors", "forge.reads"
-"""Annotations with the tile that a template was laid out for, and how it reads its image."""
-
 LARGEST_BAND = 1024
 """Pixels that a thread computes at once, of an image whose pixels are one row."""
-
-STEPS = 16
-"""Steps of a convolution that take as long as storing one result."""
 
 
 def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:

@@ -8,64 +8,29 @@ So nothing is rounded before the result is stored, and it equals the direct conv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value
-from forge_pipeline.codegen.integer import LEVELS
 from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.machine import Machine, divisors
 from forge_pipeline.codegen.schedules import integer_pack, moves, winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_dot import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
+from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL, WORD_BITS, Transform
 
 if TYPE_CHECKING:
     from tvm import relax, te
     from tvm.s_tir import Schedule
 
 NAME = "integer_winograd"
-WORD_BITS = 32
 EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
 """Part of the multiplier's peak that products reach, transformed or not: of two instructions a step, and of one."""
 
 ISSUED = 3
 """Instructions of a transformation that a core starts in a cycle."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transform(winograd.Transform):
-    """F(m x m, 3 x 3) with integers; results are ``odd << shift`` times too large."""
-
-    odd: int
-    shift: int
-
-    def of_kernel(self, weight: Array) -> Array:
-        """Return (filters, channels, 3, 3), transformed."""
-        return self.kernel @ weight.astype(np.int64) @ self.kernel.T
-
-    def fits(self, weight: Array) -> bool:
-        """Whether transformed weights fit int16, and every sum of products by bytes what the shift leaves of int32."""
-        largest = int(np.abs(weight.astype(np.int64)).sum(axis=(1, 2, 3)).max(initial=0)) * LEVELS
-        inside = int(np.abs(self.of_kernel(weight)).max(initial=0)) < 1 << 15
-        return inside and largest < 1 << (WORD_BITS - 1 - self.shift)
-
-
-SMALL = Transform(
-    image=winograd.SMALL.image.astype(np.int64),
-    kernel=(winograd.SMALL.kernel * 2).astype(np.int64),
-    result=winograd.SMALL.result.astype(np.int64),
-    odd=1,
-    shift=2,
-)
-LARGE = Transform(
-    image=winograd.LARGE.image.astype(np.int64),
-    kernel=np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 1]], np.int64),
-    result=np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 24]], np.int64),
-    odd=9,
-    shift=6,
-)
 
 
 def emit(
@@ -78,14 +43,8 @@ def emit(
         return None
     lanes = machine.lanes
     packed = pack_weight(weight, lanes, _words(machine).group, transform)
-
-    def arrange(array: Array) -> Array:
-        full = np.zeros(packed.shape[0] * lanes, array.dtype)
-        full[: array.size] = array
-        return full.reshape(-1, lanes)
-
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, arrange),
+        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (packed.shape[0], lanes)),
         name="conv2d_u8_winograd", geometry=geometry, zero=zero, finish=finish, transform=transform,
         way=_words(machine),
     )  # fmt: skip

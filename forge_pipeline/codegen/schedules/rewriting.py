@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tvm import tirx
     from tvm.s_tir import SBlockRealize
 
 
@@ -17,6 +18,16 @@ def realizes(tree: Any) -> list[SBlockRealize]:
     found: list[SBlockRealize] = []
     tvm_ffi.structural_walk(tree, [(s_tir.SBlockRealize, found.append)], order="pre")
     return [realize for realize in found if realize.block.iter_vars]
+
+
+def loops(tree: Any) -> list[tirx.For]:
+    """Return the loops in ``tree``."""
+    import tvm_ffi
+    from tvm import tirx
+
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(tree, [(tirx.For, found.append)])
+    return found
 
 
 def variables(expression: Any) -> list[Any]:
@@ -70,7 +81,6 @@ def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
 
 def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
     """Return ``body`` with loop variables of its own, and new buffers for ``buffers``."""
-    import tvm_ffi
     from tvm import tirx
 
     fresh: dict[Any, Any] = {
@@ -78,11 +88,8 @@ def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
         for buffer in buffers
     }
 
-    def renew(loop: tirx.For) -> None:
-        variable = loop.loop_var
-        fresh[variable] = tirx.Var(variable.name, variable.ty.dtype)
-
-    tvm_ffi.structural_walk(body, [(tirx.For, renew)])
+    for loop in loops(body):
+        fresh[loop.loop_var] = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
     return replaced(body, fresh.get)
 
 

@@ -27,7 +27,11 @@ NARROW = "forge.narrow"
 
 def is_open(function: tirx.PrimFunc) -> bool:
     """Return whether a scheduled kernel has tiles whose last one may reach too far."""
-    return bool(_loops(function))
+    return bool(_over_tiles(function))
+
+
+def _over_tiles(function: tirx.PrimFunc) -> list[tirx.For]:
+    return [loop for loop in rewriting.loops(function.body) if TILES in loop.annotations]
 
 
 def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -35,7 +39,7 @@ def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
     from tvm import s_tir, tirx
 
     wide, least = _moved_back(function.body), {}
-    for loop in _loops(function):
+    for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
         least[str(extent)] = extent >= tile
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
@@ -68,7 +72,7 @@ def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
     from tvm import s_tir, tirx
 
     counter, tile = loop.loop_var, int(loop.annotations[MARGIN])
-    inside = _variables(loop.body)
+    inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
 
     def change(realize: SBlockRealize) -> SBlockRealize:
@@ -102,7 +106,7 @@ def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return mutator.default_mutate(loop)
         tile, realize = int(loop.annotations[MARGIN]), rewriting.realizes(loop)[0]
         (value,) = (value for value in realize.iter_values if rewriting.reads(value, loop.loop_var))
-        first = rewriting.at_zero(value, [loop.loop_var, *_variables(loop.body)])
+        first = rewriting.at_zero(value, [inner.loop_var for inner in rewriting.loops(loop)])
         tiles = tirx.min(loop.extent, tirx.floordiv(_extent(loop) - first + (tile - 1), tile))
         notes = {name: note for name, note in loop.annotations.items() if name != MARGIN}
         tiles = Analyzer().simplify(tiles)
@@ -127,30 +131,6 @@ def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
     ]
     buffer = region.source
     return tirx.decl_buffer(shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
-
-
-def _variables(body: Any) -> list[Any]:
-    """Return the variables of all loops in ``body``."""
-    import tvm_ffi
-    from tvm import tirx
-
-    inside: list[Any] = []
-    tvm_ffi.structural_walk(body, [(tirx.For, lambda inner: inside.append(inner.loop_var))])
-    return inside
-
-
-def _loops(function: tirx.PrimFunc) -> list[tirx.For]:
-    import tvm_ffi
-    from tvm import tirx
-
-    found: list[tirx.For] = []
-
-    def look(loop: tirx.For) -> None:
-        if TILES in loop.annotations:
-            found.append(loop)
-
-    tvm_ffi.structural_walk(function.body, [(tirx.For, look)])
-    return found
 
 
 def _extent(loop: tirx.For) -> Any:
@@ -178,7 +158,7 @@ def _moved(loop: tirx.For) -> Any:
     from tvm.sym.analyzer import Analyzer
 
     tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
-    inside = _variables(loop.body)
+    inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
     starts: dict[str, Any] = {}
 
