@@ -19,6 +19,7 @@ from tests.codegen import test_integer_batched as batched
 from tests.codegen import test_integer_dynamic as dynamic
 from tests.codegen import test_integer_residual as residual
 from tests.codegen import test_integer_unsized as unsized
+from tests.codegen import test_integer_weights as weights
 from tests.trained import in_bytes
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
@@ -72,6 +73,16 @@ def test_residual_blocks_store_what_onnx_runtime_stores(
     branches = (residual.MAIN, residual.SHORTCUT, residual.NEITHER)
     outputs = [residual.block(net, 16, 24, 1, stride, stored) for stride in (1, 2) for stored in branches]
     compare(net, outputs, tag, compile_for, tmp_path)
+
+
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("case", ["convolution", "depthwise"])
+def test_weights_of_the_least_byte_store_what_onnx_runtime_stores(
+    case: str, tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    shape, layers = weights.NETS[case]
+    net = weights.Signed(*shape)
+    compare(net, [net.pair(layers(net), qdq.OUT)], tag, compile_for, tmp_path)
 
 
 FORMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {

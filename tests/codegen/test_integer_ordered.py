@@ -64,10 +64,16 @@ def convolved(random: Any, channels: int, filters: int, kernel: int, stride: int
     return net
 
 
+ENDS = st.sampled_from([-128, 1, 127])
+
+
 @settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127)), st.randoms(use_true_random=False))
+@given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False))
 def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: Any, random: Any) -> None:
     panels = integer_complement.pack(weight, 8)
+    if panels is None:
+        assert (weight.reshape(-1, 2) == -128).all(axis=1).any()
+        return
     pairs = panels.weights.astype(np.int64).reshape(-1, 2)
     assert (LEVELS * np.maximum(pairs, 0).sum(axis=1)).max() <= np.iinfo(np.int16).max
     assert (LEVELS * np.minimum(pairs, 0).sum(axis=1)).min() >= np.iinfo(np.int16).min
@@ -80,11 +86,24 @@ def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: An
     np.testing.assert_array_equal(found[:9] + panels.bias, (image * weight).sum(axis=(1, 2)))
 
 
+def test_of_a_pair_with_the_least_byte_the_other_one_is_negated_and_of_two_none_can_be() -> None:
+    weight = np.zeros((8, 1, GROUP), np.int8)
+    weight[0, 0, :2] = -1, -128
+    panels = integer_complement.pack(weight, 8)
+    assert panels is not None
+    assert panels.weights[0, 0, 0, :2].tolist() == [1, -128]
+    weight[0, 0, :2] = -128
+    assert integer_complement.pack(weight, 8) is None
+
+
 def test_weights_that_need_no_complement_have_no_masks() -> None:
     weight = np.full((8, 32, GROUP), 64, np.int8)
-    assert integer_complement.pack(weight, 8).complemented == 0
+    panels = integer_complement.pack(weight, 8)
+    assert panels is not None
+    assert panels.complemented == 0
     weight[3, 5, 1] = 65
     panels = integer_complement.pack(weight, 8)
+    assert panels is not None
     assert panels.complemented == 2  # a whole sixteenth of the steps
     assert panels.order[0, -1] == 5
     assert np.count_nonzero(panels.masks) == 1

@@ -14,7 +14,7 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules.integer_weights import held, in_parts
 from forge_pipeline.target import Target
-from tests.codegen.test_integer import OPTIONS, PLAIN, SDOT, VNNI, Net, check, exact_scales
+from tests.codegen.test_integer import HERE, OPTIONS, PLAIN, SDOT, VNNI, Net, check, exact_scales
 
 IN, OUT = (0.5, 113), (64.0, 7)
 
@@ -25,6 +25,15 @@ class Unsigned(Net):
     def weight(self, shape: tuple[int, ...], scale: Any, axis: int = 0, largest: int = 127) -> str:
         stored = self.tensor(self.random.choice(np.array([0, 1, 90, 180, 254, 255], np.uint8), shape))
         zero = self.tensor(np.resize(np.array([0, 93, 200, 255], np.uint8), np.shape(scale)))
+        return self.node("DequantizeLinear", stored, self.tensor(np.asarray(scale, np.float32)), zero, axis=axis)
+
+
+class Signed(Net):
+    """A QDQ model whose weights take all that int8 holds, -128 too."""
+
+    def weight(self, shape: tuple[int, ...], scale: Any, axis: int = 0, largest: int = 127) -> str:
+        stored = self.tensor(self.random.choice(np.array([-128, -127, -1, 0, 64, 127], np.int8), shape))
+        zero = self.tensor(np.zeros(np.shape(scale), np.int8))
         return self.node("DequantizeLinear", stored, self.tensor(np.asarray(scale, np.float32)), zero, axis=axis)
 
 
@@ -47,6 +56,23 @@ NETS: dict[str, tuple[tuple[int, ...], Callable[[Net], str]]] = {
     "depthwise": ((1, 24, 8, 8), convolution(24, 24, 24)),
     "product": ((5, 24), product),
 }
+
+
+@pytest.mark.parametrize("tag", dict.fromkeys([PLAIN, HERE]))
+@pytest.mark.parametrize("case", NETS)
+def test_weights_of_the_least_byte_store_what_onnx_runtime_stores(case: str, tag: str) -> None:
+    shape, layers = NETS[case]
+    net = Signed(*shape)
+    check(net, net.pair(layers(net), OUT), tag=tag)
+
+
+@pytest.mark.parametrize(("tag", "dtype"), [(VNNI, "int8"), (SDOT, "int8"), (PLAIN, "int8"), ("arm/generic", "int16")])
+def test_the_least_byte_has_a_part_of_its_own_only_where_products_are_added_in_pairs(tag: str, dtype: str) -> None:
+    weight = np.array([[[[-128]], [[127]]]])
+    kept = held(Machine.of(Target.from_tag(tag)), weight)
+    assert kept is not None
+    assert kept.dtype == dtype
+    np.testing.assert_array_equal(kept, weight)
 
 
 @pytest.mark.parametrize("case", NETS)

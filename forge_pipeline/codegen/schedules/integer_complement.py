@@ -43,19 +43,28 @@ class Panels:
         return int(self.masks.shape[1])
 
 
-def complements(weight: Array) -> Array:
-    """Return where (filters, steps, 4) are to be multiplied by the complement of their activation."""
+def complements(weight: Array) -> Array | None:
+    """Return where (filters, steps, 4) are to be multiplied by the complement of their activation.
+
+    None where a pair has to have one negated, and both are -128, of which int8 has no opposite.
+    """
     pairs = weight.astype(np.int32).reshape(*weight.shape[:2], GROUP // 2, 2)
     largest = np.maximum(np.maximum(pairs, 0).sum(axis=-1), -np.minimum(pairs, 0).sum(axis=-1))
+    lowest = pairs == np.iinfo(np.int8).min
+    if lowest.all(axis=-1).any():
+        return None
     chosen = np.zeros(pairs.shape, bool)
-    chosen[..., 1] = largest > MOST
+    chosen[..., 0] = (largest > MOST) & lowest[..., 1]
+    chosen[..., 1] = (largest > MOST) & ~lowest[..., 1]
     return chosen.reshape(weight.shape)
 
 
-def pack(weight: Array, width: int) -> Panels:
-    """Pack (filters, steps, 4), int8 of at most 127; missing filters are zero."""
+def pack(weight: Array, width: int) -> Panels | None:
+    """Pack (filters, steps, 4), int8; missing filters are zero. None where ``complements`` is."""
     filters, steps, _ = weight.shape
     chosen = complements(weight)
+    if chosen is None:
+        return None
     bias = LEVELS * np.where(chosen, weight.astype(np.int64), 0).sum(axis=(1, 2))
     panels = -(-filters // width)
     shape = (panels, width, steps, GROUP)

@@ -70,7 +70,7 @@ def emit(
     block, kernel_h, kernel_w, quad = at
     place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
     panels = integer_complement.pack(steps, vectors * lanes)
-    if panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
+    if panels is None or panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
         return None
     return graph.kernel(
         convolve, graph.blocked(source), *_constants(graph, panels, place + quad * GROUP, finish, blocked=True),
@@ -85,7 +85,7 @@ def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finis
         return None
     pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP, even=True)
     panels = integer_complement.pack(weight.T.reshape(columns, -1, GROUP), vectors * graph.machine.lanes)
-    if panels.complemented > MOST_COMPLEMENTED * (steps // GROUP):
+    if panels is None or panels.complemented > MOST_COMPLEMENTED * (steps // GROUP):
         return None
     place = GROUP * np.arange(steps // GROUP)
     return graph.kernel(

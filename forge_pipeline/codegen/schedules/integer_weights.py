@@ -19,10 +19,11 @@ from forge_pipeline.codegen.schedules.integer_dot import known_dot
 if TYPE_CHECKING:
     from tvm import relax
 
-LARGEST = 127
-"""What every way to multiply bytes can take of both signs."""
+LARGEST, BYTE = 127, 255
+"""What every way to multiply bytes can take of both signs, and what differs most of two bytes."""
 
-BYTE = 255
+ADDS_PAIRS = "smull"
+"""The ``dot_product`` that adds up two products in int16, where 128 times 128 twice has no room."""
 
 
 def held(machine: Machine, integers: Array, *, groups: int = 1) -> Array | None:
@@ -31,7 +32,8 @@ def held(machine: Machine, integers: Array, *, groups: int = 1) -> Array | None:
     int16 are for machines that widen, or for ``in_parts``, which convolutions of several ``groups`` do not have.
     """
     largest = int(abs(integers).max(initial=0))
-    if largest <= LARGEST:
+    below = LARGEST if machine.dot_product == ADDS_PAIRS else LARGEST + 1
+    if integers.max(initial=0) <= LARGEST and integers.min(initial=0) >= -below:
         return integers.astype(np.int8)
     if largest > BYTE or not (known_dot(machine).widens or groups == 1):
         return None
