@@ -143,7 +143,7 @@ class Storable(ABC):
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
-        return self._emit(graph, None)
+        return graph.settle(self._emit(graph, None))
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Emit it in uint8."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def windowed(name: str, builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Conv and pools with `auto_pad` as numbers.
+    """Conv and pools with `auto_pad` as numbers, and without `ceil_mode` where padding says the same.
 
     TVM's converter pads before a convolution, in float, and of SAME_LOWER takes the floor of a pool's extents.
     """
@@ -15,6 +15,8 @@ def windowed(name: str, builder: Any, inputs: list[Any], attributes: dict[str, A
 
     if attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
         attributes = {**attributes, "pads": _same_pads(inputs, attributes), "auto_pad": b"NOTSET", "ceil_mode": 0}
+    elif attributes.get("ceil_mode") and name in POOLS:
+        attributes = {**attributes, **_rounded_up(name, inputs, attributes)}
     return getattr(onnx_frontend, name).get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
@@ -42,6 +44,45 @@ def _same_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[int, ...]
         begins.append(less if is_upper else more)
         ends.append(more if is_upper else less)
     return (*begins, *ends)
+
+
+def _rounded_up(name: str, inputs: list[Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a pool whose number of results is rounded up; most are padded at the end instead.
+
+    A window starts on the image or on the padding before it: ceil((extent + before + after - reach) / stride) + 1
+    results, or ceil((extent + before) / stride) if that is less. Both are the results, rounded down, with more padding
+    after the image. A mean that counts its padding would count that as well, so it stays as it is.
+
+    Raises NotImplementedError where such a mean has windows that TVM would start behind the image.
+    """
+    kernel = attributes["kernel_shape"]
+    rank, ones = len(kernel), (1,) * len(kernel)
+    pads = () if attributes.get("auto_pad") == b"VALID" else tuple(attributes.get("pads", ()))
+    pads = pads or (0,) * (2 * rank)
+    begins, ends = pads[:rank], pads[rank:]
+    strides, dilations = (attributes.get(key, ones) for key in ("strides", "dilations"))
+    reaches = [(width - 1) * step + 1 for width, step in zip(kernel, dilations, strict=True)]
+    more = [min(after + stride - 1, reach - 1) for after, stride, reach in zip(ends, strides, reaches, strict=True)]
+    is_counted = name == "AveragePool" and attributes.get("count_include_pad", 0)
+    if not is_counted or more == list(ends):
+        return {"pads": (*begins, *more), "ceil_mode": 0, "auto_pad": b"NOTSET"}
+    sizes = list(inputs[0].ty.shape.values)[2:]
+    kept = map(_without_late, sizes, begins, ends, strides, reaches)
+    return {"pads": (*begins, *kept), "auto_pad": b"NOTSET"}
+
+
+def _without_late(size: Any, before: int, after: int, stride: int, reach: int) -> int:
+    """Return the padding after an axis with which TVM, rounding up, starts no window behind the image."""
+    from tvm import tirx
+
+    if after + stride <= reach:  # none would start there, whatever the extent
+        return after
+    if isinstance(size, tirx.IntImm):
+        results = -(-(int(size) + before) // stride)
+        needed = (results - 1) * stride + reach - int(size) - before
+        if needed >= 0:
+            return min(needed, after)
+    raise NotImplementedError("ceil_mode with count_include_pad where a window might start behind the image")
 
 
 def convert_conv_transpose(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
@@ -76,6 +117,9 @@ def _transposed_pads(inputs: list[Any], attributes: dict[str, Any]) -> tuple[tup
         rows.append((begin, max(end, 0), extra[axis] + max(-end, 0)))
     return tuple(zip(*rows, strict=True))
 
+
+POOLS = ("MaxPool", "AveragePool")
+"""Operators with `ceil_mode` that take windows as they are."""
 
 WINDOWED = {name: partial(windowed, name) for name in ("Conv", "MaxPool", "AveragePool", "LpPool")}
 """Converters by operator."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ import pytest
 
 from forge_pipeline.codegen.importer import import_model, prepare
 from forge_pipeline.codegen.tiled import lower
+from forge_pipeline.errors import DataError
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import (
     HERE,
@@ -89,6 +91,37 @@ def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
     joined = net.pair(net.node("Concat", both, curve, axis=1), OUT)
     mean = net.pair(net.node("GlobalAveragePool", both), (2.0**-3, 100))
     expect_same(unsized(net.finish(joined, largest, inside, outside, enlarged, mean), 2, 3))
+
+
+ROUNDED_UP: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 3], "pads": [0, 1, 1, 0]}),
+    ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1], "pads": [1, 0, 1, 1]}),
+    ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    ("AveragePool", {"kernel_shape": [2, 3], "strides": [2, 3], "pads": [1, 1, 0, 1]}),
+    ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 0, 1, 0], "count_include_pad": 1}),
+)
+"""Pools whose number of results is rounded up; some would start a window behind the image if it was only that."""
+
+
+def test_pools_of_any_size_have_as_many_results_as_onnx_runtime_has_when_it_rounds_their_number_up() -> None:
+    net = Net(1, 16, 8, 8)
+    y = net.pair(convolution(net, 16, 16, 1), OUT)
+    made = [net.node(operator, y, ceil_mode=1, **attributes) for operator, attributes in ROUNDED_UP]
+    expect_same(unsized(net.finish(net.node("GlobalMaxPool", y), *(net.pair(x, OUT) for x in made)), 2, 3))
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goes_on(operator: str) -> None:
+    net = Net(1, 16, 8, 8)
+    y = net.pair(convolution(net, 16, 16, 1), OUT)
+    model = unsized(net.finish(net.pair(net.node(operator, y, kernel_shape=[3, 3], strides=[2, 2]), OUT)), 2, 3)
+    engine = compiled(model)
+    for size in ((2, 9), (9, 2), (1, 1)):
+        with pytest.raises(DataError, match="expected sizes that the model can compute with"):
+            engine(np.ones((1, 16, *size), np.float32))
+    x = (net.random.standard_normal((1, 16, 9, 12)) * 40).astype(np.float32)
+    np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
 def test_an_image_of_few_channels_and_any_size_is_read_as_words() -> None:

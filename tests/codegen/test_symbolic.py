@@ -129,6 +129,53 @@ def test_an_image_smaller_than_the_kernels_is_refused_and_the_engine_goes_on(siz
     assert np.abs(engine(x)[0] - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
+def _pools(*kinds: tuple[str, dict[str, Any]]) -> tuple[Engine, onnxruntime.InferenceSession]:
+    """Return an engine and a session of pools that read the same convolution."""
+    weight = np.random.default_rng(8).standard_normal((16, 3, 1, 1)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"])]
+    nodes += [helper.make_node(name, ["c"], [f"y{at}"], **given) for at, (name, given) in enumerate(kinds)]
+    graph = helper.make_graph(
+        nodes,
+        "pools",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, "height", "width"])],
+        [helper.make_tensor_value_info(f"y{at}", TensorProto.FLOAT, None) for at in range(len(kinds))],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    library = build(model, Target.from_tag("host"), TILED)
+    assert library.metadata["compile"]["fallbacks"] == []
+    return Engine(library.to_bytes(), threads=1), onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def test_pools_have_as_many_results_as_onnx_runtime_has_when_it_rounds_their_number_up() -> None:
+    engine, session = _pools(
+        ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+        ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 3], "pads": [0, 1, 1, 0], "ceil_mode": 1}),
+        ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1], "pads": [1, 0, 1, 1]}),
+        ("AveragePool", {"kernel_shape": [2, 3], "strides": [2, 3], "pads": [1, 1, 0, 1], "ceil_mode": 1}),
+        ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "count_include_pad": 1, "ceil_mode": 1}),
+    )
+    for size in ((17, 9), (2, 2), (3, 5), (8, 8), (6, 7)):
+        x = np.random.default_rng(2).standard_normal((1, 3, *size)).astype(np.float32)
+        for found, wanted in zip(engine(x), session.run(None, {"x": x}), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_windows_larger_than_the_image_are_refused_and_the_engine_goes_on() -> None:
+    engine, session = _pools(("MaxPool", {"kernel_shape": [3, 2], "strides": [2, 2]}))
+    with pytest.raises(DataError, match="expected sizes that the model can compute with"):
+        engine(np.ones((1, 3, 2, 9), np.float32))
+    x = np.random.default_rng(2).standard_normal((1, 3, 3, 9)).astype(np.float32)
+    np.testing.assert_allclose(engine(x)[0], session.run(None, {"x": x})[0], atol=1e-5)
+
+
+def test_a_mean_that_counts_padding_behind_which_a_window_might_start_is_refused() -> None:
+    kind = {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [1] * 4, "count_include_pad": 1, "ceil_mode": 1}
+    with pytest.raises(CompileError, match="a window might start behind the image"):
+        _pools(("AveragePool", kind))
+
+
 def _convolutions(channels: int) -> onnx.ModelProto:
     """Return one convolution of each kind that reads the same image, and a residual sum behind two of them."""
     random = np.random.default_rng(7)

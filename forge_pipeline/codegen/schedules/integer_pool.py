@@ -1,145 +1,207 @@
 """Pooling of bytes: the largest is itself an integer, means are int32 sums that wait to be stored.
 
-What has one axis is an image with one row.
+What has one axis is an image with one row, what has three is a batch of images.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, ints, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Dequantized, Storable, dequantized
+from forge_pipeline.codegen.integer import LEVELS, SUM_LIMIT, Affine, Clip, Dequantized, Storable, dequantized
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.schedules import integer_pool_unsized, moves, pool
 from forge_pipeline.codegen.schedules.integer_forms import Pictured, pictured, row_of
+from forge_pipeline.codegen.schedules.integer_volume import images_of, stacked
 
 if TYPE_CHECKING:
     from tvm import relax, te
 
-Windows = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""Size, strides and leading padding of windows, each (height, width)."""
+PLANE = 2
+"""Axes of an image."""
+
+NAMES = ("deep", "down", "along")
+"""Axes within a window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What windows are along an axis of ``extent`` pixels, with ``output`` results."""
+
+    extent: int
+    output: int
+    size: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+    after: int = 0
+
+    @property
+    def reach(self) -> int:
+        """How far the last one reaches, from the first pixel on."""
+        return (self.output - 1) * self.stride + (self.size - 1) * self.dilation + 1 - self.before
+
+    def place(self, at: Any, tap: Any) -> Any:
+        """Return where a window has a pixel."""
+        return at * self.stride + tap * self.dilation - self.before
+
+    def outside(self, place: Any) -> list[Any]:
+        """Return the conditions under which there is a pixel at a place."""
+        if self.before <= 0 and self.reach <= self.extent:
+            return []
+        return [place >= 0, place < self.extent]
+
+    def counts(self, *, padding: bool) -> Array:
+        """Return how many pixels the mean of each is taken over, with those of the ``padding`` or without."""
+        low, high = (-self.before, self.extent + self.after) if padding else (0, self.extent)
+        starts = np.arange(self.output) * self.stride - self.before
+        return np.asarray(np.minimum(starts + self.size, high) - np.maximum(starts, low), np.float64)
+
+
+Windows = tuple[Window, ...]
+"""Along height and width, or depth, height and width: an image is then one of a volume."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """What is pooled, as blocked images, and how a result of ``shape`` is made of theirs."""
+
+    source: Value
+    windows: Windows
+    shape: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, source: Value, windows: Windows, shape: tuple[Any, ...]) -> Pooled:
+        """Return it for a source of one, two or three axes, whose result has ``shape``."""
+        if len(windows) == 1:
+            return cls(
+                source=row_of(graph, source), windows=(Window(extent=1, output=1, size=1), *windows), shape=shape
+            )
+        return cls(source=source if len(windows) == PLANE else images_of(graph, source), windows=windows, shape=shape)
+
+    def shaped(self, blocked: relax.Expr) -> Value:
+        """Return the result for that of the images."""
+        image = Value(blocked=blocked, channels=self.source.channels)
+        if len(self.windows) > PLANE:
+            return stacked(image, self.windows[0].output)
+        return image if len(self.shape) == 2 + PLANE else pictured(image, self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean(Storable):
-    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` (h, w) is one by pixels averaged.
+    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` of a window's place is one by its
+    pixels."""
 
-    ``source`` is an image; ``line`` the shape of the result where that has one axis.
-    """
-
-    source: Value
+    pooled: Pooled
     affine: Affine
-    windows: Windows
     shares: Array
     clip: Clip
-    line: tuple[Any, ...] | None
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         scale = (np.float32(self.affine.scale) * self.shares).astype(np.float32)
         finish = Finish.of(scale, np.zeros(1), None, affine, self.clip)
         result = graph.kernel(
-            average, graph.blocked(self.source), graph.constant(finish.factor),
-            name="average_u8", zero=self.affine.zero, windows=self.windows, finish=finish,
+            average, graph.blocked(self.pooled.source), graph.constant(finish.factor),
+            name="average_u8", zero=self.affine.zero, windows=self.pooled.windows, finish=finish,
         )  # fmt: skip
-        return _shaped(Value(blocked=result, channels=self.source.channels), self.line)
+        return self.pooled.shaped(result)
 
 
 def window(graph: Graph, call: relax.Call) -> Value | None:
-    """Pool blocked integers."""
-    value, attributes = graph.look(call.args[0]), call.attrs
-    if not isinstance(value, Dequantized) or any(step != 1 for step in ints(attributes.dilation)):
+    """Pool blocked integers; means without dilation."""
+    value, attributes, is_largest = graph.look(call.args[0]), call.attrs, "max_pool" in call.op.name
+    dilation = ints(attributes.dilation)
+    if not isinstance(value, Dequantized) or (not is_largest and any(step != 1 for step in dilation)):
         return None
     shape, result = shape_of(call.args[0]), shape_of(call)
     rank = len(shape) - 2
-    if rank > 2 or not isinstance(shape[1], int):
+    if not isinstance(shape[1], int):
         return None
     if not all(isinstance(extent, int) for extent in (*shape[2:], *result[2:])):
-        return integer_pool_unsized.window(graph, value, call) if rank == 2 else None
-    ones, zeros, padding = [1] * (2 - rank), [0] * (2 - rank), ints(attributes.padding)
-    size, strides = [*ones, *ints(attributes.pool_size)], [*ones, *ints(attributes.strides)]
-    before, after = [*zeros, *padding[:rank]], [*zeros, *padding[rank:]]
-    extents, results = [*ones, *shape[2:]], [*ones, *result[2:]]
-    windows: Windows = ((size[0], size[1]), (strides[0], strides[1]), (before[0], before[1]))
-    source, line = (value.source, None) if rank == 2 else (row_of(graph, value.source), result)
-    if "max_pool" in call.op.name:
-        largest = graph.kernel(maximum, graph.blocked(source), name="max_u8", windows=windows, output=tuple(results))
-        return dequantized(_shaped(Value(blocked=largest, channels=source.channels), line), value.affine)
-    counts = [
-        _counts(extents[axis], results[axis], size[axis], strides[axis], before[axis], after[axis],
-                outside=bool(attributes.count_include_pad))
-        for axis in (0, 1)
-    ]  # fmt: skip
-    shares = (1.0 / np.outer(*counts)).astype(np.float32)
-    return Value(
-        pending=Mean(source=source, affine=value.affine, windows=windows, shares=shares, clip=Clip(), line=line)
-    )
+        return integer_pool_unsized.window(graph, value, call) if rank == PLANE else None
+    padding = ints(attributes.padding)
+    windows = tuple(
+        Window(extent=extent, output=output, size=size, stride=stride, dilation=step, before=before, after=after)
+        for extent, output, size, stride, step, before, after in zip(
+            shape[2:], result[2:], ints(attributes.pool_size), ints(attributes.strides), dilation,
+            padding[:rank], padding[rank:], strict=True,
+        )
+    )  # fmt: skip
+    pooled = Pooled.of(graph, value.source, windows, result)
+    if is_largest:
+        return _largest(graph, pooled, value.affine)
+    counts = [line.counts(padding=bool(attributes.count_include_pad)) for line in pooled.windows]
+    return _mean(pooled, value.affine, 1.0 / reduce(np.multiply.outer, counts))
 
 
-def _shaped(image: Value, line: tuple[Any, ...] | None) -> Value:
-    return image if line is None else pictured(image, line)
-
-
-def mean(graph: Graph, call: relax.Call) -> Value | None:
-    """Average whole images of integers, or rows of pixels that are known as images."""
-    value, axes = graph.look(call.args[0]), call.attrs.axis
+def whole(graph: Graph, call: relax.Call) -> Value | None:
+    """Average whole images or volumes of integers, or find the largest, or of rows that are known as images."""
+    value, axes, is_largest = graph.look(call.args[0]), call.attrs.axis, call.op.name == "relax.max"
     shape = shape_of(call.args[0])
     if not isinstance(value, Dequantized) or axes is None or not call.attrs.keepdims or not isinstance(shape[1], int):
         return None
-    source, line = value.source, None
-    if isinstance(source, Pictured) and len(shape) == 3:
-        source, line = source.image, shape_of(call)
-    elif len(shape) != 4:
+    if len(shape) not in (4, 5) and not (len(shape) == 3 and isinstance(value.source, Pictured)):
         return None
     if sorted(axis % len(shape) for axis in ints(axes)) != list(range(2, len(shape))):
         return None
     if not all(isinstance(extent, int) for extent in shape[2:]):
-        return integer_pool_unsized.whole(value) if line is None else None
-    size = (1 if line is not None else shape[2], shape[-1])
-    shares = np.full((1, 1), np.float32(1.0 / (size[0] * size[1])), np.float32)
-    windows: Windows = (size, (1, 1), (0, 0))
-    return Value(
-        pending=Mean(source=source, affine=value.affine, windows=windows, shares=shares, clip=Clip(), line=line)
-    )
+        return integer_pool_unsized.whole(graph, value, call) if len(shape) == 2 + PLANE else None
+    windows = tuple(Window(extent=extent, output=1, size=extent) for extent in shape[2:])
+    pooled = Pooled.of(graph, value.source, windows, shape_of(call))
+    if is_largest:
+        return _largest(graph, pooled, value.affine)
+    return _mean(pooled, value.affine, np.full((1,) * len(pooled.windows), 1.0 / math.prod(shape[2:])))
 
 
-def _counts(extent: int, results: int, size: int, stride: int, before: int, after: int, *, outside: bool) -> Array:
-    """Return how many pixels the mean of each window along an axis is taken over."""
-    low, high = (-before, extent + after) if outside else (0, extent)
-    starts = np.arange(results) * stride - before
-    return np.asarray(np.minimum(starts + size, high) - np.maximum(starts, low), np.float64)
+def _mean(pooled: Pooled, affine: Affine, shares: Array) -> Value | None:
+    """Return means; None where int32 has no room for their sums."""
+    if LEVELS * math.prod(line.size for line in pooled.windows) >= SUM_LIMIT:
+        return None
+    return Value(pending=Mean(pooled=pooled, affine=affine, shares=shares.astype(np.float32), clip=Clip()))
 
 
-def _pick(image: te.Tensor, windows: Windows, output: tuple[int, ...], filler: int) -> tuple[Any, list[Any]]:
-    """Return a function from (n, block, h, w, lane) to the pixel of a window, and the axes within it."""
+def _largest(graph: Graph, pooled: Pooled, affine: Affine) -> Value:
+    found = graph.kernel(maximum, graph.blocked(pooled.source), name="max_u8", windows=pooled.windows)
+    return dequantized(pooled.shaped(found), affine)
+
+
+def _pick(image: te.Tensor, windows: Windows, filler: int) -> tuple[tuple[Any, ...], Any, list[Any]]:
+    """Return the result's shape, a function from a place in it to the pixel of a window, and the axes in that."""
     from tvm import te, tirx
 
-    height, width = (int(extent) for extent in image.shape[2:4])
-    size, strides, before = windows
-    axes = [te.reduce_axis((0, size[0]), "down"), te.reduce_axis((0, size[1]), "along")]
-    reaches_out = any(before) or any(
-        (count - 1) * stride + kernel > extent
-        for count, stride, kernel, extent in zip(output, strides, size, (height, width), strict=True)
-    )
+    axes = [te.reduce_axis((0, line.size), name) for line, name in zip(windows, NAMES[-len(windows) :], strict=True)]
+    images = image.shape[0]
+    if len(windows) > PLANE:
+        images = images // windows[0].extent * windows[0].output
 
     def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        y, x = h * strides[0] + axes[0] - before[0], w * strides[1] + axes[1] - before[1]
-        if not reaches_out:
-            return image(n, block, y, x, lane)
-        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
-        return tirx.if_then_else(inside, image(n, block, y, x, lane), tirx.const(filler, "uint8"))
+        at, source = _at(windows, n, h, w), n
+        places = [line.place(own, tap) for line, own, tap in zip(windows, at, axes, strict=True)]
+        if len(windows) > PLANE:
+            source = n // windows[0].output * windows[0].extent + places[0]
+        value = image(source, block, *places[-PLANE:], lane)
+        inside = [part for line, place in zip(windows, places, strict=True) for part in line.outside(place)]
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filler, "uint8")) if inside else value
 
-    return pixel, axes
+    shape = (images, image.shape[1], *(line.output for line in windows[-PLANE:]), image.shape[4])
+    return shape, pixel, axes
 
 
-def maximum(image: te.Tensor, windows: Windows, output: tuple[int, ...]) -> te.Tensor:
+def _at(windows: Windows, n: Any, h: Any, w: Any) -> tuple[Any, ...]:
+    """Return which window along each axis a result belongs to."""
+    return (h, w) if len(windows) == PLANE else (n % windows[0].output, h, w)
+
+
+def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
     """Describe the largest of each window."""
     from tvm import te
 
-    pixel, axes = _pick(image, windows, output, 0)
-    shape = (*image.shape[:2], *output, image.shape[4])
+    shape, pixel, axes = _pick(image, windows, 0)
     return te.compute(shape, lambda *at: te.max(pixel(*at), axis=axes), name="pool", attrs={moves.FAMILY: pool.NAME})
 
 
@@ -147,22 +209,20 @@ def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, fi
     """Describe the mean of each window; ``shares`` turns its sum into what is stored."""
     from tvm import te, tirx
 
-    output = tuple(int(extent) for extent in shares.shape)
-    pixel, axes = _pick(image, windows, output, zero)
-    size = windows[0][0] * windows[0][1]
-    shape = (*image.shape[:2], *output, image.shape[4])
+    shape, pixel, axes = _pick(image, windows, zero)
     total = te.compute(
         shape, lambda *at: te.sum(pixel(*at).astype("int32"), axis=axes), name="pool", attrs={moves.FAMILY: pool.NAME}
     )
-    bias = tirx.const(-zero * size, "int32")
+    bias = tirx.const(-zero * math.prod(line.size for line in windows), "int32")
     return te.compute(
         shape,
-        lambda n, block, h, w, lane: finish.result(total(n, block, h, w, lane), bias, shares(h, w)),
+        lambda n, block, h, w, lane: finish.result(total(n, block, h, w, lane), bias, shares(*_at(windows, n, h, w))),
         name=f"finish_{to_float_if_needed(finish.affine)}",
     )
 
 
 HANDLERS = {
-    **dict.fromkeys((f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg") for rank in (1, 2)), window),
-    "relax.mean": mean,
+    **dict.fromkeys((f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg") for rank in (1, 2, 3)), window),
+    "relax.mean": whole,
+    "relax.max": whole,
 }

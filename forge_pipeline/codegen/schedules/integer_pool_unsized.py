@@ -34,22 +34,26 @@ class Mean(Storable):
             average, graph.blocked(self.source), name="average_u8", attributes=self.attributes, before=self.affine,
             after=affine, clip=self.clip,
         )  # fmt: skip
+        if self.attributes is not None:
+            result = pool.some(graph, result, self.attributes)
         return Value(blocked=result, channels=self.source.channels)
 
 
-def window(graph: Graph, value: Dequantized, call: relax.Call) -> Value | None:
-    """Pool windows; where the number of results is rounded up, their extents have no form that TVM can compare."""
-    if call.attrs.ceil_mode:
-        return None
+def window(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
+    """Pool windows."""
     if call.op.name == "relax.nn.max_pool2d":
         image = graph.blocked(value.source)
         largest = graph.kernel(pool.maximum, image, name="max_u8", attributes=call.attrs)
+        largest = pool.some(graph, largest, call.attrs)
         return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
     return Value(pending=Mean(source=value.source, affine=value.affine, attributes=call.attrs, clip=Clip()))
 
 
-def whole(value: Dequantized) -> Value:
-    """Average whole images."""
+def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
+    """Average whole images, or find the largest."""
+    if call.op.name == "relax.max":
+        largest = graph.kernel(pool.largest_of_all, graph.blocked(value.source), name="max_u8")
+        return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
     return Value(pending=Mean(source=value.source, affine=value.affine, attributes=None, clip=Clip()))
 
 

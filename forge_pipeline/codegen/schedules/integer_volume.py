@@ -1,4 +1,7 @@
-"""Convolution of bytes over three axes: a batch of images, as ``volume`` has it, with the zero point around them."""
+"""Volumes of bytes as batches of images, and convolutions of them: as ``volume`` has it, the zero point around them.
+
+A result stays a batch of images for those who read it as such.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import TYPE_CHECKING
 from forge_pipeline.codegen.graph import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.integer import Affine
 from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane, convolution_of
-from forge_pipeline.codegen.schedules.volume import Depth, folded, taken_apart, unfolded
+from forge_pipeline.codegen.schedules.integer_forms import Convolution, Pictured, Plane, convolution_of
+from forge_pipeline.codegen.schedules.volume import Depth, folded, in_images, taken_apart, unfolded
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -31,7 +34,29 @@ class Stack:
         )  # fmt: skip
         flat = replace(convolution, source=source, weight=weight, walk=Plane(geometry=geometry))
         images = flat.walk.emit(graph, flat, affine)
-        return folded(graph, images.blocked, convolution.filters, self.depth)
+        return stacked(images, self.depth.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """Emits a blocked batch of images as volumes of ``depth`` images each."""
+
+    images: Value
+    depth: int
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit them."""
+        return folded(graph, graph.blocked(self.images), self.images.channels, self.depth)
+
+
+def stacked(images: Value, depth: int) -> Pictured:
+    """Return a blocked batch of images as volumes of ``depth`` images each."""
+    return Pictured(image=images, pending=Folded(images=images, depth=depth))
+
+
+def images_of(graph: Graph, source: Value) -> Value:
+    """Return volumes as a blocked batch of images."""
+    return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
 
 
 def conv3d(graph: Graph, call: relax.Call) -> Value | None:

@@ -18,17 +18,32 @@ UNROLLED = 9
 
 
 def window(graph: Graph, call: relax.Call) -> Value | None:
-    """Pool in the blocked layout."""
-    value = graph.look(call.args[0])
-    if not graph.is_blocked(value) or any(step != 1 for step in ints(call.attrs.dilation)):
+    """Pool in the blocked layout; means without dilation."""
+    value, is_largest = graph.look(call.args[0]), call.op.name == "relax.nn.max_pool2d"
+    if not graph.is_blocked(value) or (not is_largest and any(step != 1 for step in ints(call.attrs.dilation))):
         return None
-    if call.attrs.ceil_mode and not all(isinstance(extent, int) for extent in shape_of(value.blocked)[2:4]):
-        return None
-    describe = maximum if call.op.name == "relax.nn.max_pool2d" else _average
-    return Value(
-        blocked=graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs),
-        channels=value.channels,
-    )
+    describe = maximum if is_largest else _average
+    pooled = graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs)
+    return Value(blocked=some(graph, pooled, call.attrs), channels=value.channels)
+
+
+def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
+    """Return a blocked result of windows; where it might have no pixel, that is refused when the model runs.
+
+    A window that is larger than the image with its padding has none by the standard, while ONNX Runtime has one where
+    less than a stride is missing.
+    """
+    from tvm import relax, tirx
+
+    extents, padding = list(shape_of(pooled)), ints(attributes.padding)
+    lines = zip(ints(attributes.pool_size), ints(attributes.strides), ints(attributes.dilation), strict=True)
+    for axis, (size, stride, step) in enumerate(lines):
+        fits = (size - 1) * step <= padding[axis] + padding[axis + 2]
+        if stride > 1 and not fits and not isinstance(extents[2 + axis], int):
+            extents[2 + axis] = tirx.max(extents[2 + axis], tirx.IntImm("int64", 1))
+    if all(new is old for new, old in zip(extents, shape_of(pooled), strict=True)):
+        return pooled
+    return graph.builder.match_cast(pooled, relax.TensorType(extents, pooled.ty.dtype))
 
 
 def whole(graph: Graph, call: relax.Call) -> Value | None:
@@ -46,19 +61,15 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
         value = Value(plain=graph.emit(relax.op.reshape(graph.plain(value), (batch, channels, depth * height, width))))
     elif not graph.is_blocked(value):
         return None
-    describe = _global_average if call.op.name == "relax.mean" else _global_maximum
-    kernel = graph.kernel(describe, graph.blocked(value), name=describe.__name__.strip("_"))
+    is_mean = call.op.name == "relax.mean"
+    kernel = graph.kernel(
+        _global_average if is_mean else largest_of_all, graph.blocked(value),
+        name="global_average" if is_mean else "global_maximum",
+    )  # fmt: skip
     pooled = Value(blocked=kernel, channels=value.channels)
     if call.attrs.keepdims and rank == 4:
         return pooled
     return Value(plain=graph.emit(relax.op.reshape(graph.plain(pooled), shape_of(call))))
-
-
-def _extent(size: Any, kernel: int, stride: int, before: int, after: int, ceil: bool) -> Any:
-    """Return an output extent as ONNX defines it: a window starts inside the image or its leading padding."""
-    size = int(size) if ceil else size
-    extent = (size + before + after - kernel + (stride - 1 if ceil else 0)) // stride + 1
-    return extent - 1 if ceil and (extent - 1) * stride >= size + before else extent
 
 
 def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
@@ -68,15 +79,19 @@ def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tu
     batch, blocks, height, width, lanes = image.shape
     kernel, strides, padding = (ints(value) for value in (attributes.pool_size, attributes.strides, attributes.padding))
     top, left, bottom, right = padding
-    ceil = bool(attributes.ceil_mode)
-    rows = _extent(height, kernel[0], strides[0], top, bottom, ceil)
-    columns = _extent(width, kernel[1], strides[1], left, right, ceil)
-    reaches_out = any(padding) or ceil
+    dilation, is_rounded_up = ints(attributes.dilation), bool(attributes.ceil_mode)
+    rows, columns = (
+        (extent + before + after - (size - 1) * apart - 1 + (stride - 1 if is_rounded_up else 0)) // stride + 1
+        for extent, before, after, size, apart, stride in zip(
+            (height, width), (top, left), (bottom, right), kernel, dilation, strides, strict=True
+        )
+    )
+    reaches_out = any(padding) or is_rounded_up
     real = image.dtype if "float" in str(image.dtype) else "float32"
     down, along = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        y, x = h * strides[0] + down - top, w * strides[1] + along - left
+        y, x = h * strides[0] + down * dilation[0] - top, w * strides[1] + along * dilation[1] - left
         if not reaches_out:
             return combine(image[n, block, y, x, lane], axis=[down, along])
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
@@ -134,7 +149,8 @@ def _global_average(image: te.Tensor) -> te.Tensor:
     return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
 
 
-def _global_maximum(image: te.Tensor) -> te.Tensor:
+def largest_of_all(image: te.Tensor) -> te.Tensor:
+    """Describe the largest pixel of an image."""
     from tvm import te
 
     return over_all(image, te.max)
@@ -146,21 +162,21 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = moves.split_around(sch, anchor)
     for block in before:
         sch.compute_inline(block)
-    n, blocks, h, w, lane, down, along = sch.get_loops(anchor)
-    extents = [moves.extent(sch, loop) for loop in (blocks, h, w, lane, down, along)]
-    sch.reorder(n, blocks, h, w, down, along, lane)
+    n, blocks, h, w, lane, *taps = sch.get_loops(anchor)
+    extents = [moves.extent(sch, loop) for loop in (blocks, h, w, lane, *taps)]
+    sch.reorder(n, blocks, h, w, *taps, lane)
     shared = moves.fuse(sch, [n, blocks, h])
     sch.reverse_compute_at(last, w)
     moves.parallel_if_worth(sch, shared, moves.product(extents))
     if moves.static(sch, lane) > machine.lanes and moves.static(sch, lane) % machine.lanes == 0:
         outer, lane = sch.split(lane, [None, machine.lanes])
-        sch.reorder(outer, down, along, lane)
+        sch.reorder(outer, *taps, lane)
     sch.vectorize(lane)
-    if None not in extents[4:] and moves.product(extents[4:]) <= UNROLLED:
-        sch.unroll(down)
-        sch.unroll(along)
+    if None not in extents[-2:] and moves.product(extents[-2:]) <= UNROLLED:
+        for tap in taps[-2:]:
+            sch.unroll(tap)
     moves.vectorize_and_unroll(sch, last, below=2, lanes=machine.lanes)
-    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, down), below=2, lanes=machine.lanes)
+    moves.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, taps[0]), below=2, lanes=machine.lanes)
 
 
 HANDLERS = {

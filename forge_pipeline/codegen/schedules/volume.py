@@ -62,7 +62,7 @@ class Volume:
             graph, graph.plain(self.source), self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
         )
         images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
-        return folded(graph, images.emit(graph).blocked, self.filters, self.depth)
+        return folded(graph, images.emit(graph).blocked, self.filters, self.depth.output)
 
 
 def unfolded(
@@ -91,9 +91,19 @@ def unfolded(
     return source, flat, replace(geometry, channels=flat.shape[1] * geometry.groups)
 
 
-def folded(graph: Graph, images: relax.Expr, filters: int, depth: Depth) -> Value:
-    """Return a blocked batch of images as the volume that they are."""
-    return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth.output))
+def folded(graph: Graph, images: relax.Expr, filters: int, depth: int) -> Value:
+    """Return a blocked batch of images as the volumes, of ``depth`` images each, that they are."""
+    return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth))
+
+
+def in_images(graph: Graph, plain: relax.Expr) -> Value:
+    """Return a volume as a blocked batch of its images."""
+    _, channels, size, _, _ = shape_of(plain)
+    depth = Depth(size=size, kernel=1, stride=1, dilation=1, before=0, output=size)
+    image = graph.kernel(
+        _unfold_blocks, plain, name="unfold_depth", depth=depth, lanes=graph.block(channels), filler=0
+    )  # fmt: skip
+    return Value(blocked=image, channels=channels)
 
 
 def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
