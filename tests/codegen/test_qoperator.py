@@ -230,14 +230,19 @@ def test_products_of_integers_are_exact_sums_in_integers(dtype: Any, zeros: str)
     np.testing.assert_array_equal(compiled(model)(x)[0], wanted.astype(np.int32))
 
 
-@pytest.mark.parametrize("groups", [1, 16])
-def test_convolutions_of_integers_pad_with_the_zero_point(groups: int) -> None:
+@pytest.mark.parametrize("measures", [False, True])
+@pytest.mark.parametrize(("groups", "size"), [(1, (7, 7)), (16, (7, 7)), (1, (19,)), (16, (19,)), (1, (4, 5, 6))])
+def test_convolutions_of_integers_pad_with_the_zero_point(groups: int, size: tuple[int, ...], measures: bool) -> None:
     random: Any = np.random.default_rng(2)
-    x = random.integers(0, 256, (2, 16, 7, 7)).astype(np.uint8)
-    weight = random.integers(-127, 128, (16, 16 // groups, 3, 3)).astype(np.int8)
-    tensors = {"w": weight, "xz": np.uint8(77)}
-    attributes = {"pads": [1] * 4, "group": groups, "strides": [2, 2]}
-    model = of_integers("ConvInteger", ["x", "w", "xz"], tensors, x, **attributes)
+    axes = len(size)
+    x = random.integers(0, 256, (2, 16, *size)).astype(np.uint8)
+    weight = random.integers(-127, 128, (16, 16 // groups, *[3] * axes)).astype(np.int8)
+    attributes = {"pads": [1, 2, 0][:axes] + [1, 0, 2][:axes], "group": groups, "strides": [2, 1, 2][:axes]}
+    model = of_integers("ConvInteger", ["x", "w", "xz"], {"w": weight, "xz": np.uint8(77)}, x, **attributes)
+    if measures:  # the zero point is another input
+        zero = helper.make_tensor_value_info("xz", TensorProto.UINT8, ())
+        del model.graph.initializer[1:]
+        model.graph.input.append(zero)
     exact = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
     graph = helper.make_graph(
         [exact],
@@ -248,7 +253,8 @@ def test_convolutions_of_integers_pad_with_the_zero_point(groups: int) -> None:
     floats = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     session = open_session(floats.SerializeToString(), where="test")
     feeds = {"x": x.astype(np.float32) - 77, "w": weight.astype(np.float32)}
-    np.testing.assert_array_equal(compiled(model)(x)[0], session.run(None, feeds)[0].astype(np.int32))
+    found = compiled(model)(*([x, np.array(77, np.uint8)] if measures else [x]))[0]
+    np.testing.assert_array_equal(found, session.run(None, feeds)[0].astype(np.int32))
 
 
 def of_integers(operator: str, names: list[str], tensors: dict[str, Any], x: Any, **attributes: Any) -> onnx.ModelProto:

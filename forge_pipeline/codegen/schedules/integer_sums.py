@@ -6,17 +6,18 @@ The importer has them as products of int32 values, each a tensor of bytes minus 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.integer import Clip, Measured
 from forge_pipeline.codegen.schedules import integer_weights
-from forge_pipeline.codegen.schedules.geometry import over_image
+from forge_pipeline.codegen.schedules.geometry import over_image, over_row
 from forge_pipeline.codegen.schedules.integer_dot import dot_of
-from forge_pipeline.codegen.schedules.integer_forms import Convolution, Plane
+from forge_pipeline.codegen.schedules.integer_forms import Convolution, Line, Plane, Walk
 from forge_pipeline.codegen.schedules.integer_matmul import Product
+from forge_pipeline.codegen.schedules.integer_volume import over_volume
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -111,23 +112,36 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     return Value(pending=Sums(inner=product))
 
 
-def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take convolutions of bytes by constant weights that fit int8."""
+def convolve(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions of bytes, over one axis or more, by constant weights that fit int8."""
     image, weight = (graph.look(argument) for argument in call.args)
-    integers = _weights(image, weight, rank=4)
     shape = shape_of(call.args[0])
+    integers = _weights(image, weight, rank=len(shape))
     held = None if integers is None else integer_weights.held(graph.machine, integers, groups=int(call.attrs.groups))
-    if held is None or not isinstance(image, Widened) or call.attrs.data_layout != "NCHW":
+    walk = None if held is None else _walk(call, held, shape)
+    if held is None or walk is None or not isinstance(image, Widened):
         return None
-    if not all(isinstance(extent, int) for extent in shape[1:]):
-        return None
-    filters, geometry = held.shape[0], over_image(call, held.shape)
+    filters = held.shape[0]
     convolution = Convolution(
         source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
-        bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=Plane(geometry=geometry), raw=True,
+        bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=walk, raw=True,
         measured=image.measured(graph),
     )  # fmt: skip
     return Value(pending=Sums(inner=convolution), channels=filters)
+
+
+def _walk(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> Walk | None:
+    """Return how a kernel is moved over an image of ``shape``; None for channels last, and extents not known."""
+    layout, rank = LAYOUTS.get(len(shape)), len(shape)
+    if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
+        return None
+    if rank == 3:
+        return Line(along=Plane(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+    return Plane(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
+
+
+LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+"""By the number of axes."""
 
 
 def _weights(source: Value, weight: Value, *, rank: int) -> Array | None:
@@ -142,5 +156,5 @@ HANDLERS = {
     "relax.astype": widen,
     "relax.subtract": less_zero,
     "relax.matmul": multiply,
-    "relax.nn.conv2d": conv2d,
+    **dict.fromkeys((f"relax.nn.conv{axes}d" for axes in (1, 2, 3)), convolve),
 }

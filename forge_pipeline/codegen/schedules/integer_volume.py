@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen.graph import Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.integer import Affine
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_forms import Convolution, Pictured, Plane, convolution_of
@@ -59,11 +59,9 @@ def images_of(graph: Graph, source: Value) -> Value:
     return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
 
 
-def conv3d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take convolutions over three axes."""
-    kernel, attributes = graph.look(call.args[1]).constant, call.attrs
-    if kernel is None or attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
-        return None
+def over_volume(call: relax.Call, kernel: Array) -> Stack:
+    """Return how a kernel is moved over (batch, channels, depth, height, width)."""
+    attributes = call.attrs
     depth, geometry = taken_apart(
         kernel,
         size=shape_of(call.args[0])[1:],
@@ -72,7 +70,15 @@ def conv3d(graph: Graph, call: relax.Call) -> Value | None:
         dilation=ints(attributes.dilation),
         groups=int(attributes.groups),
     )
-    return convolution_of(graph, call, Stack(depth=depth, geometry=geometry))
+    return Stack(depth=depth, geometry=geometry)
+
+
+def conv3d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions over three axes."""
+    kernel = graph.look(call.args[1]).constant
+    if kernel is None or call.attrs.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
+        return None
+    return convolution_of(graph, call, over_volume(call, kernel))
 
 
 HANDLERS = {"relax.nn.conv3d": conv3d}
