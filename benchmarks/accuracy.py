@@ -134,7 +134,7 @@ def by_onnx_runtime(model: ONNXModule, feeds: Sequence[Feed], *, reduce_range: b
     """Quantize with ONNX Runtime on the same samples."""
     from onnxruntime import quantization as ort
 
-    class Reader(ort.CalibrationDataReader):
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.feeds = iter(feeds)
 

@@ -66,7 +66,7 @@ def theirs(path: Path, count: int) -> None:
     infos = onnx.shape_inference.infer_shapes(network.model).graph
     known = {value.name: value for value in (*infos.value_info, *infos.output, *infos.input)}
 
-    class Reader(CalibrationDataReader):
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.feeds = feeds(model, count)
 

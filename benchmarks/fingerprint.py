@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,10 @@ def model(path: Path, weights: int, size: int, *, external: bool) -> None:
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], tensors)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.save(made, path, save_as_external_data=external, location=f"{path.stem}.data", convert_attribute=False)
+
+
+def _fingerprint(path: Path) -> str:
+    return ONNXModule.from_file(path).fingerprint
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -72,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             ratios, rates = [], []
             for _ in range(options.runs):
                 raw = seconds(plain)
-                ours = seconds(lambda path=path: ONNXModule.from_file(path).fingerprint)
+                ours = seconds(partial(_fingerprint, path))
                 ratios.append(raw / ours)
                 rates.append(options.mib / 1024 / raw)
             rows[title] = {"min": min(ratios), "median": statistics.median(ratios)}

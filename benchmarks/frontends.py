@@ -43,7 +43,7 @@ def _torch_modules() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
     torch.manual_seed(0)
 
-    class Last(nn.Module):
+    class Last(nn.Module):  # type: ignore[misc]
         def __init__(self, kind: Any) -> None:
             super().__init__()
             self.layer, self.dense = kind(5, 16, batch_first=True), nn.Linear(16, 3)
@@ -51,7 +51,7 @@ def _torch_modules() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         def forward(self, x: Any) -> Any:
             return self.dense(self.layer(x)[0][:, -1])
 
-    class Block(nn.Module):
+    class Block(nn.Module):  # type: ignore[misc]
         def __init__(self, inner: int, outer: int, stride: int) -> None:
             super().__init__()
             self.first = nn.Sequential(

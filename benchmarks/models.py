@@ -39,7 +39,7 @@ class Net:
         self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
         return output
 
-    def weight(self, values: Array) -> str:
+    def weight(self, values: Array | np.float32) -> str:
         """Append an initializer."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(values), name))

@@ -150,10 +150,10 @@ def outcome_apart(case: Any, through: Way = relax) -> Outcome:
         signal.alarm(SECONDS)
         try:
             found = outcome(case, through)
-            said = [found.kind, found.said[:2000]]
+            answered = [found.kind, found.said[:2000]]
         except BaseException as error:  # noqa: BLE001 - whatever is no ForgeError is what must not happen
-            said = ["wrong", f"{type(error).__name__}: {error}"[:2000]]
-        os.write(write, json.dumps(said).encode())
+            answered = ["wrong", f"{type(error).__name__}: {error}"[:2000]]
+        os.write(write, json.dumps(answered).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as stream:

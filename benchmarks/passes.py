@@ -83,6 +83,10 @@ def tools(max_bytes: int | None = None) -> dict[str, Tool]:
     }
 
 
+def _generated(name: str) -> onnx.ModelProto:
+    return with_batchnorm(MODELS[name]())
+
+
 def with_batchnorm(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model as a training framework exports it: a batch normalization behind every convolution."""
     made = onnx.ModelProto()
@@ -161,7 +165,7 @@ def main() -> None:
     )
     for name, load in (
         *((path.stem, partial(onnx.load, path)) for path in (*options.models, *light)),
-        *((name, lambda name=name: with_batchnorm(MODELS[name]())) for name in options.generated),
+        *((name, partial(_generated, name)) for name in options.generated),
     ):
         found = measure(load(), tools(LIGHT_BYTES if name.startswith("light_") else None), rounds=options.rounds)
         counts = [str(found[tool][0]) for tool in found if tool != "verified"]

@@ -85,7 +85,7 @@ def compare(
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        np.savez(folder / "inputs.npz", **inputs)
+        np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)
         children: dict[str, subprocess.Popen[str]] = {}
         try:
             for name, contestant in contestants.items():
