@@ -86,11 +86,7 @@ class _Values:
 
         value, variable = binding.value, binding.var
         if isinstance(binding, relax.MatchCast):
-            if value in self.bytes:
-                kind = relax.TensorType(binding.ty.shape, "uint8")
-                self.bytes[variable] = self.builder.match_cast(self.bytes[value], kind)
-            else:
-                self.known[variable] = self.builder.match_cast(self.renewed(value), binding.ty)
+            self.known[variable] = self.builder.match_cast(self.renewed(value), binding.ty)
             return
         made = self._without_sign(value)
         if made is not None:

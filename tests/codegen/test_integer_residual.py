@@ -5,6 +5,9 @@ Scales are powers of two where ONNX Runtime's float sums have to be exact, and o
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,20 @@ from forge_pipeline.codegen.importer import import_model, prepare
 from forge_pipeline.codegen.memory import allocated
 from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.target import Target
-from tests.codegen.test_integer import HERE, IN, OPTIONS, OTHERS, OUT, VNNI, Net, check, exact_scales, reference
+from tests.codegen.test_integer import (
+    HERE,
+    IN,
+    OPTIONS,
+    OTHERS,
+    OUT,
+    VNNI,
+    Net,
+    check,
+    compiled,
+    exact_scales,
+    reference,
+)
+from tests.codegen.test_integer_dynamic import measured
 from tests.codegen.test_integer_forms import ELSEWHERE
 from tests.machines import load
 
@@ -77,6 +93,94 @@ def test_two_convolutions_that_differ_in_kernel_and_stride_are_added_in_float() 
     pooled = net.pair(net.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2]), IN)
     second = net.node("Conv", pooled, net.weight((32, 16, 2, 2), scale))
     check(net, net.node("Relu", net.node("Add", first, net.node("Relu", second))))
+
+
+def pointwise(net: Net, x: str, filters: int = 24, unit: float = IN[0], **attributes: Any) -> str:
+    """Append a convolution of 16 channels with a kernel of one pixel."""
+    scale = exact_scales(filters)
+    return net.node("Conv", x, net.weight((filters, 16, 1, 1), scale), net.bias(scale * unit), **attributes)
+
+
+def test_one_of_two_convolutions_may_be_repeated_over_images_pixels_or_filters_of_the_other() -> None:
+    net = Net(2, 16, 4, 8)
+    x = net.pair("x", IN)
+    starts, ends, axes = (net.tensor(np.array([number])) for number in (1, 2, 0))
+    image, pixel = net.node("Slice", x, starts, ends, axes), net.pair(net.node("GlobalAveragePool", x), IN)
+    sums = [
+        net.node("Add", pointwise(net, image), pointwise(net, x)),
+        net.node("Add", pointwise(net, x), pointwise(net, image)),
+        net.node("Add", pointwise(net, pixel), pointwise(net, x)),
+        net.node("Add", pointwise(net, x), pointwise(net, x, filters=1)),
+    ]
+    model = net.finish(*sums, *(net.pair(y, SUM) for y in sums[:1]))
+    values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    engine = compiled(model, in_float="unpack")  # one filter does not fill a vector
+    for found, wanted in zip(engine(values), reference(model, values, optimized=False), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_each_of_two_convolutions_has_its_own_zero_point_and_bias() -> None:
+    net = Net(1, 16, 9, 13)
+    scale = exact_scales(24)
+    offsets = net.tensor(np.arange(24).astype(np.float32) * 64 - 512)
+
+    def branch(zero: int, bias: str) -> str:
+        weight = net.weight((24, 16, 3, 3), scale, largest=31)
+        return net.node("Conv", net.pair("x", (IN[0], zero)), weight, bias, pads=[1] * 4)
+
+    def total() -> str:
+        return net.node("Relu", net.node("Add", branch(9, offsets), branch(200, net.bias(scale * IN[0]))))
+
+    other_way_round = net.node("Add", branch(200, net.bias(scale * IN[0])), branch(9, offsets))
+    check(net, net.pair(total(), SUM), total(), net.pair(other_way_round, SUM))
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(large: int) -> None:
+    net = Net(1, 16, 3, 4)
+    scales = [np.full(24, 2.0**-20, np.float32) for _ in range(2)]
+    scales[large][::3] = 2.0**12  # of some channels beyond int32, in steps of the result
+    branches = [
+        net.node("Conv", net.pair("x", IN), net.weight((24, 16, 1, 1), scale), net.bias(scale * IN[0]))
+        for scale in scales
+    ]
+    check(net, net.pair(net.node("Add", *branches), (2.0**-12, 100)))
+
+
+@pytest.mark.parametrize("kind", ["groups", "few channels", "measured"])
+def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> None:
+    channels = 3 if kind == "few channels" else 16
+    groups, net = (4 if kind == "groups" else 1), Net(1, channels, 9, 13)
+    scale, x = exact_scales(16), measured(net, "x") if kind == "measured" else net.pair("x", IN)
+    first, second = (net.weight((16, channels // groups, 3, 3), scale) for _ in range(2))
+    branches = [net.node("Conv", x, first, group=groups), net.node("Conv", x, second, group=groups)]
+    model = net.finish(net.pair(net.node("Add", *branches), SUM))
+    values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    if kind == "measured":
+        values[0, 0, 0, :2] = -127.5, 127.5  # then a step is a whole number
+    found, wanted = compiled(model)(values)[0], reference(model, values, optimized=False)[0]
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_cpus_with_and_without_multiply_add_agree_on_a_sum_of_two_convolutions() -> None:
+    net = Net(1, 16, 9, 13)
+    scale = (net.random.random(24) / 100).astype(np.float32)
+    x, y = net.pair("x", (0.37, 113)), net.pair("x", (0.61, 99))
+    first, second = (net.node("Conv", image, net.weight((24, 16, 1, 1), scale)) for image in (x, y))
+    model = net.finish(net.node("Add", first, second))
+    values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    found, wanted = (compiled(model, tag)(values)[0] for tag in (HERE, "x86-64/v2"))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_sum_of_two_convolutions_that_are_stored_is_stored_by_the_second() -> None:
+    """What is added to bytes goes on in the kernel that computed some of them."""
+    net = Net(1, 16, 9, 13)
+    x = net.pair("x", IN)
+    both = [net.pair(pointwise(net, x, 32), OUT) for _ in range(2)]
+    model = net.finish(net.pair(net.node("Add", *both), SUM))
+    main = lower(import_model(prepare(model)), Target.from_tag(HERE), OPTIONS).module["main"].script(show_meta=False)
+    assert re.search(r"conv2d_u8\w*_add_u8", main)
 
 
 def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:

@@ -7,7 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.codegen.test_integer import Net, check, compiled, convolution, exact_scales, reference
+from forge_pipeline.codegen.importer import import_model, prepare
+from forge_pipeline.codegen.tiled import lower
+from forge_pipeline.target import Target
+from tests.codegen.test_integer import HERE, OPTIONS, Net, check, compiled, convolution, exact_scales, reference
 
 SIGNED = (0.5, -15)
 OUT = (64.0, 3)
@@ -86,6 +89,28 @@ def test_signed_bytes_beside_others_keep_their_sign() -> None:
     )
     y = net.node("Concat", q, doubled, axis=1)
     check(net, net.node("DequantizeLinear", y, scale, zero))
+
+
+def test_signed_bytes_that_are_only_moved_are_stored_as_unsigned_ones() -> None:
+    net = SignedNet(2, 16, 9, 9)
+    scale, zero = net.tensor(np.float32(SIGNED[0])), net.tensor(np.int8(SIGNED[1]))
+    q = net.node("QuantizeLinear", "x", scale, zero)
+    largest = net.node("MaxPool", q, kernel_shape=[3, 3], pads=[1] * 4)
+    moved = net.node("Transpose", net.node("Concat", q, largest, axis=1), perm=[0, 1, 3, 2])
+    y = net.node("DequantizeLinear", moved, scale, zero)
+    main = lower(import_model(prepare(net.finish(y))), Target.from_tag(HERE), OPTIONS).module["main"]
+    assert "signed" not in main.script(show_meta=False)
+    check(net, y)
+
+
+def test_signed_bytes_are_the_same_numbers_in_any_other_type() -> None:
+    net = SignedNet(2, 16, 9, 9)
+    scale, zero = net.tensor(np.float32(SIGNED[0])), net.tensor(np.int8(SIGNED[1]))
+    cast = net.node("Cast", net.node("QuantizeLinear", "x", scale, zero), to=TensorProto.FLOAT)
+    model = net.finish(net.node("Mul", cast, net.tensor(np.float32(0.5))))
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    found, wanted = compiled(model, in_float="cast")(x)[0], reference(model, x, optimized=False)[0]
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_signed_zero_point_that_is_computed_is_left_as_it_is() -> None:

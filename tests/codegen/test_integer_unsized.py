@@ -41,21 +41,23 @@ KINDS = {
     "lopsided": (20, 4, 1, {"pads": [2, 3, 2, 2], "dilations": [1, 2]}),
     "grouped": (32, 3, 2, {"pads": [1] * 4}),
     "depthwise": (16, 3, 16, {"pads": [1] * 4}),
-    "strided depthwise": (16, 3, 16, {"pads": [1] * 4, "strides": [2, 2]}),
     "dilated depthwise": (16, 5, 16, {"pads": [4] * 4, "dilations": [2, 2]}),
+    "strided depthwise": (16, 3, 16, {"pads": [1] * 4, "strides": [2, 2]}),
 }
 """Filters, kernel, groups and attributes of convolutions of 16 channels."""
 
 
 def kinds(names: Sequence[str] = tuple(KINDS), channels: int = 16) -> onnx.ModelProto:
-    """Return a model with one convolution of each kind, stored, and one of the last kind that is read in float."""
+    """Return a model with one convolution of each kind, stored, every other one clipped before, and two of the last
+    kind that are read in float."""
     net = Net(1, channels, 8, 8)
     results = []
     for name in names:
         filters, kernel, groups, attributes = KINDS[name]
         y = convolution(net, channels, filters, kernel, groups, **attributes)
-        results.append(net.pair(y if results else net.node("Relu", y), OUT))
-    results.append(convolution(net, channels, filters, kernel, groups, **attributes))
+        results.append(net.pair(y if len(results) % 2 else net.node("Relu", y), OUT))
+    results += [convolution(net, channels, filters, kernel, groups, **attributes) for _ in range(2)]
+    results[-1] = net.node("Relu", results[-1])
     return unsized(net.finish(*results), 2, 3)
 
 
@@ -85,7 +87,8 @@ def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
     curve = net.pair(net.node("Mul", left, net.node("Sigmoid", left)), (32.0, 9))
     largest = net.node("MaxPool", both, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     inside = net.pair(net.node("AveragePool", both, kernel_shape=[3, 3], pads=[1] * 4), OUT)
-    outside = net.pair(net.node("AveragePool", both, kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1), OUT)
+    outside = net.node("AveragePool", both, kernel_shape=[3, 3], pads=[1] * 4, count_include_pad=1)
+    outside = net.pair(net.node("Relu", outside), OUT)
     floor = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
     enlarged = net.pair(net.node("Resize", largest, "", twice, mode="nearest", **floor), OUT)
     joined = net.pair(net.node("Concat", both, curve, axis=1), OUT)
@@ -122,6 +125,20 @@ def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goe
             engine(np.ones((1, 16, *size), np.float32))
     x = (net.random.standard_normal((1, 16, 9, 12)) * 40).astype(np.float32)
     np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
+
+
+def test_a_clipped_result_whose_extents_are_claimed_to_be_others_keeps_its_bounds() -> None:
+    """Half of an extent, doubled, is that extent where it is even."""
+    net = Net(1, 16, 8, 8)
+    twice = net.tensor(np.array([1, 1, 2, 2], np.float32))
+    half = net.node("MaxPool", net.pair("x", IN), kernel_shape=[2, 2], strides=[2, 2])
+    floor = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    enlarged = net.node("Resize", half, "", twice, mode="nearest", **floor)
+    model = unsized(net.finish(net.node("Add", enlarged, net.node("Relu", convolution(net, 16, 16, 1)))), 2, 3)
+    engine = compiled(model, in_float="add")
+    for size in ((4, 6), (18, 10)):
+        x = (net.random.standard_normal((1, 16, *size)) * 40).astype(np.float32)
+        np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
 def test_an_image_of_few_channels_and_any_size_is_read_as_words() -> None:

@@ -157,6 +157,22 @@ def test_a_whole_that_would_take_more_by_being_there_early_is_a_copy(between: in
     assert most_at_once(list(nested.lives(lives).values())) <= most_at_once(list(lives.values()))
 
 
+@given(st.lists(st.sampled_from([1, 60, 64, 100, 128, 640]), min_size=2, max_size=4))
+@settings(deadline=None)
+def test_parts_lie_in_their_whole_where_each_of_them_starts_at_a_cache_line(sizes: list[int]) -> None:
+    end = len(sizes)
+    lives = {part: Life(size=size, first=part, last=end) for part, size in enumerate(sizes)}
+    lives[end] = Life(size=sum(sizes), first=end, last=end + 1)
+    nested, saved = nest(lives, [Join(binding=end, parts=tuple(range(end)), whole=end)])
+    starts = [sum(sizes[:part]) for part in range(end)]
+    if any(start % ALIGNMENT for start in starts):
+        assert not saved
+        assert not nested.inside
+    else:
+        assert saved == {end}
+        assert [nested.place(part) for part in range(end)] == [(end, start) for start in starts]
+
+
 def test_an_input_that_is_quantized_and_bytes_that_are_resized_are_no_floats_in_memory() -> None:
     net = Net(1, 3, 32, 32)
     scale = exact_scales(16)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.graph import Array, Graph, Value
+from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.integer import Affine, Clip, Storable, clipped_float, quotient, rounded, stored, waiting
 from forge_pipeline.codegen.integer_finish import RESULT_LIMIT, Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
@@ -178,7 +178,8 @@ def add_waiting(graph: Graph, call: relax.Call) -> Value | None:
         assert isinstance(convolution.walk, Plane)  # noqa: S101 - as _is_direct says
         branches.append((convolution, convolution.walk))
     first, second = branches
-    if first[1].geometry.output != second[1].geometry.output or first[0].filters != second[0].filters:
+    left, right = (shape_of(argument) for argument in call.args)
+    if left != right:  # one may be repeated over the other's images, pixels or filters
         return None
     return Value(pending=Residual(branches=(first, second), clip=Clip()), channels=first[0].filters)
 
@@ -186,7 +187,7 @@ def add_waiting(graph: Graph, call: relax.Call) -> Value | None:
 def _is_direct(machine: Machine, convolution: Convolution) -> bool:
     """Return whether ``integer_conv`` would compute it as this kernel does."""
     walk = convolution.walk
-    if not isinstance(walk, Plane) or convolution.measured is not None or convolution.raw:
+    if not isinstance(walk, Plane) or convolution.measured is not None:
         return False
     if not walk.geometry.is_sized:
         return False
