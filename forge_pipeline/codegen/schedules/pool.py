@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.graph import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
+from forge_pipeline.codegen.schedules.geometry import simplified
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -81,7 +82,9 @@ def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tu
     top, left, bottom, right = padding
     dilation, is_rounded_up = ints(attributes.dilation), bool(attributes.ceil_mode)
     rows, columns = (
-        (extent + before + after - (size - 1) * apart - 1 + (stride - 1 if is_rounded_up else 0)) // stride + 1
+        simplified(
+            (extent + before + after - (size - 1) * apart - 1 + (stride - 1 if is_rounded_up else 0)) // stride + 1
+        )
         for extent, before, after, size, apart, stride in zip(
             (height, width), (top, left), (bottom, right), kernel, dilation, strides, strict=True
         )
