@@ -7,6 +7,7 @@ antialiasing, half_pixel_symmetric, axes and policies.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
@@ -22,9 +23,8 @@ Array = np.ndarray[Any, Any]
 LARGEST_DENOMINATOR = 1 << 8
 """Of factors such as 0.5 and 1.75, by which an extent below 2^16 is multiplied exactly in float32."""
 
-
 CHOICE = "forge.choice"
-"""The annotation of a block that chooses pixels along an axis of unknown extent: which, as JSON."""
+"""The annotation of a block that chooses or mixes pixels along an axis of unknown extent: which, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,21 +178,15 @@ def _interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
     from tvm import te, tirx
 
     size = image.shape[position]
-    extents = {"size": tirx.Cast("float32", size), "output": tirx.Cast("float32", axis.output)}
-    given = extents["output"] / extents["size"] if axis.scale is None else tirx.const(axis.scale, "float32")
-    facts = SimpleNamespace(**extents, scale=given, start=0.0, end=1.0)
 
     def pixel(index: tuple[Any, ...], at: Any) -> Any:
         at = tirx.min(tirx.max(at, 0), size - 1)
         return image(*index[:position], at, *index[position + 1 :])
 
     def element(*index: Any) -> Any:
-        own = tirx.Cast("float32", index[position])
-        where = tirx.Select(given == 1.0, own, place(own, way.transformation, facts, tirx.Select))
+        where = _where(index[position], size, axis, way)
         if way.mode == "nearest":
             return pixel(index, tirx.Cast("int64", _rounded(where, way.nearest)))
-        if way.mode == "linear":
-            where = tirx.min(tirx.max(where, 0.0), facts.size - 1.0)
         low = tirx.floor(where)
         part, begin = where - low, tirx.Cast("int64", low)
         if way.mode == "linear":
@@ -210,17 +204,72 @@ def _interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
 
     shape = (*image.shape[:position], axis.output, *image.shape[position + 1 :])
     notes = {}
-    if way.mode == "nearest" and axis.scale is not None and _by_fraction(image.shape[position], axis.scale) is not None:
-        notes = {CHOICE: json.dumps({"position": position, "scale": float(axis.scale), "way": asdict(way)})}
+    if way.mode == "nearest" or (way.mode == "linear" and way.transformation not in WIDE):
+        scale = None if axis.scale is None else float(axis.scale)
+        notes = {CHOICE: json.dumps({"position": position, "scale": scale, "way": asdict(way)})}
     return te.compute(shape, element, name="resize", attrs=notes)
 
 
-def chosen(image: Any, choice: str) -> Any:
-    """Describe an image, in either layout and of any type, of which pixels are chosen as ``CHOICE`` says."""
-    facts = json.loads(choice)
-    position, scale = int(facts["position"]), np.float32(facts["scale"])
-    output = _by_fraction(image.shape[position], scale)
-    return _interpolated(image, position=position, axis=Open(output=output, scale=scale), way=Way(**facts["way"]))
+WIDE = ("half_pixel_symmetric",)
+"""Ways whose coordinates ONNX Runtime computes in double precision."""
+
+
+def _where(at: Any, size: Any, axis: Open, way: Way) -> Any:
+    """Return where result ``at`` lies among the ``size`` pixels, in float32; mixed linearly, between two of them."""
+    from tvm import tirx
+
+    extents = {"size": tirx.Cast("float32", size), "output": tirx.Cast("float32", axis.output)}
+    given = extents["output"] / extents["size"] if axis.scale is None else tirx.const(axis.scale, "float32")
+    facts, own = SimpleNamespace(**extents, scale=given, start=0.0, end=1.0), tirx.Cast("float32", at)
+    where = tirx.Select(given == 1.0, own, place(own, way.transformation, facts, tirx.Select))
+    return tirx.min(tirx.max(where, 0.0), facts.size - 1.0) if way.mode == "linear" else where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What ``CHOICE`` says of an axis; ``output`` is the extent of the result where it does not follow from that."""
+
+    position: int
+    scale: np.float32 | None
+    way: Way
+    output: Any
+
+    @classmethod
+    def of(cls, note: str, shape: Sequence[Any]) -> Choice:
+        """Read an annotation of what has a result of ``shape``."""
+        facts = json.loads(note)
+        scale = None if facts["scale"] is None else np.float32(facts["scale"])
+        position = int(facts["position"])
+        return cls(position=position, scale=scale, way=Way(**facts["way"]), output=shape[position])
+
+    @classmethod
+    def unchanged(cls, position: int, size: Any) -> Choice:
+        """Return that of an axis that is mixed linearly, and keeps its pixels."""
+        return cls(position=position, scale=np.float32(1), way=Way.of({"mode": "linear"}, 11), output=size)
+
+    def axis(self, size: Any) -> Open:
+        """Return the axis of an image of that ``size``, in the words of its kernel."""
+        followed = None if self.scale is None else _by_fraction(size, self.scale)
+        return Open(output=self.output if followed is None else followed, scale=self.scale)
+
+    def described(self, image: Any) -> Any:
+        """Describe an image, in either layout, of which pixels are chosen or mixed."""
+        axis = self.axis(image.shape[self.position])
+        return _interpolated(image, position=self.position, axis=axis, way=self.way)
+
+    def mixed(self, at: Any, size: Any) -> tuple[list[Any], list[Any]]:
+        """Return the two pixels that result ``at`` mixes linearly, and their weights, as ONNX Runtime has them.
+
+        The last pixel, where it is read alone, is two of one half each.
+        """
+        from tvm import tirx
+
+        where = _where(at, size, self.axis(size), self.way)
+        low = tirx.floor(where)
+        first, part = tirx.Cast("int64", low), where - low
+        alone = first >= size - 1
+        shares = [tirx.Select(alone, 0.5, 1.0 - part), tirx.Select(alone, 0.5, part)]
+        return [first, tirx.min(first + 1, size - 1)], shares
 
 
 def _by_fraction(extent: Any, scale: np.float32) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.codegen.test_integer import HERE, OUT, Net, check, compiled, exact_scales, reference
+from tests.codegen.test_integer_forms import unsized
 
 WAYS = (
     ("half_pixel", (2.0, 2.0), 16),
@@ -42,6 +44,41 @@ def test_between_convolutions_and_along_one_axis(tag: str) -> None:
     scale = exact_scales(16)
     read = net.node("Conv", net.pair("x", (0.5, 113)), net.weight((16, 16, 1, 1), scale), net.bias(scale * 0.5))
     check(net, net.pair(resized(net, net.pair(read, OUT), "half_pixel", (1.0, 2.0)), (32.0, 3)), tag=tag)
+
+
+def expect_same(model: onnx.ModelProto, seed: int = 5) -> None:
+    """Compare results of images of several sizes, with one engine; some axes may be known."""
+    engine, random = compiled(model), np.random.default_rng(seed)
+    known = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
+    for size in ((9, 7), (1, 1), (2, 23), (16, 3)):
+        shape = [extent or given for extent, given in zip(known, (0, 0, *size), strict=True)]
+        x = random.standard_normal(shape).astype(np.float32)
+        for found, wanted in zip(engine(x), reference(model, x, optimized=False), strict=True):
+            np.testing.assert_array_equal(found, wanted, err_msg=str(size))
+
+
+@pytest.mark.parametrize("axes", [(2, 3), (3,)])
+def test_images_of_any_size_are_resized_as_those_of_a_known_size(axes: tuple[int, ...]) -> None:
+    results = []
+    net = Net(1, 16, 6, 7)
+    image = net.pair("x", ODD)
+    pooled = net.node("MaxPool", image, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1])
+    for way, factors, channels in WAYS:
+        results.append(net.pair(resized(net, pooled if channels == 16 else image, way, factors), ODD))
+    narrow = net.node("Relu", resized(net, image, "half_pixel", (1.0, 2.0)))
+    expect_same(unsized(net.finish(*results, net.pair(narrow, ODD)), *axes))
+
+
+def test_an_image_is_resized_to_the_size_of_another_of_any_size() -> None:
+    net, scale = Net(1, 16, 8, 8), exact_scales(16)
+    image = net.pair("x", (0.5, 113))
+    small = net.node("Conv", image, net.weight((16, 16, 1, 1), scale), net.bias(scale * 0.5), strides=[2, 2])
+    size = net.node("Slice", net.node("Shape", image), net.tensor([2]), net.tensor([4]))
+    sizes = net.node("Concat", net.tensor([1, 16]), size, axis=0)
+    stored = net.pair(small, OUT)
+    linear = net.pair(net.node("Resize", stored, "", "", sizes, mode="linear"), (32.0, 3))
+    nearest = net.node("Resize", stored, "", "", sizes, mode="nearest", nearest_mode="floor")
+    expect_same(unsized(net.finish(linear, net.pair(nearest, OUT)), 2, 3))
 
 
 def test_a_float_reader_gets_what_was_not_rounded() -> None:

@@ -51,7 +51,7 @@ def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Ex
     found = [block for block in moves.blocks(sch) if moves.family_of(sch, block) == NAME]
     if not found:
         return None
-    source, first, weights = call.args[1].fields
+    source, first, weights, *_ = call.args[1].fields  # extents may follow: those of the image
     return source, int(sch.get(found[0]).annotations[AXIS]), first, weights
 
 
