@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.integer import SUM_LIMIT, Affine, Clip, Dequantized, IntegerWeight, Measured, waiting
+from forge_pipeline.codegen.integer import (
+    SUM_LIMIT,
+    Affine,
+    Clip,
+    Dequantized,
+    IntegerWeight,
+    Measured,
+    Storable,
+    waiting,
+)
 from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.renamed import Named
 from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
@@ -30,7 +39,7 @@ Pending = TypeVar("Pending", "Convolution", "Product")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
+class Convolution(Storable):
     """A convolution of integers that waits to be stored: a ``Waiting`` result.
 
     ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
@@ -54,12 +63,7 @@ class Convolution:
         """Channels of the result."""
         return int(self.weight.shape[0])
 
-    def emit(self, graph: Graph) -> Value:
-        """Emit it in float."""
-        return graph.settle(self.walk.emit(graph, self, None))
-
-    def quantized(self, graph: Graph, affine: Affine) -> Value:
-        """Emit it in uint8."""
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         return self.walk.emit(graph, self, affine)
 
     def of_filters(self, weight: Array, rows: Array) -> Convolution:
