@@ -9,9 +9,10 @@ import onnx
 import pytest
 import yaml
 
-from benchmarks.accuracy import cases, folded, samples
+from benchmarks.accuracy import Case, cases, folded, samples
 from forge_pipeline.config import bind
 from forge_pipeline.data.fitting import input_specs
+from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.calibration import calibrate
 from forge_pipeline.stages import quantize
@@ -21,22 +22,23 @@ CASES = {case.name: case for case in cases(MODELS, MODELS.parent / "eval")}
 CALIBRATION, SAMPLES = 16, 2
 
 
-def in_float(name: str) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
-    """Return a model as `fold` leaves it, and samples; skips the test where the model is not here."""
+def _folded(name: str) -> tuple[Case, ONNXModule]:
     case = CASES[name]
     if not case.model.is_file():
         pytest.skip(f"{case.model} is not here")
-    model = folded(case.model)
+    return case, folded(case.model)
+
+
+def in_float(name: str) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
+    """Return a model as `fold` leaves it, and samples; skips the test where the model is not here."""
+    case, model = _folded(name)
     _, evaluation = samples(case, input_specs(model.mod))
     return model.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]
 
 
 def in_bytes(name: str) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
     """Return a quantized model, and samples; skips the test where the model is not here."""
-    case = CASES[name]
-    if not case.model.is_file():
-        pytest.skip(f"{case.model} is not here")
-    model = folded(case.model)
+    case, model = _folded(name)
     calibration, evaluation = (part[:CALIBRATION] for part in samples(case, input_specs(model.mod)))
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
     ranges = calibrate(

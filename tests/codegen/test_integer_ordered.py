@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.schedules import integer_complement
 from forge_pipeline.codegen.schedules.integer_complement import GROUP
-from tests.codegen.test_integer import OUT, PLAIN, Net, assembly_of, compiled, reference
+from forge_pipeline.target import Target
+from tests.codegen.test_integer import OPTIONS, OUT, PLAIN, Net, assembly_of, compiled, reference
 
 UNIT = (1.0, 0)
 LEVELS = 255
@@ -144,6 +146,25 @@ def test_both_parts_of_the_steps_keep_their_sums_in_registers(tag: str) -> None:
     for loop in loops:
         assert loop.count("pmaddwd") == loop.count("pmaddubsw")
         assert not re.findall(r"\tv?paddd\t-?\d*\(%r", loop)
+
+
+def test_masks_are_bits_until_the_library_is_loaded() -> None:
+    sizes = {}
+    for largest in (64, 127):
+        net = Net(8, 1024)
+        stored = np.ones((1024, 512), np.int8)
+        stored[:512] = largest
+        scale = np.full(512, 2.0**-6, np.float32)
+        weight = net.node(
+            "DequantizeLinear", net.tensor(stored), net.tensor(scale), net.tensor(np.zeros(512, np.int8)), axis=1
+        )
+        model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (2048.0, 0)))
+        sizes[largest] = len(build(model, Target.from_tag(PLAIN), OPTIONS).to_bytes())
+        x = np.full(net.shape, 255, np.float32)
+        x[:, ::3] = 1
+        np.testing.assert_array_equal(compiled(model, PLAIN)(x)[0], reference(model, x, optimized=False)[0])
+    masks = 512 * 512  # half of the steps
+    assert masks // 8 <= sizes[127] - sizes[64] < masks // 4
 
 
 def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:

@@ -18,7 +18,7 @@ from tests.machines import emulated
 from tests.trained import in_bytes, in_float
 from tests.x86_emulated.machine import EMULATED, Refused
 
-MODELS = ("digits", "resnet8", "kws", "vww")
+MODELS = ("digits", "resnet8", "kws", "mnist-8")
 CLOSE = 1e-4
 """Largest error of float models, of the largest result: vectors of another length add up in another order."""
 

@@ -17,7 +17,7 @@ from forge_pipeline.codegen.graph import Array, Graph, Value
 from forge_pipeline.codegen.integer import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.integer_finish import Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine, divisors
-from forge_pipeline.codegen.schedules import integer_complement, integer_pack, moves
+from forge_pipeline.codegen.schedules import integer_complement, integer_pack, moves, stored_weight
 from forge_pipeline.codegen.schedules.direct import RESIDENT
 from forge_pipeline.codegen.schedules.geometry import Geometry, surround
 from forge_pipeline.codegen.schedules.integer_complement import GROUP, Panels
@@ -106,13 +106,12 @@ def _serves(machine: Machine, weight: Array) -> bool:
 def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, blocked: bool) -> list[relax.Expr]:
     """Return weights, where steps lie, masks if there are any, and what ``finish`` needs."""
     size, lanes = panels.weights.shape[0] * panels.weights.shape[2], graph.machine.lanes
-    arrays = [panels.weights, place[panels.order].astype(np.int32)]
-    arrays += [panels.masks] if panels.complemented else []
+    packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
+    if panels.complemented:
+        bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
+        packed.append(graph.kernel(stored_weight.masks, graph.constant(bits), name="complement_masks"))
     started = replace(finish, bias=finish.bias + panels.bias)
-    return [
-        *(graph.constant(array) for array in arrays),
-        *started.constants(graph, (size // lanes, lanes) if blocked else (size,)),
-    ]
+    return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
 
 
 def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:

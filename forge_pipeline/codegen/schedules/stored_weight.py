@@ -1,4 +1,7 @@
-"""Weights that a library holds as integers and reads as floats: dequantized once, when it is loaded."""
+"""What a library holds in a smaller form than its kernels read, and makes larger once, when it is loaded.
+
+Weights that are dequantized, and masks that are bits.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,20 @@ def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
         return integers(*at).astype("float32") * scale(*place)
 
     return te.compute(integers.shape, element, name="dequantize_weight", attrs={moves.FAMILY: NAME})
+
+
+def masks(bits: te.Tensor) -> te.Tensor:
+    """Describe masks (.., width, 4), 255 where a bit of (.., width / 2) is set: the lowest is the first."""
+    from tvm import te, tirx
+
+    *leading, halves = bits.shape
+
+    def element(*at: Any) -> Any:
+        *place, column, byte = at
+        shift = (column % 2 * 4 + byte).astype("uint8")
+        return (bits(*place, column // 2) >> shift & tirx.const(1, "uint8")) * tirx.const(255, "uint8")
+
+    return te.compute((*leading, 2 * halves, 4), element, name="masks", attrs={moves.FAMILY: NAME})
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
