@@ -56,13 +56,15 @@ class Signs:
         return by_halves(np.where((at ^ at >> 1 ^ at >> 2 ^ at >> 5) & 1, low, high - 1))
 
 
-def convolved(random: Any, channels: int, filters: int, kernel: int, stride: int, size: int) -> Net:
+def convolved(
+    random: Any, channels: int, filters: int, kernel: int, stride: int, size: int, dilation: tuple[int, int] = (1, 1)
+) -> Net:
     net = Net(1, channels, size, size)
     net.random = random
     weight = net.weight((filters, channels, kernel, kernel), np.full(filters, 2.0**-6))
     image = net.pair("x", UNIT)
     padding = [kernel // 2] * 4
-    net.node("Conv", image, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=padding)
+    net.node("Conv", image, weight, strides=[stride] * 2, pads=padding, dilations=dilation)
     return net
 
 
@@ -111,9 +113,25 @@ def test_weights_that_need_no_complement_have_no_masks() -> None:
     assert np.count_nonzero(panels.masks) == 1
 
 
-@pytest.mark.parametrize("random", [Tails(), Constant(largest=True), Constant(largest=False), Signs()])
-@pytest.mark.parametrize("shape", [(32, 16, 1, 1, 7), (16, 24, 3, 2, 9)])
-def test_convolutions_are_exact_at_the_ends_of_both_ranges(random: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("steps", [16, 33, 47])
+def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
+    panels = integer_complement.pack(np.full((8, steps, GROUP), 127, np.int8), 8)
+    assert panels is not None
+    assert panels.complemented == steps
+
+
+@pytest.mark.parametrize(
+    ("shape", "random"),
+    [
+        *(
+            (shape, random)
+            for shape in ((32, 16, 1, 1, 7), (16, 24, 3, 2, 9))
+            for random in (Tails(), Constant(largest=True), Constant(largest=False), Signs())
+        ),
+        ((16, 8, 3, 1, 9, (2, 3)), Tails()),
+    ],
+)
+def test_convolutions_are_exact_at_the_ends_of_both_ranges(shape: Any, random: Any) -> None:
     net = convolved(random, *shape)
     model = net.finish(net.pair(net.nodes[-1].output[0], (256.0, 128)))
     engine = compiled(model, PLAIN)
@@ -124,13 +142,15 @@ def test_convolutions_are_exact_at_the_ends_of_both_ranges(random: Any, shape: t
         np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
-@pytest.mark.parametrize("random", [Tails(), Signs()])
-def test_products_are_exact_at_the_ends_of_both_ranges(random: Any) -> None:
-    net = Net(8, 64)
+@pytest.mark.parametrize(
+    ("random", "rows", "steps"), [(Tails(), 8, 64), (Signs(), 8, 64), (Tails(), 8, 30), (Tails(), 23, 64)]
+)
+def test_products_are_exact_at_the_ends_of_both_ranges(random: Any, rows: int, steps: int) -> None:
+    net = Net(rows, steps)
     net.random = random
-    weight = net.weight((64, 40), np.full(40, 2.0**-6), axis=1)
+    weight = net.weight((steps, 40), np.full(40, 2.0**-6), axis=1)
     model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
-    x = np.where(np.arange(8 * 64).reshape(8, 64) % 5 < 3, LEVELS, 0).astype(np.float32)
+    x = np.where(np.arange(rows * steps).reshape(rows, steps) % 5 < 3, LEVELS, 0).astype(np.float32)
     np.testing.assert_array_equal(compiled(model, PLAIN)(x)[0], reference(model, x, optimized=False)[0])
 
 

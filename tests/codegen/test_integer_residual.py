@@ -125,7 +125,7 @@ def test_each_of_two_convolutions_has_its_own_zero_point_and_bias() -> None:
     offsets = net.tensor(np.arange(24).astype(np.float32) * 64 - 512)
 
     def branch(zero: int, bias: str) -> str:
-        weight = net.weight((24, 16, 3, 3), scale, largest=31)
+        weight = net.weight((24, 16, 2, 2), scale, largest=31)
         return net.node("Conv", net.pair("x", (IN[0], zero)), weight, bias, pads=[1] * 4)
 
     def total() -> str:
@@ -144,7 +144,8 @@ def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(lar
         net.node("Conv", net.pair("x", IN), net.weight((24, 16, 1, 1), scale), net.bias(scale * IN[0]))
         for scale in scales
     ]
-    check(net, net.pair(net.node("Add", *branches), (2.0**-12, 100)))
+    y = net.pair(net.node("Add", *branches), (2.0**-12, 100))
+    check(net, y, net.node("MaxPool", y, kernel_shape=[2, 2]))  # two readers: bytes are stored
 
 
 @pytest.mark.parametrize("kind", ["groups", "few channels", "measured"])
@@ -155,6 +156,8 @@ def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> N
     first, second = (net.weight((16, channels // groups, 3, 3), scale) for _ in range(2))
     branches = [net.node("Conv", x, first, group=groups), net.node("Conv", x, second, group=groups)]
     model = net.finish(net.pair(net.node("Add", *branches), SUM))
+    main = lower(import_model(prepare(model)), Target.from_tag(HERE), OPTIONS).module["main"].script(show_meta=False)
+    assert "conv2d_u8_sum" not in main
     values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
     if kind == "measured":
         values[0, 0, 0, :2] = -127.5, 127.5  # then a step is a whole number

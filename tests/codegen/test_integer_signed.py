@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from forge_pipeline.codegen.importer import import_model, prepare
+from forge_pipeline.codegen.importer import import_model
 from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, check, compiled, convolution, exact_scales, reference
@@ -98,7 +98,7 @@ def test_signed_bytes_that_are_only_moved_are_stored_as_unsigned_ones() -> None:
     largest = net.node("MaxPool", q, kernel_shape=[3, 3], pads=[1] * 4)
     moved = net.node("Transpose", net.node("Concat", q, largest, axis=1), perm=[0, 1, 3, 2])
     y = net.node("DequantizeLinear", moved, scale, zero)
-    main = lower(import_model(prepare(net.finish(y))), Target.from_tag(HERE), OPTIONS).module["main"]
+    main = lower(import_model(net.finish(y)), Target.from_tag(HERE), OPTIONS).module["main"]  # prepared: in floats
     assert "signed" not in main.script(show_meta=False)
     check(net, y)
 

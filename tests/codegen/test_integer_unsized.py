@@ -5,8 +5,9 @@ Sizes come one after the other, some of them smaller than a tile. The reference 
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,12 @@ def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
     expect_same(unsized(net.finish(joined, largest, inside, outside, enlarged, mean), 2, 3))
 
 
+def test_two_convolutions_of_any_size_that_both_wait_are_added() -> None:
+    net = Net(1, 16, 8, 8)
+    y = net.pair(net.node("Add", convolution(net, 16, 16, 1), convolution(net, 16, 16, 3, pads=[1] * 4)), OUT)
+    expect_same(unsized(net.finish(y), 2, 3))
+
+
 ROUNDED_UP: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2]}),
     ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 3], "pads": [0, 1, 1, 0]}),
@@ -172,6 +179,63 @@ def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_targe
         assert ELSEWHERE[tag] in text
         assert lowered.fallbacks == ()
         assert text.count("T.match_buffer") >= 3  # of the instruction: its loop was tensorized
+
+
+@pytest.mark.parametrize("tag", ["intel/sapphire-rapids", "x86-64/v3"])
+def test_no_pixel_of_an_image_of_any_size_is_asked_for_being_inside(tag: str) -> None:
+    lowered = lower(import_model(prepare(kinds(["padded", "depthwise"]))), Target.from_tag(tag), OPTIONS)
+    assert "if_then_else" not in lowered.module.script(show_meta=False)
+
+
+OPERATORS = {
+    **{"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Min": min},
+    **{"FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GE": operator.ge, "And": operator.and_},
+}
+
+
+def visited(statement: Any, known: dict[Any, int], axis: int) -> Iterator[tuple[str, int]]:
+    """Yield each block that a scheduled kernel runs, and where along an axis, of vectors the first element."""
+    from tvm import s_tir, tirx
+
+    def value(expression: Any) -> int:
+        if isinstance(expression, tirx.IntImm):
+            return int(expression)
+        if expression in known:
+            return known[expression]
+        return int(OPERATORS[type(expression).__name__](value(expression.a), value(expression.b)))
+
+    if isinstance(statement, tirx.For):
+        for index in range(1 if statement.kind == tirx.ForKind.VECTORIZED else value(statement.extent)):
+            yield from visited(statement.body, known | {statement.loop_var: index}, axis)
+    elif isinstance(statement, tirx.IfThenElse):
+        taken = statement.then_case if value(statement.condition) else statement.else_case
+        yield from visited(taken, known, axis)
+    elif isinstance(statement, tirx.SeqStmt):
+        for part in statement.seq:
+            yield from visited(part, known, axis)
+    elif isinstance(statement, s_tir.SBlockRealize):
+        if not statement.iter_values:
+            yield from visited(statement.block.body, known, axis)
+        elif value(statement.predicate):
+            yield statement.block.name_hint, value(statement.iter_values[axis])
+
+
+def test_every_pixel_that_is_read_in_place_is_in_a_tile_within_the_image_and_few_are_in_two() -> None:
+    from tvm import tirx
+
+    target = Target.from_tag("intel/sapphire-rapids")
+    module = lower(import_model(prepare(kinds(["pointwise"]))), target, OPTIONS).module
+    kernel = next(function for name, function in module.functions_items() if "conv2d" in name.name_hint)
+    extents = [extent for extent in kernel.params[0].ty.shape if isinstance(extent, tirx.Var)]
+    for size in ((1, 1), (1, 13), (2, 7), (3, 5), (73, 14), (103, 10)):  # less than a tile, one, more, and than a band
+        seen: dict[str, list[int]] = {}
+        for name, pixel in visited(kernel.body, dict(zip(extents, size, strict=True)), axis=3):
+            seen.setdefault(name, []).append(pixel)
+        pixels = size[0] * size[1]
+        assert len(seen) >= 3  # sums begin, go on and are stored
+        for places in seen.values():
+            assert set(places) == set(range(pixels))
+        assert min(len(places) for places in seen.values()) < 2 * (pixels + 32)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.schedules.integer_dot import known_dot
+from forge_pipeline.codegen.schedules.integer_tile import choose_even_tile
 from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL, Transform
 from forge_pipeline.target import Target
 from tests.codegen import test_integer as qdq
@@ -54,6 +58,29 @@ def test_a_row_of_the_kernel_reads_each_pixel_once_where_sums_are_one_vector_of_
     assert sums >= 48
     assert reads * 5 <= sums * 2
     assert not STACK.findall(loop)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([AVX512, AVX2, "x86-64/v3", "arm/cortex-a76"]),
+    st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 8), st.integers(0, 3),
+)  # fmt: skip
+def test_neighbours_share_pixels_only_where_they_overlap_and_all_find_room_in_registers(
+    tag: str, width: int, kernel: int, stride: int, dilation: int, rows: int, edge: int
+) -> None:
+    machine = Machine.of(Target.from_tag(tag))
+    shape = Geometry(
+        channels=64, filters=rows * machine.lanes, groups=1, size=(40, width + kernel * dilation),
+        kernel=(3, kernel), strides=(1, stride), padding=(edge,) * 4, dilation=(1, dilation),
+    )  # fmt: skip
+    tile = choose_even_tile(machine, shape, rows, 3 * kernel * 16, 64 // machine.lanes)
+    assert rows % tile.vectors == 0
+    assert known_dot(machine).fits(machine, tile.pixels, tile.vectors) or tile.pixels == tile.vectors == 1
+    if tile.shares:
+        assert "vnni" in str(machine.dot_product)
+        assert (tile.vectors, dilation) == (1, 1)
+        assert kernel > stride
+        assert tile.pixels + 2 * kernel <= machine.registers
 
 
 @pytest.mark.parametrize("groups", [1, 16])
