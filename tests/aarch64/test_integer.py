@@ -85,6 +85,16 @@ def test_weights_of_the_least_byte_store_what_onnx_runtime_stores(
     compare(net, [net.pair(layers(net), qdq.OUT)], tag, compile_for, tmp_path)
 
 
+@pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
+@pytest.mark.parametrize("case", ["convolution", "depthwise", *weights.GROUPED])
+def test_bytes_with_any_zero_point_store_what_onnx_runtime_stores(
+    case: str, tag: str, compile_for: Callable[..., bytes], tmp_path: Path
+) -> None:
+    shape, layers = {**weights.NETS, **weights.GROUPED}[case]
+    net = weights.Unsigned(*shape)
+    compare(net, [net.pair(layers(net), qdq.OUT)], tag, compile_for, tmp_path)
+
+
 FORMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "pixels by themselves": (24, 1, 1, {}),
     "padded": (48, 3, 1, {"pads": [1] * 4}),

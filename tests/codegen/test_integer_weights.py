@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.importer import import_model, prepare
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules.integer_weights import held, in_parts
+from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, PLAIN, SDOT, VNNI, Net, check, exact_scales
+from tests.codegen.test_integer_forms import unsized
+from tests.codegen.test_integer_unsized import expect_same
 
 IN, OUT = (0.5, 113), (64.0, 7)
 
@@ -75,17 +78,36 @@ def test_the_least_byte_has_a_part_of_its_own_only_where_products_are_added_in_p
     np.testing.assert_array_equal(kept, weight)
 
 
-@pytest.mark.parametrize("case", NETS)
-def test_bytes_with_any_zero_point_store_what_onnx_runtime_stores(case: str) -> None:
-    shape, layers = NETS[case]
+GROUPED: dict[str, tuple[tuple[int, ...], Callable[[Net], str]]] = {
+    "groups of whole vectors": ((1, 32, 7, 8), convolution(32, 32, 2)),
+    "groups of a few channels": ((1, 16, 7, 8), convolution(16, 24, 4)),
+    "a channel multiplied": ((1, 16, 7, 8), convolution(16, 32, 16)),
+}
+
+
+@pytest.mark.parametrize("tag", dict.fromkeys([PLAIN, HERE]))
+@pytest.mark.parametrize("case", [*NETS, *GROUPED])
+def test_bytes_with_any_zero_point_store_what_onnx_runtime_stores(case: str, tag: str) -> None:
+    shape, layers = {**NETS, **GROUPED}[case]
     net = Unsigned(*shape)
-    check(net, net.pair(layers(net), OUT), tag=PLAIN)
+    check(net, net.pair(layers(net), OUT), tag=tag)
 
 
-def test_where_nothing_is_widened_such_weights_are_parts_and_still_in_integers() -> None:
-    net = Unsigned(1, 16, 9, 9)
-    model = net.finish(net.pair(convolution(16, 24)(net), OUT))
-    assert not build(model, Target.from_tag(VNNI), OPTIONS).metadata["compile"]["fallbacks"]
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["depthwise", "groups of a few channels"])
+def test_such_weights_of_images_of_any_size_store_what_onnx_runtime_stores(case: str) -> None:
+    shape, layers = {**NETS, **GROUPED}[case]
+    net = Unsigned(*shape)
+    expect_same(unsized(net.finish(net.pair(layers(net), OUT)), 2, 3))
+
+
+@pytest.mark.parametrize("case", ["convolution", "depthwise", *GROUPED])
+def test_where_nothing_is_widened_such_weights_are_parts_and_still_in_integers(case: str) -> None:
+    shape, layers = {**NETS, **GROUPED}[case]
+    net = Unsigned(*shape)
+    model = net.finish(net.pair(layers(net), OUT))
+    for tag, made in ((VNNI, model), (VNNI, unsized(model, 2, 3)), (SDOT, model)):
+        assert lower(import_model(prepare(made)), Target.from_tag(tag), OPTIONS).fallbacks == ()
 
 
 @given(seed=st.integers(0, 1 << 30), largest=st.integers(128, 255))

@@ -46,11 +46,19 @@ WIDEST = 14
 """Pixels in a tile at most."""
 
 
+def takes(geometry: Geometry) -> bool:
+    """Return whether each filter reads one channel of its own."""
+    return geometry.groups == geometry.channels == geometry.filters and geometry.channels > 1
+
+
 def emit(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
 ) -> relax.Expr | None:
-    """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
-    if not geometry.groups == geometry.channels == geometry.filters or geometry.channels == 1:
+    """Emit the convolution if each filter reads one channel of its own; the result is blocked.
+
+    Where ``weight`` has more rows than the kernel, they are parts of it, one below the other.
+    """
+    if not takes(geometry):
         return None
     lanes, way = graph.machine.lanes, known_dot(graph.machine)
     blocks = -(-geometry.channels // lanes)
@@ -115,7 +123,8 @@ def convolve(
 
     def sums(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         group, pixel = (w // share, w % share) if share > 1 else (w, 0)
-        y, first = h * down + kernel_h * dilate_down, group * (share * right) + quad * taps
+        row = kernel_h if height == geometry.kernel[0] else kernel_h % geometry.kernel[0]
+        y, first = h * down + row * dilate_down, group * (share * right) + quad * taps
         if dilation > 1:
             first = w * right % dilation * reach + w * right // dilation + quad * taps
         if way.widens:

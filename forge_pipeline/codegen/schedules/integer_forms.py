@@ -25,7 +25,7 @@ from forge_pipeline.codegen.integer import (
 )
 from forge_pipeline.codegen.integer_finish import Finish
 from forge_pipeline.codegen.renamed import Named
-from forge_pipeline.codegen.schedules import integer_conv, integer_dynamic, integer_weights
+from forge_pipeline.codegen.schedules import integer_conv, integer_depthwise, integer_dynamic, integer_weights
 from forge_pipeline.codegen.schedules.geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.schedules.integer_dot import dot_of, known_dot
 
@@ -118,9 +118,10 @@ class Plane:
         if convolution.measured is not None:
             source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)
             finish = integer_dynamic.measured_finish(finish, convolution.measured, sums)
-        weight, times = integer_weights.in_parts(graph.machine, convolution.weight, axis=1)
-        if times > 1:
-            source = integer_weights.channels_again(graph, source, times)
+        by_rows = integer_depthwise.takes(geometry)
+        weight, times = integer_weights.in_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
+        if times > 1 and not by_rows:
+            source = integer_weights.channels_again(graph, source, times, geometry.groups)
             geometry = replace(geometry, channels=geometry.channels * times)
         return Prepared(source=source, zero=convolution.zero, weight=weight, geometry=geometry, finish=finish)
 
@@ -198,7 +199,7 @@ def convolution_of(
     integers = weight.integers
     if not (weight.scale > 0).all():
         return None
-    kernel = integer_weights.held(graph.machine, arrange(integers), groups=int(call.attrs.groups))
+    kernel = integer_weights.held(graph.machine, arrange(integers))
     if kernel is None:
         return None
     spread = [1] * integers.ndim

@@ -30,6 +30,7 @@ from forge_pipeline.codegen.integer import (
 )
 from forge_pipeline.codegen.renamed import Named
 from forge_pipeline.codegen.schedules import moves, resample
+from forge_pipeline.codegen.schedules.geometry import simplified
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -145,7 +146,8 @@ def interpolate(
             pixels, shares = next(known), next(known)
             ways[line.axis], shape[line.axis] = partial(_listed, pixels, shares), pixels.shape[0]
         else:
-            ways[line.axis], shape[line.axis] = partial(line.choice.mixed, size=size), line.choice.axis(size).output
+            ways[line.axis] = partial(line.choice.mixed, size=size)
+            shape[line.axis] = simplified(line.choice.axis(size).output)
 
     def element(*at: Any) -> Any:
         total: Any = None

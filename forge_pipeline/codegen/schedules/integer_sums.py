@@ -117,7 +117,7 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
     image, weight = (graph.look(argument) for argument in call.args)
     shape = shape_of(call.args[0])
     integers = _weights(image, weight, rank=len(shape))
-    held = None if integers is None else integer_weights.held(graph.machine, integers, groups=int(call.attrs.groups))
+    held = None if integers is None else integer_weights.held(graph.machine, integers)
     walk = None if held is None else _walk(call, held, shape)
     if held is None or walk is None or not isinstance(image, Widened):
         return None

@@ -2,7 +2,8 @@
 
 A byte minus its zero point is anything up to 255 from zero. Where activations are widened to int16, such weights are
 int16. Elsewhere they are sums of int8 ones, and the activations are read once for each: (x, x) times (a, b) is
-x times (a + b).
+x times (a + b). A filter of one channel has its parts below each other, and reads its rows again; others have a group's
+channels several times.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ ADDS_PAIRS = "smull"
 """The ``dot_product`` that adds up two products in int16, where 128 times 128 twice has no room."""
 
 
-def held(machine: Machine, integers: Array, *, groups: int = 1) -> Array | None:
+def held(machine: Machine, integers: Array) -> Array | None:
     """Return weights, those of a result along all axes but the first, as int8 or int16; None where no kernel does.
 
-    int16 are for machines that widen, or for ``in_parts``, which convolutions of several ``groups`` do not have.
+    int16 are for machines that widen, or for ``in_parts``.
     """
     largest = int(abs(integers).max(initial=0))
     below = LARGEST if machine.dot_product == ADDS_PAIRS else LARGEST + 1
     if integers.max(initial=0) <= LARGEST and integers.min(initial=0) >= -below:
         return integers.astype(np.int8)
-    if largest > BYTE or not (known_dot(machine).widens or groups == 1):
+    if largest > BYTE:
         return None
     totals = abs(integers).reshape(integers.shape[0], -1).sum(axis=1)
     return None if BYTE * int(totals.max()) >= SUM_LIMIT else integers.astype(np.int16)
@@ -52,16 +53,26 @@ def in_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
     return np.concatenate(parts, axis=axis), len(parts)
 
 
-def channels_again(graph: Graph, image: Value, times: int) -> Value:
-    """Return an image with all its channels several times: whole blocks, where they fill them."""
-    from tvm import relax
-
+def channels_again(graph: Graph, image: Value, times: int, groups: int) -> Value:
+    """Return an image with all channels of each group several times: whole blocks, where they fill them."""
     if times == 1:
         return image
-    if graph.is_blocked(image) and image.channels % graph.machine.lanes == 0:
-        repeated = graph.emit(relax.op.concat([image.blocked] * times, axis=1))
-        return Value(blocked=repeated, channels=image.channels * times)
-    return Value(plain=again(graph, graph.plain(image), times, axis=1))
+    lanes = graph.machine.lanes
+    if graph.is_blocked(image) and image.channels % (groups * lanes) == 0:
+        return Value(blocked=_by_group(graph, image.blocked, times, groups), channels=image.channels * times)
+    return Value(plain=_by_group(graph, graph.plain(image), times, groups))
+
+
+def _by_group(graph: Graph, value: relax.Expr, times: int, groups: int) -> relax.Expr:
+    """Return a tensor whose axis 1 has each of its ``groups`` several times."""
+    from tvm import relax
+
+    if groups == 1:
+        return again(graph, value, times, axis=1)
+    batch, channels, *pixels = shape_of(value)
+    apart = graph.emit(relax.op.reshape(value, (batch, groups, channels // groups, *pixels)))
+    repeated = again(graph, apart, times, axis=2)
+    return graph.emit(relax.op.reshape(repeated, (batch, channels * times, *pixels)))
 
 
 def again(graph: Graph, value: relax.Expr, times: int, axis: int) -> relax.Expr:
