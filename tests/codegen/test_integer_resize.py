@@ -8,7 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.codegen.test_integer import HERE, OUT, Net, check, compiled, exact_scales, reference
+from forge_pipeline.codegen.build import build
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+from tests.codegen.test_integer import HERE, OPTIONS, OUT, Net, check, compiled, exact_scales, reference
 from tests.codegen.test_integer_forms import unsized
 
 WAYS = (
@@ -44,6 +47,27 @@ def test_between_convolutions_and_along_one_axis(tag: str) -> None:
     scale = exact_scales(16)
     read = net.node("Conv", net.pair("x", (0.5, 113)), net.weight((16, 16, 1, 1), scale), net.bias(scale * 0.5))
     check(net, net.pair(resized(net, net.pair(read, OUT), "half_pixel", (1.0, 2.0)), (32.0, 3)), tag=tag)
+
+
+REPEATED = (((2.0, 2.0), "floor", {"repeat"}), ((1.0, 3.0), "floor", {"repeat"}), ((2.0, 1.5), "ceil", {"take"}))
+"""Factors, rounding, and what the kernels are called that choose pixels: whole factors take no table."""
+
+
+@pytest.mark.parametrize(("factors", "rounding", "kernels"), REPEATED)
+def test_pixels_that_a_sum_reads_several_times_are_read_where_they_lie(
+    factors: Any, rounding: str, kernels: set[str]
+) -> None:
+    net, scale = Net(1, 16, 8, 6), exact_scales(16)
+    read = net.node("Conv", net.pair("x", (0.5, 113)), net.weight((16, 16, 1, 1), scale), net.bias(scale * 0.5))
+    how = {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": "asymmetric"}
+    larger = net.node("Resize", net.pair(read, OUT), "", net.tensor(np.array([1, 1, *factors], np.float32)), **how)
+    other = net.node("MaxPool", net.pair(larger, OUT), kernel_shape=[3, 3], pads=[1] * 4)
+    model = net.finish(net.pair(net.node("Add", net.pair(larger, OUT), other), (32.0, 3)))
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    np.testing.assert_array_equal(compiled(model)(x)[0], reference(model, x, optimized=False)[0])
+    engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
+    names = {name for kernel in engine.profile(x, runs=1) for name in kernel.name.split("_")}
+    assert names & {"take", "repeat"} == kernels
 
 
 def expect_same(model: onnx.ModelProto, seed: int = 5) -> None:

@@ -21,7 +21,7 @@ from forge_pipeline.codegen.integer import (
     dequantized,
     divided,
 )
-from forge_pipeline.codegen.schedules import elementwise, integer_table
+from forge_pipeline.codegen.schedules import elementwise, integer_table, resample
 from forge_pipeline.codegen.schedules.joining import joined
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
     if isinstance(source, Rounded) and source.pending is not None and call.op.name == "relax.permute_dims":
         axes = ints(call.attrs.axes) if call.attrs.axes is not None else range(len(source.axes))[::-1]
         return dequantized(source.transposed([axis % len(source.axes) for axis in axes]), value.affine)
+    if call.op.name == "relax.take":
+        taken = resample.take_pixels(graph, source, call)
+        if taken is not None:
+            return dequantized(taken, value.affine)
     rest = [graph.operand(argument) for argument in call.args[1:]]
     moved = graph.emit(relax.Call(call.op, [graph.plain(value.source), *rest], call.attrs))
     return dequantized(Value(plain=moved), value.affine)

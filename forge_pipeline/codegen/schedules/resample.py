@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.graph import Graph, Value, ints
+import numpy as np
+
+from forge_pipeline.codegen.graph import Array, Extent, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import moves
 
@@ -70,16 +72,42 @@ def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
 
 def blocked_take(graph: Graph, call: relax.Call) -> Value | None:
     """Choose rows or columns of an image that is blocked already."""
+    return take_pixels(graph, graph.look(call.args[0]), call)
+
+
+def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
+    """Choose rows or columns of ``value``, an image, in place of what ``call`` takes them from, if it is blocked.
+
+    Where each is there equally often, no table is read, so that this becomes part of the kernel that reads the result.
+    """
     from tvm import relax
 
-    value, chosen = (graph.look(argument) for argument in call.args)
-    axis = call.attrs.axis
+    chosen, axis = graph.look(call.args[1]), call.attrs.axis
     if axis is None or ints([axis])[0] not in PIXEL_AXES or chosen.constant is None or chosen.constant.ndim != 1:
         return None
     if not graph.is_blocked(value):
         return None
-    made = relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs)
-    return Value(blocked=graph.emit(made), channels=value.channels)
+    times = _times(chosen.constant, shape_of(value.blocked)[ints([axis])[0]])
+    if times is None:
+        taken = graph.emit(relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs))
+    else:
+        taken = graph.kernel(_repeated, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
+    return Value(blocked=taken, channels=value.channels)
+
+
+def _times(chosen: Array, size: Extent) -> int | None:
+    """Return how often each of ``size`` rows or columns is chosen, if all are equally often, in order."""
+    if not isinstance(size, int) or len(chosen) % size or not len(chosen):
+        return None
+    times = len(chosen) // size
+    return times if np.array_equal(chosen, np.arange(len(chosen)) // times) else None
+
+
+def _repeated(image: te.Tensor, axis: int, times: int) -> te.Tensor:
+    from tvm import te
+
+    shape = (*image.shape[:axis], image.shape[axis] * times, *image.shape[axis + 1 :])
+    return te.compute(shape, lambda *at: image(*at[:axis], at[axis] // times, *at[axis + 1 :]), name="repeat")
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
