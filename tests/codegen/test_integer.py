@@ -272,7 +272,16 @@ def test_results_far_outside_of_a_byte_are_clipped_before_neighbours_are_packed(
     scale = np.where(np.arange(24) % 2, 2.0**-8, 64.0).astype(np.float32)  # of some channels beyond int16
     image = net.node("Conv", net.pair("x", IN), net.weight((24, 16, 1, 1), scale), net.bias(scale * IN[0]))
     clipped = net.node("Clip", image, net.tensor(np.float32(-20.0)), net.tensor(np.float32(30.0)))
-    check(net, net.pair(clipped, (0.5, 100)))
+    y = net.pair(clipped, (0.5, 100))
+    check(net, y, net.node("MaxPool", y, kernel_shape=[2, 1]))  # two readers: bytes are stored
+
+
+def test_results_with_more_steps_than_int32_has_are_clipped_before_they_are_converted() -> None:
+    net = Net(1, 16, 3, 4)
+    scale = np.where(np.arange(24) % 3, 2.0**-20, 2.0**12).astype(np.float32)
+    image = net.node("Conv", net.pair("x", IN), net.weight((24, 16, 1, 1), scale), net.bias(scale * IN[0]))
+    y = net.pair(image, (2.0**-12, 100))
+    check(net, y, net.node("MaxPool", y, kernel_shape=[2, 1]))
 
 
 def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:

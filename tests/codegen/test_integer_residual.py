@@ -153,7 +153,7 @@ def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> N
     channels = 3 if kind == "few channels" else 16
     groups, net = (4 if kind == "groups" else 1), Net(1, channels, 9, 13)
     scale, x = exact_scales(16), measured(net, "x") if kind == "measured" else net.pair("x", IN)
-    first, second = (net.weight((16, channels // groups, 3, 3), scale) for _ in range(2))
+    first, second = (net.weight((16, channels // groups, 2, 2), scale) for _ in range(2))
     branches = [net.node("Conv", x, first, group=groups), net.node("Conv", x, second, group=groups)]
     model = net.finish(net.pair(net.node("Add", *branches), SUM))
     main = lower(import_model(prepare(model)), Target.from_tag(HERE), OPTIONS).module["main"].script(show_meta=False)
