@@ -136,6 +136,7 @@ CONVOLUTIONS = {
     "channels that fill no vector": (20, 10, 6, 3, {"pads": [1] * 4}),
     "three channels": (3, 16, 16, 3, {"pads": [1] * 4, "strides": [2, 2]}),
     "one channel": (1, 8, 12, 5, {}),
+    "one channel, fewer pixels than weights": (1, 24, 12, 5, {"pads": [2] * 4, "dilations": [2, 2], "strides": [2, 2]}),
     "groups": (32, 32, 6, 3, {"group": 4}),
     "width no tile divides": (16, 16, 37, 1, {}),
     "an odd number of vectors of filters": (64, 50, 6, 1, {}),

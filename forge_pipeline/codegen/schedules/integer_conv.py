@@ -257,7 +257,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             if not enters:
                 sch.vectorize(sch.get_loops(block)[-1])
         else:
-            spread_copy(sch, block, machine)
+            spread_copy(sch, block, machine, is_row=enters)
     moves.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
     for loop in (w_in, row_in, kernel_w if shares else quad):
         sch.unroll(loop)
@@ -268,8 +268,15 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     dot(sch, out, machine, str(annotations[READS]), str(annotations[WEIGHTS]))
 
 
-def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
-    """Copy an image by threads; where ``edges`` takes the margins from its rows, these stay a loop."""
+def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: bool = False) -> None:
+    """Copy an image by threads; where margins are taken from its rows, by ``edges`` or by TVM, these stay a loop.
+
+    ``is_row``: a row is the innermost loop, to be vectorized by LLVM when TVM has taken the margins from it.
+    """
+    if is_row:
+        values = moves.product(moves.extents(sch, block))
+        moves.parallel_if_worth(sch, moves.fuse(sch, sch.get_loops(block)[:-1]), values)
+        return
     if EDGES not in sch.get(block).annotations:
         moves.spread(sch, block, machine)
         return
