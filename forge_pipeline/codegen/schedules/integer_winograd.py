@@ -188,8 +188,8 @@ def convolve(
         value = result[n, row, h // step, w // step, h % step, w % step, out]
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
-    if way.multiplies + way.others > 1 or tall % step or wide % step:
-        finish = replace(finish, bounded=False)  # one by one: not measured, or with a question for each at the edge
+    if way.multiplies + way.others > 1:
+        finish = replace(finish, bounded=False)  # one by one: whether packing pays here was not measured
     return integer_pack.finished(
         (batch, rows, tall, wide, lanes),
         finish,
