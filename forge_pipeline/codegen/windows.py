@@ -17,6 +17,8 @@ def windowed(name: str, builder: Any, inputs: list[Any], attributes: dict[str, A
         attributes = {**attributes, "pads": _same_pads(inputs, attributes), "auto_pad": b"NOTSET", "ceil_mode": 0}
     elif attributes.get("ceil_mode") and name in POOLS:
         attributes = {**attributes, **_rounded_up(name, inputs, attributes)}
+    if name in POOLS:
+        _check_results(inputs, attributes)
     return getattr(onnx_frontend, name).get_converter(opset)(builder, inputs, attributes, [{}, {}])
 
 
@@ -69,6 +71,19 @@ def _rounded_up(name: str, inputs: list[Any], attributes: dict[str, Any]) -> dic
     sizes = list(inputs[0].ty.shape.values)[2:]
     kept = map(_without_late, sizes, begins, ends, strides, reaches)
     return {"pads": (*begins, *kept), "auto_pad": b"NOTSET"}
+
+
+def _check_results(inputs: list[Any], attributes: dict[str, Any]) -> None:
+    """Raise NotImplementedError for a pool without results: ONNX Runtime may have one where ONNX has none."""
+    from tvm import tirx
+
+    kernel = attributes["kernel_shape"]
+    ones, pads = (1,) * len(kernel), tuple(attributes.get("pads", ())) or (0,) * (2 * len(kernel))
+    sizes = list(inputs[0].ty.shape.values)[2:]
+    for axis, (size, width, step) in enumerate(zip(sizes, kernel, attributes.get("dilations", ones), strict=True)):
+        padded = size + pads[axis] + pads[axis + len(kernel)]
+        if isinstance(padded, tirx.IntImm) and int(padded) <= (width - 1) * step:
+            raise NotImplementedError(f"a window of {(width - 1) * step + 1} pixels on {int(padded)}")
 
 
 def _without_late(size: Any, before: int, after: int, stride: int, reach: int) -> int:

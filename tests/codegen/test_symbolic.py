@@ -170,6 +170,16 @@ def test_windows_larger_than_the_image_are_refused_and_the_engine_goes_on() -> N
     np.testing.assert_allclose(engine(x)[0], session.run(None, {"x": x})[0], atol=1e-5)
 
 
+def test_a_window_larger_than_an_image_of_known_size_is_refused_by_its_node() -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 0, 0])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, *size])
+            for name, size in (("x", (1, 9)), ("y", (None, None)))]  # fmt: skip
+    graph = helper.make_graph([node], "small", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    with pytest.raises(CompileError, match="a window of 3 pixels on 2"):
+        build(model, Target.from_tag("host"), TILED)
+
+
 def test_a_mean_that_counts_padding_behind_which_a_window_might_start_is_refused() -> None:
     kind = {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [1] * 4, "count_include_pad": 1, "ceil_mode": 1}
     with pytest.raises(CompileError, match="a window might start behind the image"):
