@@ -232,13 +232,15 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     rows, height, width, lanes = (moves.static(sch, loop) for loop in (row, h, w, out))
     steps = moves.product(moves.static(sch, loop) for loop in reduction)
     weight_bytes = known_dot(machine).group * lanes * rows * steps
+    enters = ENTERS in annotations
+    is_widened = known_dot(machine).widens and annotations[READS] == BYTES and bool(before)
     image_bytes = moves.static(sch, reduction[0]) * height * width * lanes
+    if is_widened:  # where pixels are strided, that is more than there are results
+        image_bytes = moves.product(moves.extents(sch, before[-1]))
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
-    enters = ENTERS in annotations
-    copies = enters or (known_dot(machine).widens and annotations[READS] == BYTES)
-    in_bands = copies and bool(before) and not weights_first
+    in_bands = (enters or is_widened) and not weights_first
     if in_bands:
         values = _row_values(sch, before[-1], height) if enters else moves.static(sch, reduction[0]) * width * lanes
         h_out, h_in = sch.split(h, [None, band(machine, height, values)])
