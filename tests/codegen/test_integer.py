@@ -293,6 +293,13 @@ def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:
     check(net, positive, net.pair(net.node("Clip", convolution(net, 16, 16, 3), *bounds), (64.0, 100)))
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 18.0), (-7.0, 8.0), (-6.0, 6.0), (-8.0, 507.0), (-600.0, 12.0)])
+def test_bytes_are_clipped_to_bounds_that_lie_between_two_of_them(bounds: tuple[float, float]) -> None:
+    net = Net(1, 16, 12, 12)
+    clipped = net.node("Clip", net.pair("x", (4.0, 128)), *[net.tensor(np.float32(bound)) for bound in bounds])
+    check(net, net.pair(clipped, (0.5, 128)), net.pair(clipped, (4.0, 100)), spread=200.0)
+
+
 def test_a_float_bias_and_a_float_result_of_integer_sums() -> None:
     net = Net(1, 16, 6, 6)
     x = net.pair("x", IN)

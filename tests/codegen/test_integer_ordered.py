@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tvm import s_tir, te
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.schedules import integer_complement
+from forge_pipeline.codegen.integer import Affine, Clip
+from forge_pipeline.codegen.integer_finish import Finish
+from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.schedules import fallback, integer_complement
 from forge_pipeline.codegen.schedules.integer_complement import GROUP
+from forge_pipeline.codegen.schedules.integer_ordered import by_rows
+from forge_pipeline.codegen.schedules.integer_ordered_step import continued
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import OPTIONS, OUT, PLAIN, Net, assembly_of, compiled, reference
 
@@ -166,6 +172,19 @@ def test_both_parts_of_the_steps_keep_their_sums_in_registers(tag: str) -> None:
     for loop in loops:
         assert loop.count("pmaddwd") == loop.count("pmaddubsw")
         assert not re.findall(r"\tv?paddd\t-?\d*\(%r", loop)
+
+
+def test_where_plain_loops_serve_each_part_of_the_steps_starts_for_itself() -> None:
+    shapes = {"uint8": [(8, 16), (1, 2, 8, 4)], "int8": [(1, 4, 8, 4)], "int32": [(1, 4), (8,)], "float32": [(8,)]}
+    named = {(shape, dtype): te.placeholder(shape, dtype) for dtype, listed in shapes.items() for shape in listed}
+    left, masks, weight, places, bias, factor = named.values()
+    tensors = [left, weight, places, masks, bias, factor]
+    finish = Finish.of(np.ones(8), np.zeros(8), None, Affine(scale=1.0, zero=0), Clip())
+    result = by_rows(*tensors, columns=8, finish=finish, pixels=2, complemented=2, lanes=8)
+    sch = s_tir.Schedule(te.create_prim_func([*tensors, result]))
+    fallback.schedule(sch, Machine.of(Target.from_tag(PLAIN)))
+    plain = sch.mod["main"]
+    assert continued(plain).same_as(plain)
 
 
 def test_masks_are_bits_until_the_library_is_loaded() -> None:

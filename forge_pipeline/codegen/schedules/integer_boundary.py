@@ -10,6 +10,7 @@ import numpy as np
 from forge_pipeline.codegen.curves import BYTES, Lookup, curve_of
 from forge_pipeline.codegen.graph import Array, Graph, Value, has_known_shape
 from forge_pipeline.codegen.integer import (
+    LEVELS,
     Affine,
     Clip,
     Dequantized,
@@ -103,12 +104,10 @@ def bound(graph: Graph, call: relax.Call) -> Value | None:
     value = graph.look(image)
     if not isinstance(value, Dequantized) or not graph.is_used_once(image):
         return None
-    ends = Clip(low=low, high=high).steps(value.affine)
-    if low > float("-inf") and float(np.rint(low / value.affine.scale)) * value.affine.scale != low:
-        return None  # the bound is none of the values that integers have
-    if high < float("inf") and ends[1] * value.affine.scale < high and ends[1] + value.affine.zero < 255:
+    least, most = (np.float32(level - value.affine.zero) * np.float32(value.affine.scale) for level in (0, LEVELS))
+    if any(least < end < most and not _is_level(end, value.affine) for end in (low, high)):
         return None
-    levels = tuple(int(end) + value.affine.zero for end in ends)
+    levels = tuple(int(end) + value.affine.zero for end in Clip(low=low, high=high).steps(value.affine))
     limited = Lookup(
         source=value.source,
         table=np.clip(BYTES, levels[0], levels[1]).astype(np.uint8),
@@ -116,6 +115,12 @@ def bound(graph: Graph, call: relax.Call) -> Value | None:
         pending=Limited(source=value.source, levels=levels),
     )
     return dequantized(limited, value.affine)
+
+
+def _is_level(value: float, affine: Affine) -> bool:
+    """Return whether an integer stands for a float32."""
+    exact, scale = np.float32(value), np.float32(affine.scale)
+    return bool(np.rint(exact / scale) * scale == exact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

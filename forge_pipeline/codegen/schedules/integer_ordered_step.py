@@ -31,24 +31,28 @@ def multiply(sch: Schedule, block: SBlockRV, depth: int, lanes: int) -> None:
 
 
 def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a scheduled kernel whose second sum starts where the first ends, in the same registers."""
+    """Return a scheduled kernel whose second sum starts where the first ends, in the same registers.
+
+    One that plain loops serve, where each sum starts for itself, stays as it is.
+    """
     from tvm import s_tir, tirx
     from tvm.ir import Range
 
-    anchors = [realize.block for realize in rewriting.realizes(function.body) if _adds(realize.block)]
+    realizes = rewriting.realizes(function.body)
+    anchors = [realize.block for realize in realizes if _adds(realize.block)]
     if not anchors:
         return function
     added = anchors[0].body.value
     first, second = added.a.source, added.b.source
+    if not any(_starts(realize.block, second) for realize in realizes):
+        return function
 
     def change(realize: SBlockRealize) -> SBlockRealize:
         block = realize.block
         store = block.body
-        if not isinstance(store, tirx.BufferStore):
-            return realize
         if _adds(block):
             value = tirx.BufferLoad(second, added.b.indices)
-        elif store.buffer.same_as(second) and isinstance(store.value, tirx.IntImm):
+        elif _starts(block, second):
             value = tirx.BufferLoad(first, store.indices)
         else:
             return realize
@@ -58,6 +62,18 @@ def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, fresh)
 
     return function.with_body(rewriting.with_realizes(function.body, change))
+
+
+def _starts(block: Any, sums: Any) -> bool:
+    """Return whether a block does nothing but set ``sums`` to zero."""
+    from tvm import tirx
+
+    store = block.body
+    return (
+        isinstance(store, tirx.BufferStore)
+        and bool(store.buffer.same_as(sums))
+        and isinstance(store.value, tirx.IntImm)
+    )
 
 
 def _adds(block: Any) -> bool:
