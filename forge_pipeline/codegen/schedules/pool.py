@@ -36,13 +36,13 @@ def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
     """
     from tvm import relax, tirx
 
-    extents, padding = list(shape_of(pooled)), ints(attributes.padding)
+    extents, padding, is_sure = list(shape_of(pooled)), ints(attributes.padding), True
     lines = zip(ints(attributes.pool_size), ints(attributes.strides), ints(attributes.dilation), strict=True)
     for axis, (size, stride, step) in enumerate(lines):
         fits = (size - 1) * step <= padding[axis] + padding[axis + 2]
         if stride > 1 and not fits and not isinstance(extents[2 + axis], int):
-            extents[2 + axis] = tirx.max(extents[2 + axis], tirx.IntImm("int64", 1))
-    if all(new is old for new, old in zip(extents, shape_of(pooled), strict=True)):
+            extents[2 + axis], is_sure = tirx.max(extents[2 + axis], tirx.IntImm("int64", 1)), False
+    if is_sure:
         return pooled
     return graph.builder.match_cast(pooled, relax.TensorType(extents, pooled.ty.dtype))
 
