@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph
-from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, Measurement, clipped_float, stored
+from forge_pipeline.codegen.integer import LEVELS, Affine, Clip, Measurement, clipped_float, rounded, stored
 
 if TYPE_CHECKING:
     from tvm import relax, te, tirx
@@ -74,11 +74,13 @@ class Finish:
         return constants
 
     def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
-        """Return the result's expression."""
+        """Return the result's expression; a float is rounded, whatever is fused with it."""
         if self.raw:
             return total + bias
         value = self.real(total, bias, factor, *offset)
-        return clipped_float(value, self.clip) if self.affine is None else stored(value, self.affine, self.clip)
+        if self.affine is None:
+            return rounded(clipped_float(value, self.clip))
+        return stored(value, self.affine, self.clip)
 
     def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
         """Return the expression of a result before it is rounded."""

@@ -165,11 +165,14 @@ def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> N
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_cpus_with_and_without_multiply_add_agree_on_a_sum_of_two_convolutions() -> None:
-    net = Net(1, 16, 9, 13)
-    scale = (net.random.random(24) / 100).astype(np.float32)
+@pytest.mark.parametrize("kernel", [1, 3], ids=["one kernel", "transformed"])
+def test_cpus_with_and_without_multiply_add_agree_on_a_sum_of_two_convolutions(kernel: int) -> None:
+    net = Net(1, 48, 16, 13)
+    scale = (net.random.random(48) / 100).astype(np.float32)
     x, y = net.pair("x", (0.37, 113)), net.pair("x", (0.61, 99))
-    first, second = (net.node("Conv", image, net.weight((24, 16, 1, 1), scale)) for image in (x, y))
+    first, second = (
+        net.node("Conv", image, net.weight((48, 48, kernel, kernel), scale), pads=[kernel // 2] * 4) for image in (x, y)
+    )
     model = net.finish(net.node("Add", first, second))
     values = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
     found, wanted = (compiled(model, tag)(values)[0] for tag in (HERE, "x86-64/v2"))
