@@ -44,7 +44,7 @@ class Convolution(Storable):
 
     ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
     one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are
-    the sums.
+    the sums. ``apart``: as ``Finish`` has it.
     """
 
     source: Value
@@ -57,6 +57,7 @@ class Convolution(Storable):
     walk: Walk
     measured: Measured | None = None
     raw: bool = False
+    apart: bool = False
 
     @property
     def filters(self) -> int:
@@ -113,7 +114,7 @@ class Plane:
         sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
         bias = convolution.bias - shift * sums
         finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
-        finish = replace(finish, raw=convolution.raw)
+        finish = replace(finish, raw=convolution.raw, apart=convolution.apart)
         source, geometry = convolution.source, self.geometry
         if convolution.measured is not None:
             source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)
