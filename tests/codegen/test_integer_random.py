@@ -231,7 +231,7 @@ def settled(examples: int) -> Any:
     return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
 
 
-@settled(12)
+@settled(6)
 @given(st.randoms(use_true_random=False))
 def test_a_random_model_stores_what_onnx_runtime_stores(draw: Random) -> None:
     check(draw)
