@@ -38,8 +38,14 @@ ABOVE_TVM = 99
 
 @cache
 def install() -> None:
-    """Make TVM's generation of machine code use these functions for float32, in this process, from now on."""
+    """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
+
+    TVM takes a loop with erf apart, since it does not know that a vector of them can be computed: it is told.
+    """
+    from tvm.ir.op import register_op_attr
     from tvm.tirx import register_intrin_lowering
+
+    register_op_attr("tirx.erf", "TVectorizable", True)
 
     for name, expand in (("tirx.exp", _exp), ("tirx.tanh", _tanh), ("tirx.erf", _erf)):
         register_intrin_lowering(name, target="llvm", f=partial(_lower, expand), level=ABOVE_TVM)

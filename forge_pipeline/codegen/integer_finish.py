@@ -26,7 +26,6 @@ class Finish:
     ``factor`` holds a float32 for each channel, ``bias`` an int32, ``offset`` a float32 that is added last.
     ``raw``: the result is ``sum + bias``, an int32.
     ``bounded``: results are known to fit int32 before they are clipped, and the CPU packs vectors of them.
-    ``apart``: floats are rounded, whatever is fused with them: no multiply-add takes them in.
     """
 
     factor: Array
@@ -37,7 +36,6 @@ class Finish:
     measured: Measurement | None = None
     raw: bool = False
     bounded: bool = False
-    apart: bool = False
 
     @classmethod
     def of(cls, scale: Array, bias: Array, offset: Array | None, affine: Affine | None, clip: Clip) -> Finish:
@@ -76,13 +74,13 @@ class Finish:
         return constants
 
     def result(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
-        """Return the result's expression."""
+        """Return the result's expression; a float is rounded, whatever is fused with it."""
         if self.raw:
             return total + bias
         value = self.real(total, bias, factor, *offset)
         if self.affine is not None:
             return stored(value, self.affine, self.clip)
-        return rounded(clipped_float(value, self.clip)) if self.apart else clipped_float(value, self.clip)
+        return rounded(clipped_float(value, self.clip))
 
     def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
         """Return the expression of a result before it is rounded."""

@@ -429,10 +429,11 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     import tvm
     from tvm import tirx
 
-    from forge_pipeline.codegen import registers
+    from forge_pipeline.codegen import functions, registers
     from forge_pipeline.codegen.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
 
+    functions.install()
     target = Target.from_tag(tag)
     module = lower(import_model(prepare(model)), target, OPTIONS).module
     kernels = {

@@ -206,6 +206,17 @@ def test_masks_are_bits_until_the_library_is_loaded() -> None:
     assert masks // 8 <= sizes[127] - sizes[64] < masks // 4
 
 
+def test_what_follows_a_product_is_computed_in_vectors_erf_too() -> None:
+    net = Net(96, 256)
+    net.random = Tails()
+    weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
+    y = net.node("MatMul", net.pair("x", UNIT), weight)
+    curve = net.node("Mul", y, net.node("Erf", net.node("Mul", y, net.tensor(np.float32(0.5**0.5)))))
+    assembly = assembly_of(net.finish(net.pair(curve, OUT)), PLAIN)
+    assert re.search(r"vdivps\t.*%ymm", assembly)
+    assert not re.search(r"\tv(fn?m(add|sub)\w+|div)ss\t", assembly)
+
+
 def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:
     net = Net(96, 256)
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)

@@ -44,7 +44,7 @@ class Convolution(Storable):
 
     ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
     one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are
-    the sums. ``apart``: as ``Finish`` has it.
+    the sums.
     """
 
     source: Value
@@ -57,7 +57,6 @@ class Convolution(Storable):
     walk: Walk
     measured: Measured | None = None
     raw: bool = False
-    apart: bool = False
 
     @property
     def filters(self) -> int:
@@ -114,7 +113,7 @@ class Plane:
         sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
         bias = convolution.bias - shift * sums
         finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
-        finish = replace(finish, raw=convolution.raw, apart=convolution.apart)
+        finish = replace(finish, raw=convolution.raw)
         source, geometry = convolution.source, self.geometry
         if convolution.measured is not None:
             source, geometry = integer_dynamic.padded(graph, source, convolution.measured, geometry)

@@ -40,7 +40,7 @@ class Product(Storable):
 
     ``weight`` (steps, columns) is as ``integer_weights`` holds it; sums are in units of ``scale``, one for each column,
     and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
-    the result's. ``apart``: as ``Finish`` has it.
+    the result's.
     """
 
     source: Value
@@ -53,7 +53,6 @@ class Product(Storable):
     shape: tuple[Extent, ...]
     measured: Measured | None = None
     raw: bool = False
-    apart: bool = False
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
@@ -65,7 +64,7 @@ class Product(Storable):
         shift = self.zero - known_dot(graph.machine).taken
         sums = self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
-        finish = replace(finish, raw=self.raw, apart=self.apart)
+        finish = replace(finish, raw=self.raw)
         if self.measured is not None:
             finish = integer_dynamic.measured_finish(finish, self.measured, sums)
         rows = moves.product(self.shape[:-1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from forge_pipeline.codegen.integer import (
     stored,
     waiting,
 )
-from forge_pipeline.codegen.renamed import Named
 from forge_pipeline.codegen.schedules.integer_forms import Convolution
 from forge_pipeline.codegen.schedules.integer_matmul import Product
 
@@ -40,9 +39,6 @@ OPERATORS: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "relax.multiply": ("multiply", operator.mul),
 }
 """Name and expression."""
-
-SUMS = ("relax.add", "relax.subtract")
-"""Operators that fused multiply-adds compute."""
 
 Shape = tuple[Extent, ...]
 
@@ -149,8 +145,6 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
     """Take two dequantized values, or one and another operand, of shapes that are known to go together."""
     operands = [graph.look(argument) for argument in call.args]
     if not any(isinstance(value, Dequantized) for value in operands):
-        if call.op.name in SUMS:
-            keep_apart(graph, call)
         return None
     shapes = []
     for value, argument in zip(operands, call.args, strict=True):
@@ -170,19 +164,6 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
             operator=call.op.name, operands=(operands[0], operands[1]), shapes=(shapes[0], shapes[1]), clip=Clip()
         )
     )
-
-
-def keep_apart(graph: Graph, call: relax.Call) -> None:
-    """Have float results of integer sums rounded before a sum in float, which may be fused with them, takes them in.
-
-    Only there: the fence keeps LLVM from making vectors of what follows, GELU for one.
-    """
-    for argument in call.args:
-        pending, value = waiting(graph, argument), graph.look(argument)
-        if isinstance(pending, Convolution | Product):
-            value.pending = replace(pending, apart=True)
-        elif isinstance(pending, Named) and isinstance(pending.inner, Convolution | Product):
-            value.pending = replace(pending, inner=replace(pending.inner, apart=True))
 
 
 HANDLERS = dict.fromkeys(OPERATORS, binary)

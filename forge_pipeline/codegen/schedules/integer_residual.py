@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.graph import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.integer import Affine, Clip, Storable, clipped_float, quotient, rounded, stored, waiting
+from forge_pipeline.codegen.integer import Affine, Clip, Storable, clipped_float, quotient, stored, waiting
 from forge_pipeline.codegen.integer_finish import RESULT_LIMIT, Finish, to_float_if_needed
 from forge_pipeline.codegen.machine import Machine
 from forge_pipeline.codegen.schedules import integer_pack, integer_winograd, moves
@@ -99,7 +99,7 @@ def add(
     def steps(*at: Any) -> Any:
         _, row, _, _, out = at
         first, second = (
-            rounded(finish.result(total(*at), *(constant(row, out) for constant in constants)))
+            finish.result(total(*at), *(constant(row, out) for constant in constants))
             for finish, total, constants in terms
         )
         return first + second if affine is None else quotient(first + second, affine.scale, fused=fused)
