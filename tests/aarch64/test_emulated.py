@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +16,11 @@ from forge_pipeline.passes.sequence import apply, plan
 from forge_pipeline.passes.table import table
 from forge_pipeline.passes.workbench import read_recipe
 from forge_pipeline.target import Target
+from tests.aarch64.machine import EMULATED
+from tests.emulated.machine import ROOT
+from tests.machines import emulated
 
-ROOT = Path(__file__).parents[2]
 MODELS = ROOT.parent / "shared" / "models"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-EMULATED = Path(os.environ.get("FORGE_AARCH64", CACHE / "forge-pipeline" / "aarch64"))
 SHARED = sorted(str(path.relative_to(MODELS)) for path in MODELS.rglob("*.onnx"))
 BATCH, EXTENT = 1, 64
 """Sizes of symbolic dimensions: of a first one, and of the others."""
@@ -38,33 +36,6 @@ pytestmark = [
 ]
 
 
-def emulate(library: bytes, target: Target, feeds: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Run ``library`` on an emulated ``target``, whose C library is glibc whatever the target's is."""
-    root, libraries = EMULATED / "root", folder / "libraries"
-    libraries.mkdir()
-    for name in ("libc", "libm"):  # what Android calls them
-        (libraries / f"{name}.so").symlink_to(root / "lib/aarch64-linux-gnu" / f"{name}.so.6")
-    (folder / "cpuinfo").write_text(f"Features : {' '.join(target.cpu_flags)}\n")
-    (folder / "model_library.so").write_bytes(library)
-    np.savez(folder / "inputs.npz", **feeds)
-    command = [root / "usr/bin/qemu-aarch64-static", "-cpu", "max", root / "usr/bin/python3.11"]
-    arguments = [folder / name for name in ("model_library.so", "inputs.npz", "outputs.npz", "cpuinfo")]
-    environment = {
-        "QEMU_LD_PREFIX": str(root),
-        "QEMU_SET_ENV": f"LD_LIBRARY_PATH={libraries}",
-        "PYTHONHOME": str(root / "usr"),
-        "PYTHONPATH": f"{EMULATED / 'site'}:{ROOT}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [*map(str, command), str(ROOT / "tests/aarch64/run_library.py"), *map(str, arguments)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    with np.load(folder / "outputs.npz") as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
 def random_input(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray:
     dims = value.type.tensor_type.shape.dim
     shape = [d.dim_value or (EXTENT if axis else BATCH) for axis, d in enumerate(dims)]
@@ -74,7 +45,7 @@ def random_input(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.nda
     return rng.standard_normal(shape).astype(dtype)
 
 
-def compare(path: Path, tag: str, compile_for: Callable[..., bytes], folder: Path) -> None:
+def compare(path: Path, tag: str, compile_for: Callable[..., bytes]) -> None:
     """Fold, compile, emulate, and compare with what ONNX Runtime makes of the model as it came."""
     target, model = Target.from_tag(tag), ONNXModule.from_file(path).mod
     rng = np.random.default_rng(5)
@@ -83,23 +54,18 @@ def compare(path: Path, tag: str, compile_for: Callable[..., bytes], folder: Pat
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     recipe = read_recipe(ROOT / "conf/fold/full.yaml")
     folded = apply(model, plan(recipe.passes, table(recipe.imports), where="fold"), None).model
-    found = emulate(compile_for(folded, target), target, feeds, folder)
-    assert list(found) == [value.name for value in model.graph.output]
-    for want, have in zip(expected, found.values(), strict=True):
+    (found,) = emulated(target).run(compile_for(folded, target), ((), feeds)).outputs
+    for want, have in zip(expected, found, strict=True):
         assert have.dtype == want.dtype
         limit = FLOAT16 if want.dtype == np.float16 else 1e-4
         assert np.max(np.abs(want.astype(np.float64) - have)) <= limit * max(1e-2, np.max(np.abs(want)))
 
 
 @pytest.mark.parametrize("tag", ["raspberry-pi/5", "raspberry-pi/3b", "android/cpu"])
-def test_the_bundled_model_computes_the_same_on_an_emulated_device(
-    tag: str, compile_for: Callable[..., bytes], tmp_path: Path
-) -> None:
-    compare(ROOT / "examples/digits/digits.onnx", tag, compile_for, tmp_path)
+def test_the_bundled_model_computes_the_same_on_an_emulated_device(tag: str, compile_for: Callable[..., bytes]) -> None:
+    compare(ROOT / "examples/digits/digits.onnx", tag, compile_for)
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_real_model_computes_the_same_on_an_emulated_device(
-    name: str, compile_for: Callable[..., bytes], tmp_path: Path
-) -> None:
-    compare(MODELS / name, "raspberry-pi/5", compile_for, tmp_path)
+def test_a_real_model_computes_the_same_on_an_emulated_device(name: str, compile_for: Callable[..., bytes]) -> None:
+    compare(MODELS / name, "raspberry-pi/5", compile_for)

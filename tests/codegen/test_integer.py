@@ -24,7 +24,7 @@ from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
-from tests.machines import AMX, CHOSEN, load
+from tests.machines import AMX, CHOSEN, expect, load
 
 VNNI, PLAIN, SDOT = "intel/sapphire-rapids", "x86-64/v3", "arm/cortex-a76"
 HERE = CHOSEN or (PLAIN if why_not_here(Target.from_tag(VNNI)) else VNNI)
@@ -100,6 +100,7 @@ def reference(model: onnx.ModelProto, x: Any, *, optimized: bool) -> list[Any]:
 def compiled(model: onnx.ModelProto, tag: str | Target = HERE, in_float: str | None = None) -> Any:
     """Return the engine of a model of which only kernels with ``in_float`` in their names are in float."""
     target = Target.from_tag(tag) if isinstance(tag, str) else tag
+    expect(target)
     library = build(model, target, replace(OPTIONS, amx=AMX and target.tag == HERE))
     reported = [row["operator"] for row in library.metadata["compile"]["fallbacks"]]
     assert bool(reported) == (in_float is not None)

@@ -1,35 +1,31 @@
 """An emulated x86: started once, it runs libraries that are handed to it, with the Engine of this source tree.
 
 Bochs interprets about 50 million instructions a second. Its first disk holds Linux and a root file system that
-`setup.sh` made, its second one the job; it answers over a port whose bytes Bochs writes to its standard output. Between
-two jobs its process is stopped: an idle guest would keep a core busy.
+`setup.sh` made, its second one the job; it answers over a port whose bytes Bochs writes to its standard output. An
+idle guest would keep a core busy, so its process is stopped between two jobs.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import select
 import signal
 import struct
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-EMULATED = Path(os.environ.get("FORGE_X86_EMULATED", CACHE / "forge-pipeline" / "x86-emulated"))
+from tests.emulated.machine import CACHE, ROOT, Machine, Result
+
+EMULATED = Path(os.environ.get("FORGE_X86_EMULATED", CACHE / "x86-emulated"))
 
 MEMORY = 1536
 """MiB."""
-BOOT_SECONDS, JOB_SECONDS = 900, 1200
+BOOT_SECONDS = 900
+JOBS = ROOT / "tests/emulated/jobs.py"
 SECTOR, CYLINDER, RUN = 512, 16 * 63 * 512, 256 * 512
 MAILBOX_CYLINDERS = 512
-MARK = b"\0FORGE\0\0"
 HEADER = struct.Struct("<QQ")
 
 PARAMETERS, KERNEL, INITRD = 0x800000, 0x1000000, 0x8000000
@@ -42,19 +38,7 @@ COMMAND_LINE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Outputs in order, and executed instructions, of each run."""
-
-    outputs: list[list[Any]]
-    instructions: list[int]
-
-
-class Refused(Exception):
-    """The engine over there refused the library or its inputs."""
-
-
-class Emulator:
+class Emulator(Machine):
     """A running machine with one CPU of a model that Bochs knows."""
 
     def __init__(self, cpu: str) -> None:
@@ -66,69 +50,38 @@ class Emulator:
         cylinders = _write_system(folder)
         (folder / "bochsrc").write_text(_configuration(cpu, cylinders))
         with (folder / "messages").open("wb") as messages:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [EMULATED / "bochs", "-q", "-f", "bochsrc"],
                 cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages,
             )  # fmt: skip
-        self._buffer = b""
-        kind, *rest = self._answer(BOOT_SECONDS)
-        if kind != "ready":
-            raise RuntimeError(f"the emulated machine did not start: {kind} {rest}")
-        flags = next(line for line in rest[0].splitlines() if line.startswith("flags"))
-        self.flags = frozenset(flags.partition(":")[2].split())
-        self._process.send_signal(signal.SIGSTOP)
+        super().__init__(process, BOOT_SECONDS)
+        process.send_signal(signal.SIGSTOP)
 
     def run(self, library: bytes, *runs: tuple[tuple[Any, ...], dict[str, Any]]) -> Result:
         """Call an engine of ``library`` with the arguments of each run."""
-        body = pickle.dumps((library, list(runs)))
-        with self._mailbox.open("r+b") as file:
-            file.seek(SECTOR)
-            file.write(body)
-            file.flush()
-            self._jobs += 1
-            file.seek(0)
-            file.write(HEADER.pack(self._jobs, len(body)))
-        self._process.send_signal(signal.SIGCONT)
         try:
-            kind, *rest = self._answer(JOB_SECONDS)
+            return super().run(library, *runs)
         finally:
             self._process.send_signal(signal.SIGSTOP)
-        if kind == "refused":
-            raise Refused(rest[0])
-        if kind != "done":
-            raise RuntimeError(rest[0])
-        return Result(outputs=rest[0], instructions=rest[1])
 
     def close(self) -> None:
         """End the machine."""
-        self._process.kill()
-        self._process.wait()
-        _output(self._process).close()
+        super().close()
         self._folder.cleanup()
 
-    def _answer(self, seconds: float) -> tuple[Any, ...]:
-        until = time.monotonic() + seconds
-        while True:
-            found = self._buffer.find(MARK)
-            start = found + len(MARK) + 8
-            if found >= 0 and len(self._buffer) >= start:
-                (length,) = struct.unpack_from("<Q", self._buffer, start - 8)
-                if len(self._buffer) >= start + length:
-                    body, self._buffer = self._buffer[start : start + length], self._buffer[start + length :]
-                    message: tuple[Any, ...] = pickle.loads(body)
-                    return message
-            ready, _, _ = select.select([_output(self._process)], [], [], max(0.0, until - time.monotonic()))
-            more = os.read(_output(self._process).fileno(), 1 << 20) if ready else b""
-            if not more:
-                serial = Path(self._folder.name) / "serial"
-                shown = serial.read_text("utf-8", "replace")[-2000:] if serial.exists() else "(nothing)"
-                raise RuntimeError(f"the emulated machine is silent; it last said:\n{shown}")
-            self._buffer += more
+    def _submit(self, job: bytes) -> None:
+        with self._mailbox.open("r+b") as file:
+            file.seek(SECTOR)
+            file.write(job)
+            file.flush()
+            self._jobs += 1
+            file.seek(0)
+            file.write(HEADER.pack(self._jobs, len(job)))
+        self._process.send_signal(signal.SIGCONT)
 
-
-def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
+    def _last_words(self) -> str:
+        serial = Path(self._folder.name) / "serial"
+        return serial.read_text("utf-8", "replace") if serial.exists() else "(nothing)"
 
 
 def _configuration(cpu: str, cylinders: int) -> str:
@@ -199,7 +152,8 @@ def _archive() -> Iterator[bytes]:
         else:
             yield _entry(name, folder, b"") if path.is_dir() else _entry(name, file, path.read_bytes())
     yield _entry("source", folder, b"")
-    for path in [ROOT / "forge_pipeline", *sorted((ROOT / "forge_pipeline").rglob("*"))]:
+    package = ROOT / "forge_pipeline"
+    for path in [package, *sorted(package.rglob("*")), JOBS.parents[1], JOBS.parent, JOBS]:
         name = f"source/{path.relative_to(ROOT)}"
         if path.is_dir():
             yield _entry(name, folder, b"")

@@ -2,17 +2,19 @@
 """Process 1 of the emulated machine: run a library for each job that appears on the second disk."""
 
 import ctypes
-import os
-import pickle
+import signal
 import struct
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-SECTOR = 512
-MARK = b"\0FORGE\0\0"
-HEADER = struct.Struct("<QQ")  # number of the job, bytes from the next sector on
 sys.path += ["/site", "/source"]
+
+from tests.emulated import jobs
+
+SECTOR = 512
+HEADER = struct.Struct("<QQ")  # number of the job, bytes from the next sector on
 
 
 def mount(kind: str, folder: str) -> None:
@@ -29,53 +31,19 @@ def sectors(first: int, count: int) -> bytes:
     return buffer.raw
 
 
-def send(*message: object) -> None:
-    """Write a message to the host."""
-    body = pickle.dumps(message)
-    frame = MARK + struct.pack("<Q", len(body)) + body
-    ports.write_host(frame, ctypes.c_uint64(len(frame)))
-
-
-def run(library: bytes, runs: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
-    """Send outputs, and how many instructions each run took."""
-    from forge_pipeline.errors import ForgeError
-    from forge_pipeline.runtime.engine import Engine
-
-    try:
-        engine = Engine(library, threads=1)
-        results, counts = [], []
-        for args, named in runs:
-            start = ports.instructions()
-            results.append(engine(*args, **named))
-            counts.append(ports.instructions() - start)
-        send("done", results, counts)
-    except ForgeError as refusal:
-        send("refused", str(refusal))
-    except Exception:  # noqa: BLE001 (the host raises it)
-        send("failed", traceback.format_exc())
-
-
-def main() -> None:
-    """Wait for jobs; a child runs each, so that one that crashes ends nothing else."""
-    # Once for all children: each would take seconds.
-    from forge_pipeline.runtime import machine
-
-    machine._runtime()
-
-    send("ready", Path("/proc/cpuinfo").read_text())
+def waited() -> Iterator[bytes]:
+    """Yield jobs as they come: their numbers differ."""
     last = 0
     while True:
         number, length = HEADER.unpack_from(sectors(0, 1))
-        if number == last:
-            continue
-        last = number
-        child = os.fork()
-        if child == 0:
-            run(*pickle.loads(sectors(1, -(-length // SECTOR))[:length]))
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status:
-            send("failed", f"the process that ran the library ended with {status}")
+        if number != last:
+            last = number
+            yield sectors(1, -(-length // SECTOR))[:length]
+
+
+def write(message: bytes) -> None:
+    """Write to the host."""
+    ports.write_host(message, ctypes.c_uint64(len(message)))
 
 
 mount("proc", "/proc")
@@ -86,8 +54,7 @@ ports.instructions.restype = ctypes.c_uint64
 if ports.open_ports():
     raise OSError("no access to the ports")
 try:
-    main()
+    jobs.serve(waited(), write, Path("/proc/cpuinfo").read_text(), ports.instructions)
 except Exception:  # noqa: BLE001 (nobody else would tell)
-    send("failed", traceback.format_exc())
-    while True:
-        os.wait()
+    write(jobs.framed("failed", traceback.format_exc()))
+    signal.pause()
