@@ -23,6 +23,7 @@ from tests.codegen.test_integer import (
     OPTIONS,
     OTHERS,
     OUT,
+    PLAIN,
     VNNI,
     Net,
     check,
@@ -208,7 +209,7 @@ def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:
 
 @pytest.mark.parametrize(
     ("tag", "stored"),
-    [*((tag, MAIN) for tag in dict.fromkeys([HERE, *ELSEWHERE])), (HERE, SHORTCUT), (HERE, NEITHER), (VNNI, NEITHER)],
+    [*((tag, MAIN) for tag in dict.fromkeys([HERE, *ELSEWHERE])), (HERE, SHORTCUT), (PLAIN, NEITHER), (VNNI, NEITHER)],
 )
 def test_no_branch_of_a_block_waits_in_float(tag: str, stored: str) -> None:
     net = Net(1, 16, 32, 32)
