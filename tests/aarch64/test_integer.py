@@ -88,7 +88,7 @@ def test_products_of_every_size_store_what_onnx_runtime_stores(shape: tuple[int,
 
 @pytest.fixture(scope="module", params=["digits", "resnet8", "kws", "mnist-8"])
 def trained(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]], list[list[Any]]]:
-    """A quantized model, samples of its data, and what this CPU makes of them: in vectors as wide, as softmaxes add up."""
+    """A quantized model, samples of its data, and what this CPU makes of them, in vectors as wide."""
     model, feeds = in_bytes(request.param)
     here = Engine(build(model, Target.from_tag("x86-64/v2"), qdq.OPTIONS).to_bytes(), threads=1)
     return model, feeds, [here(**feed) for feed in feeds]
