@@ -209,14 +209,19 @@ OPERATORS: list[tuple[tuple[int, ...], Operator]] = [
 """Numbers of axes, and what is added."""
 
 
-def check(draw: Random) -> None:
-    """Grow a model, compile it for a target that runs and for another one, and compare with ONNX Runtime."""
+def grown(draw: Random) -> tuple[Grown, onnx.ModelProto]:
+    """Return a random model, whose input is x."""
     net = Grown(draw)
     for _ in range(draw.randint(2, 9)):
         net.grow()
     values = list(net.values)
     model = net.model([*dict.fromkeys([values[-1], draw.choice(values)])])
-    model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    return net, onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+
+
+def check(draw: Random) -> None:
+    """Grow a model, compile it for a target that runs and for another one, and compare with ONNX Runtime."""
+    net, model = grown(draw)
     build(model, Target.from_tag(draw.choice(TARGETS)), OPTIONS)
     target = Target.from_tag(draw.choice([HERE] if CHOSEN else [PLAIN, HERE]))
     run = load(build(model, target, OPTIONS).to_bytes(), target)
