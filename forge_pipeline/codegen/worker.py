@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import os
 import pickle
@@ -14,6 +15,9 @@ from forge_pipeline.codegen.apart import STEP, Compiled, Request
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.runtime.ffi import torch_hidden
+
+COLLECTION = 100_000
+"""New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""
 
 
 def run(job: Request) -> Compiled:
@@ -45,6 +49,7 @@ def _progress(step: str) -> None:
 def main() -> None:
     """Answer one job from stdin on stdout, which nobody else may write to."""
     faulthandler.enable()
+    gc.set_threshold(COLLECTION)
     answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
     job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
     try:

@@ -116,7 +116,8 @@ def test_signed_bytes_are_the_same_numbers_in_any_other_type() -> None:
 def test_a_signed_zero_point_that_is_computed_is_left_as_it_is() -> None:
     net = SignedNet(1, 16, 9, 9)
     scale = net.tensor(np.float32(SIGNED[0]))
-    zero = net.node("Cast", net.node("ReduceMax", "x", keepdims=0), to=TensorProto.INT8)
+    place = net.node("ReduceMax", net.node("ArgMax", "x", axis=3), keepdims=0)
+    zero = net.node("Cast", place, to=TensorProto.INT8)
     q = net.node("QuantizeLinear", "x", scale, zero)
     model = net.finish(net.node("DequantizeLinear", q, scale, zero))
     x = (net.random.standard_normal(net.shape) * 4).astype(np.float32)
