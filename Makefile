@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # DVC starts `python`, which must be the environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY := $(VENV)/.ready
+# Two processes; a file's tests run in one of them, so that what they share is made once; small files come last.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: repro test test-all lint clean
 
@@ -14,10 +16,10 @@ repro: $(READY) .forge/password  ## build the bundled model for every target of 
 
 test: $(READY)  ## lint, types and the default test suite
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not long"
+	$(PYTEST) -m "not long"
 
 test-all: $(READY)  ## the long tests too
-	$(BIN)/pytest -n 2
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
