@@ -22,6 +22,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.schedules import integer_winograd
 from forge_pipeline.codegen.schedules.geometry import Geometry
 from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL
+from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
 from tests.machines import AMX, CHOSEN, expect, load
@@ -299,6 +300,16 @@ def test_bytes_are_clipped_to_bounds_that_lie_between_two_of_them(bounds: tuple[
     net = Net(1, 16, 12, 12)
     clipped = net.node("Clip", net.pair("x", (4.0, 128)), *[net.tensor(np.float32(bound)) for bound in bounds])
     check(net, net.pair(clipped, (0.5, 128)), net.pair(clipped, (4.0, 100)), spread=200.0)
+
+
+def test_cpus_with_and_without_multiply_add_agree_on_a_float_bias() -> None:
+    net = Net(24, 48)
+    weight = net.weight((48, 64), (net.random.random(64) / 1000).astype(np.float32), axis=1)
+    bias = net.tensor(net.random.standard_normal(64).astype(np.float32))
+    model = net.finish(net.node("Add", net.node("MatMul", net.pair("x", (0.037, 113)), weight), bias))
+    x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
+    without = Engine(build(model, Target.from_tag("x86-64/v2"), OPTIONS).to_bytes(), threads=1)
+    np.testing.assert_array_equal(compiled(model)(x)[0], without(x)[0])
 
 
 def test_a_float_bias_and_a_float_result_of_integer_sums() -> None:
