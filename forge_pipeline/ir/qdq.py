@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,8 @@ Array = np.ndarray[Any, Any]
 Operand = tuple[str, str, str]
 """The names of an integer value, its scale and its zero point; the last may be empty."""
 
+MICROSOFT = "com.microsoft"
+
 SMALL = 1 << 16
 """Elements of the largest constant that is read: scales, zero points and biases are below it, weights stay where
 they are."""
@@ -22,6 +23,16 @@ they are."""
 
 class Unusual(Exception):  # noqa: N818 - says why a node stays as it is; nobody but its writer sees it
     """Why a node is not written out."""
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """Return a node's attributes by name."""
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+
+
+def given(node: NodeProto, place: int) -> str:
+    """Return the name of an input, empty where it is absent."""
+    return str(node.input[place]) if place < len(node.input) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +47,21 @@ class Stored:
 class Writer:
     """A graph in the course of being written anew: what is known of its values, and the nodes and constants so far.
 
-    ``opset`` is that of ONNX's own operators. ``stored`` has the integer values whose scale and zero point are known.
+    ``opset`` is that of ONNX's own operators. ``stored`` has the integer values whose scale and zero point are known,
+    ``first`` those with channels last that are also there with channels second, by their names (``qlast``). ``needs``
+    is the least operator set that knows what was written.
     """
 
     opset: int
     constants: dict[str, TensorProto]
-    shapes: Mapping[str, tuple[int | None, ...]]
+    shapes: dict[str, tuple[int | None, ...]]
     types: dict[str, int]
     taken: set[str]
     nodes: list[NodeProto] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
     stored: dict[str, Stored] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+    needs: int = 1
     _made: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +69,7 @@ class Writer:
         """Return one for a graph; types and shapes of inner values are known as far as they are written down."""
         constants = {tensor.name: tensor for tensor in graph.initializer}
         taken = {name for node in graph.node for name in (*node.input, *node.output)} | constants.keys()
-        shapes, types = {}, {}
+        shapes, types = dict[str, tuple[int | None, ...]](), dict[str, int]()
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 constants[node.output[0]] = node.attribute[0].t
@@ -91,6 +106,15 @@ class Writer:
             self.types[tensor.name] = tensor.data_type
             self._made[key] = tensor.name
         return self._made[key]
+
+    def large(self, array: Array, base: str) -> str:
+        """Add a constant that is not compared with others, such as weights."""
+        name = self.named(base)
+        tensor = numpy_helper.from_array(array, name)
+        self.tensors.append(tensor)
+        self.constants[name] = tensor
+        self.types[name], self.shapes[name] = tensor.data_type, tuple(tensor.dims)
+        return name
 
     def node(self, operator: str, inputs: list[str], base: str, name: str = "", **attributes: Any) -> str:
         """Add a node of one result; return the result's name."""

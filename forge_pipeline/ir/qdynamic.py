@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
-from forge_pipeline.ir.qdq import Writer
+from forge_pipeline.ir.held import array_of
+from forge_pipeline.ir.qdq import Unusual, Writer
 
 INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 """Operators on integers with int32 results, and the same on floats."""
@@ -136,3 +137,50 @@ def _product(writer: Writer, node: NodeProto, left: str, right: str, bias: str) 
         return
     product = writer.node("MatMul", [left, right], f"{result}/product", node.name)
     writer.nodes.append(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))
+
+
+def recurrent(writer: Writer, node: NodeProto) -> None:
+    """Write out DynamicQuantizeLSTM (X, W, R, B, sequence_lens, initial_h, initial_c, P, and how W and R are stored).
+
+    The state stays in float, where ONNX Runtime rounds it to bytes at every step: the more exact of the two.
+    """
+    others = [*node.input, *[""] * (12 - len(node.input))]
+    x, w, r = others[:3]
+    result, given = next(name for name in node.output if name), others[3:8]
+    names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
+    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
+    operands = [writer.node("DequantizeLinear", names, f"{result}/inputs")]
+    for weight, (scale, zero) in ((w, others[8:10]), (r, others[10:12])):
+        operands.append(_of_directions(writer, weight, scale, zero))
+    while given and not given[-1]:
+        given.pop()
+    layer = helper.make_node("LSTM", [*operands, *given], list(node.output), name=node.name)
+    layer.attribute.extend(node.attribute)
+    writer.nodes.append(layer)
+
+
+def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
+    """Return weights (directions, columns, rows) as floats with rows before columns.
+
+    A scale for each direction is one of the first axis; one for each row too makes every direction a matrix by itself.
+    """
+    if weight not in writer.constants:
+        raise Unusual("weights that are no constants")
+    integers, factors, points = array_of(writer.constants[weight]), writer.array(scale), writer.array(zero)
+    if factors is None or points is None:
+        raise Unusual("scales that are no constants")
+    ways, columns, rows = integers.shape
+    turned = np.ascontiguousarray(integers.swapaxes(1, 2))
+    if factors.size == points.size == ways:
+        parts = [writer.constant(array.reshape(-1), weight) for array in (factors.astype(np.float32), points)]
+        return writer.node("DequantizeLinear", [writer.large(turned, weight), *parts], f"{weight}/real", axis=0)
+    shape = (ways, rows)
+    factors, points = (
+        np.broadcast_to(array.reshape(ways, -1), shape) for array in (factors.astype(np.float32), points)
+    )
+    target, reals = writer.constant(np.array([1, rows, columns], np.int64), f"{weight}/shape"), []
+    for way in range(ways):
+        parts = [writer.constant(np.ascontiguousarray(array[way]), weight) for array in (factors, points)]
+        real = writer.node("DequantizeLinear", [writer.large(turned[way], weight), *parts], f"{weight}/real", axis=0)
+        reals.append(writer.node("Reshape", [real, target], f"{weight}/way"))
+    return writer.node("Concat", reals, f"{weight}/ways", axis=0)

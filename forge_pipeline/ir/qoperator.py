@@ -8,34 +8,22 @@ out so, a model needs no integer operators of its own, and whoever computes pair
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
-from forge_pipeline.ir import qdynamic
+from forge_pipeline.ir import fused, qblocks, qdynamic, qlast, qmoves
 from forge_pipeline.ir.order import every_node
-from forge_pipeline.ir.qdq import Operand, Unusual, Writer
+from forge_pipeline.ir.qdq import MICROSOFT, Operand, Unusual, Writer, attributes_of, given
 
-MICROSOFT = "com.microsoft"
 STANDARD = ("", "ai.onnx")
-PER_CHANNEL = 13
-"""The operator set from which on DequantizeLinear may have several scales."""
 LEFT_ALONE = frozenset({"channels_last", "opset"})
 """Attributes of com.microsoft's operators that ONNX's have not."""
 
 Rule = Callable[[Writer, NodeProto], None]
-
-
-def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """Return a node's attributes by name."""
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
-
-
-def given(node: NodeProto, place: int) -> str:
-    """Return the name of an input, empty where it is absent."""
-    return str(node.input[place]) if place < len(node.input) else ""
 
 
 def operand(node: NodeProto, place: int) -> Operand:
@@ -50,10 +38,22 @@ def _store(writer: Writer, node: NodeProto, real: str, place: int, axis: int | N
 
 
 def _rest(node: NodeProto) -> dict[str, Any]:
-    found = attributes_of(node)
-    if found.get("channels_last", 0):
-        raise Unusual("channels last")
-    return {name: value for name, value in found.items() if name not in LEFT_ALONE}
+    return {name: value for name, value in attributes_of(node).items() if name not in LEFT_ALONE}
+
+
+def _is_last(writer: Writer, node: NodeProto, *sized: str) -> bool:
+    """Return whether channels are the last axis; ``sized`` are values that have as many axes as the image.
+
+    Where nothing says how many these are there are four: ONNX refuses to transpose other ones so.
+    """
+    attributes = attributes_of(node)
+    is_last = bool(attributes.get("channels_last", 0))
+    ranks = {len(writer.shapes[name]) for name in sized if name in writer.shapes}
+    if "kernel_shape" in attributes:
+        ranks.add(len(attributes["kernel_shape"]) + 2)
+    if is_last and ranks - {qlast.RANK}:
+        raise Unusual("channels last, over other than two axes")
+    return is_last
 
 
 def _convolution(writer: Writer, node: NodeProto) -> None:
@@ -61,10 +61,15 @@ def _convolution(writer: Writer, node: NodeProto) -> None:
     attributes, result = _rest(node), node.output[0]
     if not writer.is_one(x[1]):
         raise Unusual("an image of several scales")
-    operands = [writer.real(x), writer.real(weight, axis=0)]
+    is_last = _is_last(writer, node, weight[0])
+    operands = [qlast.real(writer, x) if is_last else writer.real(x), writer.real(weight, axis=0)]
     if given(node, 8):
         operands.append(writer.sums(node.input[8], x[1], weight[1], axis=0))
-    _store(writer, node, writer.node("Conv", operands, f"{result}/real", node.name, **attributes), 6)
+    real = writer.node("Conv", operands, f"{result}/real", node.name, **attributes)
+    if is_last:
+        qlast.store(writer, real, writer.affine(given(node, 6), given(node, 7), node.input[0]), result)
+    else:
+        _store(writer, node, real, 6)
 
 
 def _product(writer: Writer, node: NodeProto) -> None:
@@ -87,16 +92,42 @@ def _gemm(writer: Writer, node: NodeProto) -> None:
 
 def _two(operator: str) -> Rule:
     def rule(writer: Writer, node: NodeProto) -> None:
-        operands = [writer.real(operand(node, place)) for place in (0, 3)]
-        _store(writer, node, writer.node(operator, operands, f"{node.output[0]}/real", node.name), 6)
+        operands = [operand(node, place) for place in (0, 3)]
+        affine = writer.affine(given(node, 6), given(node, 7), node.input[0])
+
+        def made(reals: list[str]) -> str:
+            return writer.node(operator, reals, f"{node.output[0]}/real", node.name)
+
+        if not qlast.elementwise(writer, node, operands, affine, made):
+            writer.store(made([writer.real(item) for item in operands]), affine, node.output[0])
 
     return rule
 
 
 def _one(operator: str) -> Rule:
     def rule(writer: Writer, node: NodeProto) -> None:
-        attributes, real = _rest(node), writer.real(operand(node, 0))
-        _store(writer, node, writer.node(operator, [real], f"{node.output[0]}/real", node.name, **attributes), 3)
+        affine = writer.affine(given(node, 3), given(node, 4), node.input[0])
+
+        def made(reals: list[str]) -> str:
+            return writer.node(operator, reals, f"{node.output[0]}/real", node.name, **_rest(node))
+
+        if not qlast.elementwise(writer, node, [operand(node, 0)], affine, made):
+            writer.store(made([writer.real(operand(node, 0))]), affine, node.output[0])
+
+    return rule
+
+
+def _pool(operator: str) -> Rule:
+    def rule(writer: Writer, node: NodeProto) -> None:
+        x, name = operand(node, 0), f"{node.output[0]}/real"
+        affine = writer.affine(given(node, 3), given(node, 4), node.input[0])
+        if _is_last(writer, node, x[0], node.output[0]):
+            pooled = writer.node(operator, [qlast.real(writer, x)], name, node.name, **_rest(node))
+            qlast.store(writer, pooled, affine, node.output[0])
+        else:
+            writer.store(
+                writer.node(operator, [writer.real(x)], name, node.name, **_rest(node)), affine, node.output[0]
+            )
 
     return rule
 
@@ -120,9 +151,15 @@ def _mean(writer: Writer, node: NodeProto) -> None:
 
 
 def _concat(writer: Writer, node: NodeProto) -> None:
-    reals = [writer.real(operand(node, place)) for place in range(2, len(node.input), 3)]
-    real = writer.node("Concat", reals, f"{node.output[0]}/real", node.name, **attributes_of(node))
-    writer.store(real, writer.affine(given(node, 0), given(node, 1), given(node, 2)), node.output[0])
+    operands = [operand(node, place) for place in range(2, len(node.input), 3)]
+    affine, axis = writer.affine(given(node, 0), given(node, 1), given(node, 2)), attributes_of(node)["axis"]
+
+    def joined(reals: list[str], axis: int) -> str:
+        return writer.node("Concat", reals, f"{node.output[0]}/real", node.name, axis=axis)
+
+    of_channels = axis in (-1, qlast.RANK - 1)
+    if not (of_channels and qlast.elementwise(writer, node, operands, affine, partial(joined, axis=1))):
+        writer.store(joined([writer.real(item) for item in operands], axis), affine, node.output[0])
 
 
 def _where(writer: Writer, node: NodeProto) -> None:
@@ -131,70 +168,36 @@ def _where(writer: Writer, node: NodeProto) -> None:
     writer.store(real, writer.affine(given(node, 7), given(node, 8), node.input[1]), node.output[0])
 
 
-def _pair(writer: Writer, node: NodeProto) -> None:
-    """QuantizeLinear and DequantizeLinear of any domain become ONNX's own."""
-    own = node
-    if node.domain == MICROSOFT:
-        kept = {name: value for name, value in attributes_of(node).items() if name == "axis"}
-        own = helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **kept)
-    writer.nodes.append(own)
-    if node.op_type == "QuantizeLinear" and given(node, 2) and writer.is_one(node.input[1]):
-        writer.stored[node.output[0]] = writer.affine(node.input[1], node.input[2], "")
-
-
-def _move(writer: Writer, node: NodeProto) -> None:
-    """What only moves integers moves the floats that they stand for, and stores them as they were."""
-    affine = writer.stored.get(node.input[0])
-    sources = node.input if node.op_type == "Concat" else node.input[:1]
-    names = [name for name in node.output if name]
-    is_several = node.op_type == "Split"
-    if affine is None or any(writer.stored.get(name) != affine for name in sources):
-        raise Unusual("integers whose scale is not known")
-    if len(names) > 1 and not is_several:
-        raise Unusual("a second result")
-    operands = [writer.real((name, affine.scale, affine.zero)) for name in sources]
-    results = [writer.named(f"{name}/real") for name in names]
-    moved = helper.make_node(node.op_type, [*operands, *node.input[len(sources) :]], results, name=node.name)
-    moved.attribute.extend(node.attribute)
-    writer.nodes.append(moved)
-    for real, name in zip(results, names, strict=True):
-        writer.store(real, affine, name)
-
-
-MOVES = (
-    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth",
-    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-)  # fmt: skip
-
 RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
     {
         ("", "QLinearConv"): _convolution,
         ("", "QLinearMatMul"): _product,
-        **{("", name): _pair for name in ("QuantizeLinear", "DequantizeLinear")},
-        **{("", name): _move for name in MOVES},
-        **{(MICROSOFT, name): _pair for name in ("QuantizeLinear", "DequantizeLinear")},
+        **{("", name): qmoves.pair for name in ("QuantizeLinear", "DequantizeLinear")},
+        **{("", name): qmoves.move for name in qmoves.MOVES},
+        ("", "Resize"): qmoves.resize,
+        **{(MICROSOFT, name): qmoves.pair for name in ("QuantizeLinear", "DequantizeLinear")},
+        (MICROSOFT, "GatherBlockQuantized"): qblocks.gathered,
+        (MICROSOFT, "MatMulNBits"): qblocks.product,
+        (MICROSOFT, "NhwcMaxPool"): qlast.max_pool,
         (MICROSOFT, "QGemm"): _gemm,
         (MICROSOFT, "QLinearAdd"): _two("Add"),
-        (MICROSOFT, "QLinearAveragePool"): _one("AveragePool"),
+        (MICROSOFT, "QLinearAveragePool"): _pool("AveragePool"),
         (MICROSOFT, "QLinearConcat"): _concat,
         (MICROSOFT, "QLinearConv"): _convolution,
-        (MICROSOFT, "QLinearGlobalAveragePool"): _one("GlobalAveragePool"),
+        (MICROSOFT, "QLinearGlobalAveragePool"): _pool("GlobalAveragePool"),
         (MICROSOFT, "QLinearLeakyRelu"): _one("LeakyRelu"),
         (MICROSOFT, "QLinearMul"): _two("Mul"),
         (MICROSOFT, "QLinearReduceMean"): _mean,
         (MICROSOFT, "QLinearSigmoid"): _one("Sigmoid"),
         (MICROSOFT, "QLinearSoftmax"): _softmax,
         (MICROSOFT, "QLinearWhere"): _where,
+        (MICROSOFT, "DynamicQuantizeLSTM"): qdynamic.recurrent,
         (MICROSOFT, "DynamicQuantizeMatMul"): qdynamic.quantized_product,
         (MICROSOFT, "MatMulIntegerToFloat"): qdynamic.product_to_float,
+        **{(MICROSOFT, name): rule for name, rule in fused.RULES.items()},
     }
 )
 """How to write out each operator, by domain and name."""
-
-KNOWN = {
-    (MICROSOFT, "DynamicQuantizeLSTM"): "its state is quantized anew at every step",
-}
-"""Why some operators of quantized models are not written out at all."""
 
 
 def written_out(model: ModelProto) -> ModelProto:
@@ -202,19 +205,20 @@ def written_out(model: ModelProto) -> ModelProto:
 
     ``model`` itself where nothing is to be written out; it is left as it is. What cannot be written out stays.
     """
+    return written_with_needs(model)[0]
+
+
+def written_with_needs(model: ModelProto) -> tuple[ModelProto, int]:
+    """Return what ``written_out`` does, and the least operator set that knows what was written."""
     writer, _ = _written(model)
-    return model if writer is None or writer.nodes == list(model.graph.node) else _assembled(model, writer)
+    if writer is None or writer.nodes == list(model.graph.node):
+        return model, 1
+    return _assembled(model, writer), writer.needs
 
 
-def in_standard(model: ModelProto) -> ModelProto:
-    """Return ``model`` without com.microsoft's quantized operators, where they can be written out.
-
-    Before operator set 13 ONNX has no pairs with a scale for each channel: such a model stays as it is.
-    """
-    opset = next((item.version for item in model.opset_import if item.domain in STANDARD), 1)
-    if opset < PER_CHANNEL or not any(node.domain == MICROSOFT for node in model.graph.node):
-        return model
-    return written_out(model)
+def opset_of(model: ModelProto) -> int:
+    """Return the version of ONNX's own operators."""
+    return next((item.version for item in model.opset_import if item.domain in STANDARD), 1)
 
 
 def reasons(model: ModelProto) -> dict[str, str]:
@@ -226,8 +230,7 @@ def _written(model: ModelProto) -> tuple[Writer | None, dict[str, str]]:
     """Return a graph written anew, None where it has no quantized values, and why some nodes are as they were."""
     if not any(_is_quantized(node) for node in model.graph.node):
         return None, {}
-    opset = next((item.version for item in model.opset_import if item.domain in STANDARD), 1)
-    writer, why = Writer.of(model.graph, opset), dict[str, str]()
+    writer, why = Writer.of(model.graph, opset_of(model)), dict[str, str]()
     scaled = qdynamic.scaled_products(writer, model.graph)
     inner = {name for product in scaled.values() for name in product.inner}
     for node in model.graph.node:
@@ -238,7 +241,6 @@ def _written(model: ModelProto) -> tuple[Writer | None, dict[str, str]]:
             scaled[node.output[0]].write(writer)
             continue
         if (domain, node.op_type) not in RULES:
-            why |= {node.output[0]: KNOWN[domain, node.op_type]} if (domain, node.op_type) in KNOWN else {}
             writer.nodes.append(node)
             continue
         before = len(writer.nodes)

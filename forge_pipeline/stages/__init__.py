@@ -11,7 +11,7 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=4, takes={"source": "source"}, gives="model",
+                name="load", version=5, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False,
             ),
             Stage(

@@ -45,7 +45,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.bulk import check_bulk
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.order import every_node
-    from forge_pipeline.ir.qoperator import in_standard
+    from forge_pipeline.ir.standard import in_standard
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)

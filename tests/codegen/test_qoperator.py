@@ -107,6 +107,14 @@ def moved(net: Integers) -> str:
     return net.node("Flatten", x)
 
 
+def resized(net: Integers) -> str:
+    """Return a linear resize of integers, whose fractions are dropped."""
+    x = net.operand("x", IN)
+    scales = net.tensor(np.array([1, 1, 2, 2], np.float32))
+    y = net.node("Resize", x[0], "", scales, mode="linear")
+    return net.node("QLinearLeakyRelu", y, *x[1:], *net.affine(*FINE), alpha=0.25, domain=MICROSOFT)
+
+
 Case = tuple[Callable[[Integers], str], tuple[float, int], int]
 """What is computed, how it is stored, and by how many steps it may differ."""
 
@@ -166,6 +174,31 @@ def test_what_has_no_integer_kernel_stores_what_onnx_runtime_stores_too(layers: 
     (wanted,) = reference(model, x)
     assert len(np.unique(wanted)) > 1
     np.testing.assert_allclose(engine(x)[0], wanted, rtol=0, atol=out[0] if layers is softmax else 0)
+
+
+def test_weights_of_four_bits_in_blocks_stay_so_in_the_library() -> None:
+    net = Integers(5, 256)
+    packed = net.tensor(net.random.integers(0, 256, (64, 4, 32)).astype(np.uint8))
+    scales = net.tensor(net.random.uniform(0.01, 0.02, (64, 4)).astype(np.float32))
+    attributes = {"K": 256, "N": 64, "bits": 4, "block_size": 64}
+    model = net.finish(net.node("MatMulNBits", "x", packed, scales, domain=MICROSOFT, **attributes))
+    x = net.random.standard_normal(net.shape).astype(np.float32)
+    target = Target.from_tag(HERE)
+    library = build(model, target, OPTIONS)
+    (stored,) = library.metadata["weights"]
+    assert (stored["dtype"], np.prod(stored["shape"])) == ("uint8", 64 * 256 // 2)
+    np.testing.assert_allclose(load(library.to_bytes(), target)(x)[0], reference(model, x)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_linear_resize_of_integers_drops_fractions(signed: bool) -> None:
+    net = Integers(1, 3, 5, 6)
+    net.signed = signed
+    model = net.finish(net.real(resized(net), FINE))
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    target = Target.from_tag(HERE)
+    found = load(build(model, target, OPTIONS).to_bytes(), target)(x)[0]
+    np.testing.assert_array_equal(found, reference(model, x)[0])
 
 
 @pytest.mark.parametrize("operator", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
@@ -319,7 +352,7 @@ def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_in
 @pytest.mark.parametrize(
     ("operator", "attributes", "reason"),
     [
-        ("QLinearGlobalAveragePool", {"channels_last": 1}, "channels last"),
+        ("QLinearAveragePool", {"channels_last": 1, "kernel_shape": [2]}, "channels last, over other than two axes"),
         ("QLinearSoftmax", {"axis": 1, "opset": 11}, "a softmax over axes as another operator set has them"),
     ],
 )

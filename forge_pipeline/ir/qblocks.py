@@ -1,0 +1,108 @@
+"""Weights of few bits with a scale for each block, in com.microsoft's operators, as DequantizeLinear in blocks.
+
+MatMulNBits keeps its weights as (N, blocks, bytes of a block), in the order in which ONNX packs INT4, so that no byte
+changes: ONNX Runtime's ContribOperators.md says what the inputs are, and what they are where they are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from forge_pipeline.ir.held import array_of
+from forge_pipeline.ir.qdq import Array, Unusual, Writer
+
+BLOCKS = 21
+"""The operator set from which on DequantizeLinear knows blocks."""
+KINDS = {2: TensorProto.UINT4, 4: TensorProto.UINT4, 8: TensorProto.UINT8}
+"""How weights are stored, by their bits: UINT2 came later than what reads it."""
+BYTE = 8
+
+
+def product(writer: Writer, node: NodeProto) -> None:
+    """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights."""
+    a, b, scales, zeros, order, bias = (*node.input, "", "", "", "")[:6]
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    columns, depth, size, bits = (int(given.get(name, 4)) for name in ("N", "K", "block_size", "bits"))
+    if order:
+        raise Unusual("rows in another order (g_idx)")
+    if bits not in KINDS:
+        raise Unusual(f"weights of {bits} bits")
+    blocks = -(-depth // size)
+    packed = _constant(writer, b).reshape(columns, -1)
+    factors = _constant(writer, scales).reshape(columns, blocks).astype(np.float32)
+    steps, points = _unpacked(packed, bits)[:, :depth], np.full((columns, blocks), 1 << (bits - 1), np.uint8)
+    if zeros:
+        found = _constant(writer, zeros)
+        if found.dtype != np.uint8:
+            raise Unusual("zero points that are no integers")
+        if found.size != columns * -(-blocks * bits // BYTE):
+            raise Unusual(f"{found.size} bytes of zero points for {columns} columns of {blocks} blocks")
+        points = _unpacked(found.reshape(columns, -1), bits)[:, :blocks]
+    dtype = helper.tensor_dtype_to_np_dtype(KINDS[bits])
+    names = [
+        writer.large(steps.astype(dtype), f"{b}/steps"),
+        writer.large(factors, f"{scales}/blocks"),
+        writer.large(points.astype(dtype), f"{b}/zeros"),
+    ]
+    result = node.output[0]
+    writer.needs = max(writer.needs, BLOCKS)
+    weight = writer.node("DequantizeLinear", names, f"{result}/weight", axis=1, block_size=size)
+    right = writer.node("Transpose", [weight], f"{result}/columns", perm=[1, 0])
+    if not bias:
+        writer.nodes.append(helper.make_node("MatMul", [a, right], [result], name=node.name))
+        return
+    summed = writer.node("MatMul", [a, right], f"{result}/product", node.name)
+    writer.nodes.append(helper.make_node("Add", [summed, bias], [result], name=f"{result}/biased"))
+
+
+def gathered(writer: Writer, node: NodeProto) -> None:
+    """Write out GatherBlockQuantized (data, indices, scales, zero_points): rows of a table, multiplied by their scales.
+
+    Rows and scales are gathered as they are stored, so that the table stays bytes; four bits become eight.
+    """
+    data, indices, scales, zeros = (*node.input, "")[:4]
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    size, bits = int(given.get("block_size", 128)), int(given.get("bits", 4))
+    kind, rank = writer.types.get(data), writer.shapes.get(indices)
+    if rank is None or len(writer.shapes.get(data, ())) != 2:
+        raise Unusual("indices with an unknown number of axes, or other than rows of a table")
+    if int(given.get("gather_axis", 0)) != 0 or int(given.get("quantize_axis", 1)) not in (1, -1):
+        raise Unusual("other than rows of a table")
+    is_packed, factors = kind == TensorProto.UINT8 and bits < BYTE, _constant(writer, scales)
+    steps = _unpacked(_constant(writer, data), bits if is_packed else BYTE).astype(np.int16)
+    (rows, depth), blocks = steps.shape, factors.shape[-1]
+    points = np.full((rows, blocks), 1 << (bits - 1) if kind == TensorProto.UINT8 else 0, np.int16)
+    if zeros:
+        points = _unpacked(_constant(writer, zeros), bits if is_packed else BYTE)[:, :blocks].astype(np.int16)
+    steps = np.pad(steps, ((0, 0), (0, blocks * size - depth))) - np.repeat(points, size, axis=1)
+    if steps.min() >= -128 and steps.max() <= 127:
+        steps = steps.astype(np.int8)
+    result, table = node.output[0], writer.large(steps.reshape(rows, blocks, size), f"{data}/rows")
+    found = writer.node("Gather", [table, indices], f"{result}/rows", axis=0)
+    found = writer.node("Cast", [found], f"{result}/steps", to=TensorProto.FLOAT)
+    by_block = writer.large(factors.astype(np.float32).reshape(rows, blocks, 1), f"{scales}/blocks")
+    factor = writer.node("Gather", [by_block, indices], f"{result}/scales", axis=0)
+    found = writer.node("Mul", [found, factor], f"{result}/blocks", node.name)
+    shape = writer.constant(np.array([0] * len(rank) + [blocks * size], np.int64), f"{result}/shape")
+    if depth == blocks * size:
+        writer.nodes.append(helper.make_node("Reshape", [found, shape], [result], name=f"{result}/joined"))
+        return
+    joined = writer.node("Reshape", [found, shape], f"{result}/joined")
+    bounds = [writer.constant(np.array([at], np.int64), f"{result}/bound") for at in (0, depth, -1)]
+    writer.nodes.append(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
+
+
+def _constant(writer: Writer, name: str) -> Array:
+    """Return a constant of any size."""
+    if name not in writer.constants:
+        raise Unusual("weights that are no constants")
+    return array_of(writer.constants[name])
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return the integers of bytes, along the last axis; the low bits come first."""
+    if bits == BYTE:
+        return packed
+    parts = [packed >> shift & ((1 << bits) - 1) for shift in range(0, BYTE, bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
