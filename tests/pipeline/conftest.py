@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +62,56 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "tiny.onnx")
 
 
+def write_data(path: Path) -> Path:
+    """Write 24 labelled samples for it."""
+    rng = np.random.default_rng(7)
+    np.savez(path, x=rng.normal(size=(24, 3, 12, 12)).astype(np.float32), y=rng.integers(0, 5, size=24))
+    return path
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return 24 labelled samples for it."""
-    rng = np.random.default_rng(7)
-    path = tmp_path / "samples.npz"
-    np.savez(path, x=rng.normal(size=(24, 3, 12, 12)).astype(np.float32), y=rng.integers(0, 5, size=24))
-    return path
+    return write_data(tmp_path / "samples.npz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """A finished run of `model` and `data` with quantize=static: its folder, its store, and how long it took."""
+
+    out: Path
+    store: Path
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Return a build that was made once for all workers, for tests of what comes after a first run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-") else base  # what the workers of pytest-xdist have in common
+    folder = shared / "finished-build"
+    with (shared / "finished-build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "seconds").exists():
+            folder.mkdir(exist_ok=True)
+            model, data = write_model(folder / "tiny.onnx"), write_data(folder / "samples.npz")
+            command = [sys.executable, "-m", "forge_pipeline", "run", f"model.path={model}", f"data.path={data}"]
+            environment = {**os.environ, "FORGE_STORE": str(folder / "store"), "PYTHONPATH": str(ROOT)}
+            start = time.monotonic()
+            done = subprocess.run(
+                [*command, "quantize=static", f"out={folder / 'out'}"],
+                cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            (folder / "seconds").write_text(str(time.monotonic() - start))
+    return Build(out=folder / "out", store=folder / "store", seconds=float((folder / "seconds").read_text()))
+
+
+@pytest.fixture
+def warm(finished: Build, tmp_path: Path) -> Build:
+    """Return that build, with a copy of its store where `forge` has its own: a first run of the same is all hits."""
+    shutil.copytree(finished.store, tmp_path / "store")
+    return finished
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_a_run_delivers_a_library_that_computes_what_the_model_computes(
     assert set(_results(out).values()) == {"built"}
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_encrypted_run_delivers_a_sealed_library_its_key_and_the_quantized_model(
     forge: Any, model: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -74,22 +75,25 @@ def test_an_encrypted_run_delivers_a_sealed_library_its_key_and_the_quantized_mo
 
 
 def test_a_second_run_is_all_hits_and_delivers_the_same_bytes(
-    forge: Any, model: Path, data: Path, tmp_path: Path
+    forge: Any, model: Path, data: Path, tmp_path: Path, warm: Any
 ) -> None:
-    _run(forge, model, data, tmp_path / "first")
+    assert set(_results(warm.out).values()) == {"built"}
     _run(forge, model, data, tmp_path / "second")
     assert set(_results(tmp_path / "second").values()) == {"hit"}
-    assert _outputs(tmp_path / "first") == _outputs(tmp_path / "second")
+    assert _outputs(warm.out) == _outputs(tmp_path / "second")
+    for path in warm.out.iterdir():
+        assert path.name == "manifest.json" or path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_model_with_other_inner_names_is_loaded_again_and_nothing_else_is_built(
     forge: Any, model: Path, data: Path, tmp_path: Path, rename_inner: Any
 ) -> None:
-    _run(forge, model, data, tmp_path / "first")
     _run(forge, rename_inner(model), data, tmp_path / "second")
     assert {name for name, result in _results(tmp_path / "second").items() if result == "built"} == {"load"}
 
 
+@pytest.mark.usefixtures("warm")
 def test_samples_edited_in_place_are_calibrated_again(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     _run(forge, model, data, tmp_path / "first")
     before = data.stat()
@@ -101,6 +105,7 @@ def test_samples_edited_in_place_are_calibrated_again(forge: Any, model: Path, d
     assert (results["fold"], results["calibrate"], results["quantize"]) == ("hit", "built", "built")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_plain_run_over_an_encrypted_one_leaves_no_old_key_behind(
     forge: Any, model: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +115,7 @@ def test_a_plain_run_over_an_encrypted_one_leaves_no_old_key_behind(
     assert {path.name for path in out.iterdir()} == PLAIN | {"ranges.svg"}
 
 
+@pytest.mark.usefixtures("warm")
 def test_another_password_seals_the_library_anew(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     for password, result in [("one", "built"), ("one", "hit"), ("two", "built")]:
         _run(forge, model, data, tmp_path / "out", "encrypt=password", env={"FORGE_PASSWORD": password})
@@ -126,20 +132,18 @@ def test_a_sweep_builds_what_its_jobs_share_once(forge: Any, model: Path, data: 
     assert sum("compile" in names for names in built) == 4
 
 
-def test_the_library_has_the_same_bytes_wherever_it_is_built_with_the_store_off(
-    forge: Any, model: Path, data: Path, tmp_path: Path
+def test_the_library_has_the_same_bytes_in_another_folder_and_with_the_store_off(
+    forge: Any, model: Path, data: Path, tmp_path: Path, finished: Any
 ) -> None:
-    libraries = []
-    for name in ("here", "over/there"):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        _run(forge, model, data, folder / "out", "target=raspberry-pi/5", "store.enabled=false", cwd=folder)
-        libraries.append((folder / "out" / "model_library.so").read_bytes())
-    assert libraries[0] == libraries[1]
+    folder = tmp_path / "over/there"
+    folder.mkdir(parents=True)
+    _run(forge, model, data, folder / "out", "store.enabled=false", cwd=folder)
+    assert set(_results(folder / "out").values()) == {"built"}
+    assert (folder / "out" / "model_library.so").read_bytes() == (finished.out / "model_library.so").read_bytes()
 
 
 @pytest.fixture
-def cached(forge: Any, model: Path, data: Path, tmp_path: Path) -> list[str]:
+def cached(forge: Any, model: Path, data: Path, tmp_path: Path, warm: Any) -> list[str]:
     """Return the arguments of a run whose every stage is in the store."""
     _run(forge, model, data, tmp_path / "out")
     return ["run", f"model.path={model}", f"data.path={data}", "quantize=static", f"out={tmp_path / 'out'}"]
@@ -246,6 +250,7 @@ def _readme_commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines]
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_readmes_command_builds_a_users_own_model(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     command = next(command for command in _readme_commands() if "-m" not in command)
     (tmp_path / "work" / "net.onnx").write_bytes(model.read_bytes())
@@ -295,12 +300,14 @@ def test_a_users_own_pass_that_was_edited_runs_again(forge: Any, model: Path, tm
     assert results == ["built", "hit", "built"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_failed_delivery_leaves_the_earlier_build_whole(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    _run(forge, model, data, out, "quantize=none")
+    _run(forge, model, data, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     (out / "modelKey.bin").mkdir()  # what no file can replace
-    done = forge("run", f"model.path={model}", f"out={out}", "encrypt=password", env={"FORGE_PASSWORD": "x"})
+    arguments = [f"model.path={model}", f"data.path={data}", "quantize=static", f"out={out}", "encrypt=password"]
+    done = forge("run", *arguments, env={"FORGE_PASSWORD": "x"})
     assert done.returncode == 1
     assert f"out={out}" in done.stderr
     (out / "modelKey.bin").rmdir()
