@@ -40,8 +40,8 @@ class FoldConstants(Transformation[FoldOptions]):
     """Compute nodes whose inputs are all constant, by ONNX Runtime, level by level.
 
     Sizes are inferred before anything is computed, so a node that would blow up is never run. Left alone: random
-    operators, nodes with subgraphs, what gives an output of the graph, and the DequantizeLinear of a weight whose
-    operator takes quantized activations too.
+    operators, nodes with subgraphs, what gives an output of the graph, and the DequantizeLinear of a weight in blocks, or
+    of one whose operator takes quantized activations too, also behind a transposition.
     """
 
     options_type = FoldOptions
@@ -85,7 +85,9 @@ class FoldConstants(Transformation[FoldOptions]):
             return False
         if divides_by_zero(graph, node):
             return False
-        return not (is_op(node, "DequantizeLinear") and _beside_quantized_activations(graph, node))
+        if not is_op(node, "DequantizeLinear"):
+            return True
+        return not attribute(node, "block_size") and not _beside_quantized_activations(graph, node)
 
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:
@@ -110,10 +112,13 @@ def _is_random_dropout(graph: Graph, node: NodeProto) -> bool:
 
 
 def _beside_quantized_activations(graph: Graph, node: NodeProto) -> bool:
-    """Whether an operator that reads this dequantized weight also reads a dequantized activation."""
+    """Whether an operator that reads this dequantized weight, or its transpose, reads a dequantized activation too."""
+    users = graph.users(node.output[0])
+    if any(is_op(user, "Transpose") and _beside_quantized_activations(graph, user) for user in users):
+        return True
     return any(
         is_op(graph.producer(name), "DequantizeLinear") and not graph.is_constant(_first_input(graph, name))
-        for user in graph.users(node.output[0])
+        for user in users
         for name in user.input
         if name and name != node.output[0]
     )

@@ -15,7 +15,7 @@ STAGES = Registry(
                 tools=("onnx",), per_target=False,
             ),
             Stage(
-                name="fold", version=2, takes={"model": "load"}, gives="model",
+                name="fold", version=3, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(

@@ -73,6 +73,22 @@ def test_a_weight_that_is_stored_in_integers_becomes_float(model: Any, run_passe
     assert outcome.model.graph.initializer[0].data_type == TensorProto.FLOAT
 
 
+def test_a_transposed_weight_beside_quantized_activations_stays_in_integers(
+    model: Any, run_passes: Any, operators: Any
+) -> None:
+    """PyTorch's exporter writes a quantized Linear so."""
+    constants = {"w": np.ones((3, 4), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"]),
+        helper.make_node("Transpose", ["f"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["a", "t"], ["y"]),
+    ]
+    made = model(nodes, {"x": [2, 4]}, ["y"], constants)
+    assert operators(run_passes(made, "fold-constants", "remove-dead").model).count("DequantizeLinear") == 2
+
+
 def test_a_weight_beside_quantized_activations_stays_in_integers(model: Any, run_passes: Any, operators: Any) -> None:
     constants = {"w": np.ones((4, 3), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
     nodes = [
