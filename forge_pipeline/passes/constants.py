@@ -40,8 +40,8 @@ class FoldConstants(Transformation[FoldOptions]):
     """Compute nodes whose inputs are all constant, by ONNX Runtime, level by level.
 
     Sizes are inferred before anything is computed, so a node that would blow up is never run. Left alone: random
-    operators, nodes with subgraphs, what gives an output of the graph, and the DequantizeLinear of a weight in blocks, or
-    of one whose operator takes quantized activations too, also behind a transposition.
+    operators, nodes with subgraphs, what gives an output of the graph, and the DequantizeLinear of a weight in blocks,
+    or of one whose operator takes quantized activations too, also behind a transposition.
     """
 
     options_type = FoldOptions
