@@ -83,9 +83,11 @@ class Finish:
         return rounded(clipped_float(value, self.clip))
 
     def real(self, total: tirx.PrimExpr, bias: tirx.PrimExpr, factor: tirx.PrimExpr, *offset: Any) -> tirx.PrimExpr:
-        """Return the expression of a result before it is rounded to bytes; an offset is added to a rounded product."""
+        """Return the expression of a result before it is rounded; a float's offset is added to a rounded product."""
         value = (total + bias).astype("float32") * factor
-        return rounded(value) + offset[0] if offset else value
+        if not offset:
+            return value
+        return (rounded(value) if self.affine is None else value) + offset[0]
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:
