@@ -16,6 +16,8 @@ BLOCKS = 21
 """The operator set from which on DequantizeLinear knows blocks."""
 KINDS = {2: TensorProto.UINT4, 4: TensorProto.UINT4, 8: TensorProto.UINT8}
 """How weights are stored, by their bits: UINT2 came later than what reads it."""
+TABLES = (TensorProto.UINT8, TensorProto.UINT4, TensorProto.INT4)
+"""How tables are stored."""
 BYTE = 8
 
 
@@ -28,9 +30,15 @@ def product(writer: Writer, node: NodeProto) -> None:
         raise Unusual("rows in another order (g_idx)")
     if bits not in KINDS:
         raise Unusual(f"weights of {bits} bits")
+    if min(columns, depth, size) < 1:
+        raise Unusual(f"{columns} columns of {depth} weights in blocks of {size}")
     blocks = -(-depth // size)
-    packed = _constant(writer, b).reshape(columns, -1)
-    factors = _constant(writer, scales).reshape(columns, blocks).astype(np.float32)
+    packed, factors = _constant(writer, b), _constant(writer, scales)
+    if packed.dtype != np.uint8 or packed.size != columns * blocks * -(-size * bits // BYTE):
+        raise Unusual(f"{packed.size} weights of {packed.dtype} for {columns} columns of {blocks} blocks of {size}")
+    if factors.dtype.kind not in "fV" or factors.size != columns * blocks:
+        raise Unusual(f"{factors.size} scales of {factors.dtype} for {columns} columns of {blocks} blocks")
+    packed, factors = packed.reshape(columns, -1), factors.reshape(columns, blocks).astype(np.float32)
     steps, points = _unpacked(packed, bits)[:, :depth], np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     if zeros:
         found = _constant(writer, zeros)
@@ -70,11 +78,18 @@ def gathered(writer: Writer, node: NodeProto) -> None:
     if int(given.get("gather_axis", 0)) != 0 or int(given.get("quantize_axis", 1)) not in (1, -1):
         raise Unusual("other than rows of a table")
     is_packed, factors = kind == TensorProto.UINT8 and bits < BYTE, _constant(writer, scales)
+    if bits not in KINDS or kind not in TABLES or size < 1:
+        raise Unusual(f"a table of {bits} bits in blocks of {size}")
     steps = _unpacked(_constant(writer, data), bits if is_packed else BYTE).astype(np.int16)
-    (rows, depth), blocks = steps.shape, factors.shape[-1]
+    (rows, depth), blocks = steps.shape, -(-steps.shape[1] // size)
+    if factors.shape != (rows, blocks):
+        raise Unusual(f"scales {factors.shape} for {rows} rows of {blocks} blocks")
     points = np.full((rows, blocks), 1 << (bits - 1) if kind == TensorProto.UINT8 else 0, np.int16)
     if zeros:
-        points = _unpacked(_constant(writer, zeros), bits if is_packed else BYTE)[:, :blocks].astype(np.int16)
+        points = _unpacked(_constant(writer, zeros), bits if is_packed else BYTE).astype(np.int16)
+        if points.ndim != 2 or len(points) != rows or points.shape[1] < blocks:
+            raise Unusual(f"zero points {points.shape} for {rows} rows of {blocks} blocks")
+        points = points[:, :blocks]
     steps = np.pad(steps, ((0, 0), (0, blocks * size - depth))) - np.repeat(points, size, axis=1)
     if steps.min() >= -128 and steps.max() <= 127:
         steps = steps.astype(np.int8)

@@ -146,6 +146,8 @@ def recurrent(writer: Writer, node: NodeProto) -> None:
     """
     others = [*node.input, *[""] * (12 - len(node.input))]
     x, w, r = others[:3]
+    if not any(node.output):
+        raise Unusual("no results")
     result, given = next(name for name in node.output if name), others[3:8]
     names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
     writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
@@ -169,6 +171,8 @@ def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
     integers, factors, points = array_of(writer.constants[weight]), writer.array(scale), writer.array(zero)
     if factors is None or points is None:
         raise Unusual("scales that are no constants")
+    if integers.ndim != 3 or any(array.size not in (len(integers), integers[:, 0].size) for array in (factors, points)):
+        raise Unusual(f"{factors.size} scales and {points.size} zero points of weights {integers.shape}")
     ways, columns, rows = integers.shape
     turned = np.ascontiguousarray(integers.swapaxes(1, 2))
     if factors.size == points.size == ways:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
-from forge_pipeline.ir import fused, qblocks, qdynamic, qlast, qmoves
+from forge_pipeline.ir import fused, qblocks, qdynamic, qlast, qmoves, qsignature
 from forge_pipeline.ir.order import every_node
 from forge_pipeline.ir.qdq import MICROSOFT, Operand, Unusual, Writer, attributes_of, given
 
@@ -245,6 +245,7 @@ def _written(model: ModelProto) -> tuple[Writer | None, dict[str, str]]:
             continue
         before = len(writer.nodes)
         try:
+            qsignature.check(node, writer.opset)
             RULES[domain, node.op_type](writer, node)
         except Unusual as reason:
             del writer.nodes[before:]

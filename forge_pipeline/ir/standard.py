@@ -13,6 +13,8 @@ from forge_pipeline.ir.qoperator import STANDARD, opset_of, written_out, written
 
 PER_CHANNEL = 13
 """The operator set from which on DequantizeLinear may have several scales."""
+REFUSALS = (onnx.shape_inference.InferenceError, version_converter.ConvertError, onnx.checker.ValidationError)
+"""What ONNX raises for a damaged node, beside RuntimeError: none of them is one."""
 
 
 def in_standard(model: ModelProto) -> ModelProto:
@@ -40,12 +42,14 @@ def _in_opset(model: ModelProto, written: ModelProto, opset: int) -> ModelProto 
     ``written`` out; and weights are inputs for it, which it would copy.
     """
     light = _without_weights(model)
-    inferred = onnx.shape_inference.infer_shapes(_without_weights(written))
+    if all(entry.domain != MICROSOFT for entry in light.opset_import):  # NNCF writes its operators without saying so
+        light.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     names = {name for node in model.graph.node for name in node.output} - {value.name for value in model.graph.output}
-    light.graph.value_info.extend(value for value in inferred.graph.value_info if value.name in names)
     try:
+        inferred = onnx.shape_inference.infer_shapes(_without_weights(written))
+        light.graph.value_info.extend(value for value in inferred.graph.value_info if value.name in names)
         converted = version_converter.convert_version(light, opset)
-    except RuntimeError:
+    except (RuntimeError, *REFUSALS):
         return None
     result = ModelProto()
     result.CopyFrom(model)

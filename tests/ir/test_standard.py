@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.ir.canonical import canonical_model
+from forge_pipeline.ir.qoperator import RULES
+from forge_pipeline.ir.qsignature import LEAST_INPUTS
 from forge_pipeline.ir.session import open_session
 from forge_pipeline.ir.standard import in_standard
 
@@ -195,3 +197,71 @@ def test_what_cannot_be_written_out_leaves_the_whole_model_as_it_was() -> None:
     nodes = [own("Gelu", ["x"], ["g"]), own("Inverse", ["g"], ["y"])]
     net = model(nodes, feeds, {}, "y", opset=12)
     assert in_standard(net) is net
+
+
+def weight_in_blocks(opset: int, **changes: Any) -> onnx.ModelProto:
+    """Return a product by a weight of four bits, (16, 8) in blocks of 16, with changed attributes or inputs."""
+    random: Any = np.random.default_rng(6)
+    constants: Arrays = {
+        "w": random.integers(0, 256, (8, 1, 8)).astype(np.uint8),
+        "s": random.uniform(0.5, 1, (8, 1)).astype(np.float32),
+        **{name: array for name, array in changes.items() if isinstance(array, np.ndarray)},
+    }
+    attributes = {"K": 16, "N": 8, "block_size": 16, "bits": 4}
+    attributes.update({name: value for name, value in changes.items() if name in attributes})
+    given = {name: value for name, value in attributes.items() if value is not None}
+    inputs = changes.get("inputs", ["x", "w", "s"])
+    return model(
+        [own("MatMulNBits", inputs, ["y"], **given)], {"x": np.ones((2, 16), np.float32)}, constants, "y", opset=opset
+    )
+
+
+def test_onnx_runtimes_operators_without_their_operator_set_are_known() -> None:
+    """NNCF writes them so."""
+    net = weight_in_blocks(18)
+    del net.opset_import[1]
+    written = canonical_model(in_standard(net))
+    assert written.opset_import[0].version == 21
+    feeds: Arrays = {"x": np.random.default_rng(7).standard_normal((2, 16)).astype(np.float32)}
+    np.testing.assert_allclose(
+        results(written, feeds)[0], results(weight_in_blocks(18), feeds)[0], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": ["x"]},
+        {"inputs": ["x", "w"]},
+        {"K": None},
+        {"K": -1},
+        {"N": 7},
+        {"block_size": 0},
+        {"block_size": 32},
+        {"bits": 3},
+        {"w": np.zeros((8, 1, 7), np.uint8)},
+        {"w": np.zeros((8, 1, 8), np.float32)},
+        {"s": np.zeros(3, np.float32)},
+    ],
+)
+def test_damaged_weights_in_blocks_stay_as_they_are(opset: int, changes: Arrays) -> None:
+    net = weight_in_blocks(opset, **changes)
+    assert {node.op_type for node in in_standard(net).graph.node} == {"MatMulNBits"}
+
+
+@given(st.sampled_from(sorted(LEAST_INPUTS)), st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_operator_with_too_few_inputs_stays_as_it_is(operator: str, data: st.DataObject) -> None:
+    inputs = [f"x{place}" for place in range(data.draw(st.integers(0, LEAST_INPUTS[operator] - 1)))]
+    constants = {name: np.ones((2, 2), np.uint8) for name in inputs}
+    net = model([own(operator, inputs, ["y"])], {}, constants, "y", opset=data.draw(st.sampled_from([12, 18, 21])))
+    assert [node.op_type for node in in_standard(net).graph.node] == [operator]
+
+
+def test_the_inputs_that_operators_need_are_those_of_onnx_runtimes_schemas() -> None:
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+    schemas = {item.name: item for item in runtime.get_all_operator_schema() if item.domain == MICROSOFT}
+    assert {name: schemas[name].min_input for name in LEAST_INPUTS} == dict(LEAST_INPUTS)
+    assert {name for domain, name in RULES if domain == MICROSOFT} == set(LEAST_INPUTS)
