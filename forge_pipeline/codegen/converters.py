@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +18,13 @@ from forge_pipeline.codegen.reductions import REDUCTIONS
 from forge_pipeline.codegen.resize import convert_resize, convert_upsample
 from forge_pipeline.codegen.vectors import convert_lp_normalization, convert_one_hot
 from forge_pipeline.codegen.windows import WINDOWED, convert_conv_transpose
+
+BETWEEN = {
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), ("int32", 2.0**31 - 2.0**16)),
+    **dict.fromkeys(("int32", "uint32"), ("int64", 2.0**63 - 2.0**39)),
+    "int64": ("int64", 2.0**63 - 2.0**39),
+}
+"""What floats become on their way to an integer, and the largest of it: its low bits, which stay, are 0."""
 
 Converter = Callable[[Any, list[Any], dict[str, Any], int], Any]
 """``(block builder, inputs, attributes, opset) -> expression``; an absent optional input is None or missing."""
@@ -109,6 +117,33 @@ def _pow(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int
     if str(exponent.ty.dtype) != dtype:
         exponent = builder.normalize(op.astype(exponent, dtype))
     return op.power(base, exponent)
+
+
+def _cast(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Cast of a float to an integer that names its operand once; TVM's converter does six times, so that three of them
+    in a row, fused, were an expression of hundreds, which took minutes to simplify.
+
+    What ONNX leaves open is the same on every CPU: a number too large loses high bits, infinities and NaN become 0, but
+    as int64 the largest, or least, number.
+    """
+    from tvm.ir import GenericConst
+    from tvm.relax import const, op
+    from tvm.relax.frontend.onnx.onnx_frontend import Cast, get_type
+
+    x, kind = inputs[0], str(get_type(attributes["to"]))
+    dtype = str(getattr(getattr(x, "ty", None), "dtype", ""))
+    if isinstance(x, GenericConst) or dtype not in ("float16", "float32", "float64") or kind not in BETWEEN:
+        return Cast.get_converter(opset)(builder, inputs, attributes, [{}, {}])
+    if dtype == "float16":
+        x, dtype = builder.normalize(op.astype(x, "float32")), "float32"
+    between, largest = BETWEEN[kind]
+    if kind == "int64" and dtype == "float64":
+        largest = math.nextafter(2.0**63, 0.0)
+    least = -(2.0 ** (int(between[3:]) - 1))
+    number = builder.normalize(op.minimum(x, const(largest, dtype)))  # NaN is none of the smaller
+    number = builder.normalize(op.maximum(number, const(least, dtype)))
+    steps = op.astype(number, between)
+    return steps if kind == between else op.astype(builder.normalize(steps), kind)
 
 
 def _slice(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
@@ -208,6 +243,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Max": partial(_chain, "maximum"),
         "Min": partial(_chain, "minimum"),
         "Mean": _mean,
+        "Cast": _cast,
         "Clip": _clip,
         "IsInf": _is_inf,
         "ConvInteger": convert_conv_integer,

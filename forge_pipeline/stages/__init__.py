@@ -27,7 +27,7 @@ STAGES = Registry(
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="compile", version=43, takes={"model": "quantize"}, gives="library",
+                name="compile", version=44, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 wants=("key",),
             ),

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.importer import check_supported, import_model, interface, prepare
+from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
 
+HOST = Target.from_tag("host")
+OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 FLOAT = TensorProto.FLOAT
 
 
@@ -141,3 +147,44 @@ def test_an_output_that_is_a_shape_is_refused(model_of: Callable[..., onnx.Model
     model = model_of("Shape", {"x": (["n", 4], FLOAT)}, outputs=(TensorProto.INT64,))
     with pytest.raises(CompileError, match="output 'out0': expected an array, found a shape"):
         import_model(prepare(model))
+
+
+INTEGERS = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_floats_become_integers_as_numpy_has_it_and_numbers_that_are_none_become_nothing(kind: str) -> None:
+    bits = np.finfo(kind).nmant
+    exact = [sign * 2.0**power for power in range(min(bits, 15)) for sign in (1, -1)]
+    wide = [] if kind == "float16" else [2.0**31 - 2.0**16, -(2.0**31), 70000.5, -32769.0]
+    x = np.array([0.0, -0.0, 0.99, -0.99, 127.9, -128.9, 255.5, *exact, *wide], kind)
+    odd = np.array([np.inf, -np.inf, np.nan], kind)
+    nodes = [helper.make_node("Cast", ["x"], [name], to=getattr(TensorProto, name)) for name in INTEGERS]
+    values = [helper.make_tensor_value_info(name, getattr(TensorProto, name), ["n"]) for name in INTEGERS]
+    image = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), ["n"])
+    graph = helper.make_graph(nodes, "casts", [image], values)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    engine = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)
+    for name, found in engine.run(x).items():
+        np.testing.assert_array_equal(found, x.astype(np.int64).astype(name.lower()), name)
+    for name, found in engine.run(odd).items():
+        limits = np.iinfo(np.int64)
+        expected = np.array([limits.max, limits.min, limits.max] if name == "INT64" else [0, 0, 0])
+        np.testing.assert_allclose(found.astype(np.float64), expected, rtol=1e-6, err_msg=name)
+
+
+def test_casts_in_a_row_are_one_small_expression() -> None:
+    nodes = []
+    for i in range(8):
+        nodes.append(helper.make_node("Cast", [f"v{i}"], [f"n{i}"], to=TensorProto.INT8))
+        nodes.append(helper.make_node("Cast", [f"n{i}"], [f"c{i}"], to=FLOAT))
+        nodes.append(helper.make_node("Mul", [f"c{i}", "factor"], [f"v{i + 1}"]))
+    ends = [helper.make_tensor_value_info(name, FLOAT, [512]) for name in ("v0", "v8")]
+    factor = numpy_helper.from_array(np.float32(1.25), "factor")
+    graph = helper.make_graph(nodes, "casts", ends[:1], ends[1:], [factor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    x = np.linspace(-300, 300, 512, dtype=np.float32)
+    (found,) = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)(x)
+    for _ in range(8):
+        x = x.astype(np.int32).astype(np.int8).astype(np.float32) * np.float32(1.25)
+    np.testing.assert_array_equal(found, x)
