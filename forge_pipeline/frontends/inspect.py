@@ -12,20 +12,22 @@ from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import canonical
 from forge_pipeline.ir.describe import describe
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
+from forge_pipeline.ir.standard import in_standard, kept
 
 
 def inspect(source: Source) -> dict[str, Any]:
     """Return the description of a model file, as ``ir.describe`` gives it, and what kind of file it is.
 
-    Nothing in it is run or computed. Raises ModelError for what is damaged, unsafe or no model.
+    Nothing in it is run or computed; ONNX Runtime's own operators are written out. Raises ModelError for what is damaged, unsafe or no model.
     """
     imported = import_model(source)
-    model = imported.model
+    model = in_standard(imported.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
     checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
-    checks.check_operators(form)
+    checks.check_operators(form, kept(model))
     inferred = checks.check_types(form, max_value_bytes=MAX_SHOWN_BYTES)
+    checks.complete_outputs(form.skeleton, inferred)  # as loading does: the fingerprint is of that
     return {
         "kind": imported.kind,
         "ir_version": model.ir_version,

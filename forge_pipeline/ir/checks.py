@@ -92,16 +92,21 @@ def defaulted_inputs(model: ModelProto) -> list[str]:
     return [value.name for value in model.graph.input if value.name in weights]
 
 
-def check_operators(form: Canonical) -> None:
-    """Raise ModelError that lists every node whose operator ONNX does not define in the imported version."""
+def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
+    """Raise ModelError that lists every node whose operator ONNX does not define in the imported version.
+
+    ``why`` says of some, by the original name of their first result, what keeps them from being written out.
+    """
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
     unknown: dict[str, list[str]] = {}
     for node in every_node(form.skeleton):
         if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            unknown.setdefault(name[:80], []).append(form.names.get(node.name, node.name)[:80])
+            shown, result = repr(form.names.get(node.name, node.name)[:80]), node.output[0]
+            reason = why.get(form.names.get(result, result))
+            unknown.setdefault(name[:80], []).append(f"{shown} ({reason})" if reason else shown)
     if unknown:
-        listed = "; ".join(f"{name!r} in {', '.join(map(repr, nodes))}" for name, nodes in sorted(unknown.items()))
+        listed = "; ".join(f"{name!r} in {', '.join(nodes)}" for name, nodes in sorted(unknown.items()))
         raise ModelError(
             where="operators",
             expected=f"operators of ONNX opset {versions.get('', 0)}",
@@ -128,6 +133,13 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
         for value in (*graph.value_info, *graph.output):
             _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)
     return inferred
+
+
+def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
+    """Give an output whose type the file leaves open the type that inference finds."""
+    for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
+        if not value.type.tensor_type.HasField("shape"):
+            value.type.CopyFrom(known.type)
 
 
 def _outline(form: Canonical) -> ModelProto:

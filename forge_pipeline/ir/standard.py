@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper, version_converter
 
 from forge_pipeline.ir.order import every_node
 from forge_pipeline.ir.qdq import MICROSOFT, SMALL
-from forge_pipeline.ir.qoperator import STANDARD, opset_of, written_out, written_with_needs
+from forge_pipeline.ir.qoperator import STANDARD, opset_of, reasons, written_out, written_with_needs
 
 PER_CHANNEL = 13
 """The operator set from which on DequantizeLinear may have several scales."""
@@ -33,6 +33,11 @@ def in_standard(model: ModelProto) -> ModelProto:
         return model
     raised = _in_opset(model, written, needed)
     return model if raised is None else written_out(raised)
+
+
+def kept(model: ModelProto) -> dict[str, str]:
+    """Return why operators of com.microsoft are still in ``model``, by the name of their first result."""
+    return reasons(model) if any(node.domain == MICROSOFT for node in model.graph.node) else {}
 
 
 def _in_opset(model: ModelProto, written: ModelProto, opset: int) -> ModelProto | None:

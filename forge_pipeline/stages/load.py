@@ -45,7 +45,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.bulk import check_bulk
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.order import every_node
-    from forge_pipeline.ir.standard import in_standard
+    from forge_pipeline.ir.standard import in_standard, kept
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
@@ -55,13 +55,13 @@ def run(config: Config, source: Source) -> Result:
     if config.defaulted_inputs == "refuse":
         _refuse_defaults(model)
     form = canonical(model, external=imported.external)
-    checks.check_operators(form)
+    checks.check_operators(form, kept(model))
     size = sum(weight.size for weight in form.weights)
     module = ONNXModule.held(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
     check_bulk(result)
-    _complete_outputs(result, inferred)
+    checks.complete_outputs(result, inferred)
     report = {
         "kind": imported.kind,
         "importer": dict(imported.notes),
@@ -90,10 +90,3 @@ def _refuse_defaults(model: ModelProto) -> None:
             found=", ".join(repr(name[:80]) for name in names),
             fix="set load.defaulted_inputs=constant to build with the defaults, or remove the initializers",
         )
-
-
-def _complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give an output whose type the file leaves open the type that inference finds."""
-    for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        if not value.type.tensor_type.HasField("shape"):
-            value.type.CopyFrom(known.type)

@@ -16,9 +16,11 @@ from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
+from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.ir import ONNXModule, inference
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.stages import load
+from tests.ir.test_standard import weight_in_blocks
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "models"
 VALUES = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
@@ -500,3 +502,19 @@ def test_flipped_bits_give_another_valid_model_or_a_refusal(loaded):
         except ModelError:
             continue
         onnx.checker.check_model(result.output.mod, full_check=True)
+
+
+def test_a_model_with_onnx_runtimes_operators_is_described_as_it_is_loaded(loaded, tmp_path):
+    module = loaded(weight_in_blocks(21)).output
+    described = inspect(Source(tmp_path / "model.onnx"))
+    assert described["fingerprint"] == module.fingerprint
+    assert set(described["operators"]) == {"DequantizeLinear", "Transpose", "MatMul"}
+
+
+def test_an_operator_that_stays_is_refused_with_what_keeps_it(loaded, tmp_path):
+    net = weight_in_blocks(21, inputs=["x", "w", "s", "z"], z=np.full((8, 1), 8, np.float32))
+    reason = r"com.microsoft.MatMulNBits' in '.*' \(zero points that are no integers\)"
+    with pytest.raises(ModelError, match=reason):
+        loaded(net)
+    with pytest.raises(ModelError, match=reason):
+        inspect(Source(tmp_path / "model.onnx"))
