@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # DVC starts `python`, which must be the environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY := $(VENV)/.ready
-# Two processes; a file's tests run in one of them, so that what they share is made once; small files come last.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, half of the files each, so that what a file's tests share is made once; who is done takes from the other.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: repro test test-all lint clean
 
