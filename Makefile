@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # DVC starts `python`, which must be the environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY := $(VENV)/.ready
-# Two processes, half of the files each, so that what a file's tests share is made once; who is done takes from the other.
+# Two processes, half of the files each, so that what a file's tests share is made once; who is done helps the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: repro test test-all lint clean

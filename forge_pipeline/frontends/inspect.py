@@ -18,7 +18,8 @@ from forge_pipeline.ir.standard import in_standard, kept
 def inspect(source: Source) -> dict[str, Any]:
     """Return the description of a model file, as ``ir.describe`` gives it, and what kind of file it is.
 
-    Nothing in it is run or computed; ONNX Runtime's own operators are written out. Raises ModelError for what is damaged, unsafe or no model.
+    Nothing in it is run or computed; ONNX Runtime's own operators are written out. Raises ModelError for what is
+    damaged, unsafe or no model.
     """
     imported = import_model(source)
     model = in_standard(imported.model)
