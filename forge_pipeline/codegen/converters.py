@@ -120,8 +120,8 @@ def _pow(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int
 
 
 def _cast(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Cast of a float to an integer that names its operand once; TVM's converter does six times, so that three of them
-    in a row, fused, were an expression of hundreds, which took minutes to simplify.
+    """Cast of a float to an integer that names its operand once; TVM's converter does so several times, and two of them
+    in a row, fused, were an expression that took TVM over four minutes to simplify.
 
     What ONNX leaves open is the same on every CPU: a number too large loses high bits, infinities and NaN become 0, but
     as int64 the largest, or least, number.

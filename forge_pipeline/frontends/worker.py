@@ -22,7 +22,7 @@ from forge_pipeline.frontends.sandbox import restrict
 MODEL, WEIGHTS, NOTES, REFUSAL = "model.onnx", "weights.bin", "notes.json", "refusal.json"
 REFUSED, OUT_OF_MEMORY, FAILED = 3, 4, 5
 _MESSAGE_BYTES = 1 << 31  # what protobuf can write in one piece is one byte less
-_COLLECTION = 100_000  # new objects; at Python's 700, looking for garbage is a fifth of what PyTorch's exporter takes
+_COLLECTION = 100_000  # new objects; at Python's 700, looking for garbage is a seventh of an import
 
 
 def main() -> int:

@@ -13,21 +13,12 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from forge_pipeline.ir.qdq import Unusual, Writer
+from forge_pipeline.ir.qdq import Unusual, Writer, attributes_of, inputs_of
 
 LAYER_NORMALIZATION = 17
 """The operator set that has it."""
 
 Rule = Callable[[Writer, NodeProto], None]
-
-
-def _given(node: NodeProto) -> dict[str, Any]:
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
-
-
-def _inputs(node: NodeProto, count: int) -> list[str]:
-    """Return the names of ``count`` inputs, empty where they are absent."""
-    return (list(node.input) + [""] * count)[:count]
 
 
 def _number(writer: Writer, value: float, base: str) -> str:
@@ -40,13 +31,13 @@ def _last(writer: Writer, node: NodeProto, operator: str, inputs: list[str], **a
 
 
 def _quick_gelu(writer: Writer, node: NodeProto) -> None:
-    x, result, alpha = node.input[0], node.output[0], float(_given(node).get("alpha", 1.702))
+    x, result, alpha = node.input[0], node.output[0], float(attributes_of(node).get("alpha", 1.702))
     scaled = x if alpha == 1.0 else writer.node("Mul", [x, _number(writer, alpha, "alpha")], f"{result}/scaled")
     _last(writer, node, "Mul", [x, writer.node("Sigmoid", [scaled], f"{result}/gate")])
 
 
 def _biased(writer: Writer, node: NodeProto) -> str:
-    x, bias = _inputs(node, 2)
+    x, bias = inputs_of(node, 2)
     return writer.node("Add", [x, bias], f"{node.output[0]}/biased") if bias else x
 
 
@@ -72,7 +63,7 @@ def _fast_gelu(writer: Writer, node: NodeProto) -> None:
 
 
 def _product(writer: Writer, node: NodeProto) -> None:
-    given, result = _given(node), node.output[0]
+    given, result = attributes_of(node), node.output[0]
     if given.get("transBatchA", 0) or given.get("transBatchB", 0):
         raise Unusual("batches behind rows")
     operands = [
@@ -96,7 +87,7 @@ def _transposed(writer: Writer, name: str, result: str) -> str:
 
 
 def _skip_norm(writer: Writer, node: NodeProto) -> None:
-    x, skip, gamma, beta, bias = _inputs(node, 5)
+    x, skip, gamma, beta, bias = inputs_of(node, 5)
     outputs = [*node.output, "", "", ""]
     if outputs[1] or outputs[2]:
         raise Unusual("mean and deviation are used")
@@ -105,7 +96,7 @@ def _skip_norm(writer: Writer, node: NodeProto) -> None:
     total = outputs[3] or writer.named(f"{node.output[0]}/sum")
     writer.nodes.append(helper.make_node("Add", [x, skip], [total], name=f"{total}/added"))
     writer.needs = max(writer.needs, LAYER_NORMALIZATION)
-    epsilon = float(_given(node).get("epsilon", 1e-12))
+    epsilon = float(attributes_of(node).get("epsilon", 1e-12))
     _last(writer, node, "LayerNormalization", [total, gamma, *([beta] * bool(beta))], axis=-1, epsilon=epsilon)
 
 
@@ -121,7 +112,7 @@ def _followed(writer: Writer, node: NodeProto, real: str, activation: str, numbe
 
 
 def _convolution(writer: Writer, node: NodeProto) -> None:
-    given, (x, weight, bias, other) = _given(node), _inputs(node, 4)
+    given, (x, weight, bias, other) = attributes_of(node), inputs_of(node, 4)
     activation, numbers = given.pop("activation", b"").decode(), list(given.pop("activation_params", []))
     operands = [x, weight, *([bias] * bool(bias))]
     real = writer.node("Conv", operands, f"{node.output[0]}/real", node.name, **given)
@@ -131,7 +122,7 @@ def _convolution(writer: Writer, node: NodeProto) -> None:
 
 
 def _gemm(writer: Writer, node: NodeProto) -> None:
-    given = _given(node)
+    given = attributes_of(node)
     own = {name: given[name] for name in ("alpha", "beta", "transA", "transB") if name in given}
     names = ("activation_alpha", "activation_beta")
     real = writer.node("Gemm", list(node.input), f"{node.output[0]}/real", node.name, **own)

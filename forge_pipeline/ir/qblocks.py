@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.held import array_of
-from forge_pipeline.ir.qdq import Array, Unusual, Writer
+from forge_pipeline.ir.qdq import Array, Unusual, Writer, attributes_of, inputs_of
 
 BLOCKS = 21
 """The operator set from which on DequantizeLinear knows blocks."""
@@ -23,8 +23,8 @@ BYTE = 8
 
 def product(writer: Writer, node: NodeProto) -> None:
     """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights."""
-    a, b, scales, zeros, order, bias = (*node.input, "", "", "", "")[:6]
-    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    a, b, scales, zeros, order, bias = inputs_of(node, 6)
+    given = attributes_of(node)
     columns, depth, size, bits = (int(given.get(name, 4)) for name in ("N", "K", "block_size", "bits"))
     if order:
         raise Unusual("rows in another order (g_idx)")
@@ -57,11 +57,7 @@ def product(writer: Writer, node: NodeProto) -> None:
     writer.needs = max(writer.needs, BLOCKS)
     weight = writer.node("DequantizeLinear", names, f"{result}/weight", axis=1, block_size=size)
     right = writer.node("Transpose", [weight], f"{result}/columns", perm=[1, 0])
-    if not bias:
-        writer.nodes.append(helper.make_node("MatMul", [a, right], [result], name=node.name))
-        return
-    summed = writer.node("MatMul", [a, right], f"{result}/product", node.name)
-    writer.nodes.append(helper.make_node("Add", [summed, bias], [result], name=f"{result}/biased"))
+    writer.matmul(node, a, right, bias)
 
 
 def gathered(writer: Writer, node: NodeProto) -> None:
@@ -69,8 +65,8 @@ def gathered(writer: Writer, node: NodeProto) -> None:
 
     Rows and scales are gathered as they are stored, so that the table stays bytes; four bits become eight.
     """
-    data, indices, scales, zeros = (*node.input, "")[:4]
-    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    data, indices, scales, zeros = inputs_of(node, 4)
+    given = attributes_of(node)
     size, bits = int(given.get("block_size", 128)), int(given.get("bits", 4))
     kind, rank = writer.types.get(data), writer.shapes.get(indices)
     if rank is None or len(writer.shapes.get(data, ())) != 2:

@@ -35,6 +35,11 @@ def given(node: NodeProto, place: int) -> str:
     return str(node.input[place]) if place < len(node.input) else ""
 
 
+def inputs_of(node: NodeProto, count: int) -> list[str]:
+    """Return the names of ``count`` inputs, empty where they are absent."""
+    return [given(node, place) for place in range(count)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """How a value of the graph is to be read: the names of its scale and of its zero point."""
@@ -121,6 +126,15 @@ class Writer:
         result = self.named(base)
         self.nodes.append(helper.make_node(operator, inputs, [result], name=name or result, **attributes))
         return result
+
+    def matmul(self, node: NodeProto, left: str, right: str, bias: str) -> None:
+        """Add a product of floats, and its bias if it has a name, that give the first result of ``node``."""
+        result = node.output[0]
+        if not bias:
+            self.nodes.append(helper.make_node("MatMul", [left, right], [result], name=node.name))
+            return
+        product = self.node("MatMul", [left, right], f"{result}/product", node.name)
+        self.nodes.append(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))
 
     def scale(self, name: str) -> str:
         """Return a scale as a float32, without axes if it is one number."""

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.held import array_of
-from forge_pipeline.ir.qdq import Unusual, Writer
+from forge_pipeline.ir.qdq import Unusual, Writer, inputs_of
 
 INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 """Operators on integers with int32 results, and the same on floats."""
@@ -116,27 +116,22 @@ def _goes_with(scale: tuple[int, ...], weight: tuple[int, ...], operator: str) -
 
 def quantized_product(writer: Writer, node: NodeProto) -> None:
     """Write out DynamicQuantizeMatMul (A, B, b_scale, b_zero_point, bias)."""
-    a, b, scale, zero, bias = (*node.input, "", "")[:5]
-    result = node.output[0]
-    names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
-    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [a], names, name=f"{result}/measured"))
-    left = writer.node("DequantizeLinear", names, f"{result}/left")
-    _product(writer, node, left, writer.real((b, scale, zero), axis=-1), bias)
+    a, b, scale, zero, bias = inputs_of(node, 5)
+    left = _measured(writer, a, node.output[0])
+    writer.matmul(node, left, writer.real((b, scale, zero), axis=-1), bias)
 
 
 def product_to_float(writer: Writer, node: NodeProto) -> None:
     """Write out MatMulIntegerToFloat (A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)."""
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = (*node.input, "", "", "")[:7]
-    _product(writer, node, writer.real((a, a_scale, a_zero)), writer.real((b, b_scale, b_zero), axis=-1), bias)
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs_of(node, 7)
+    writer.matmul(node, writer.real((a, a_scale, a_zero)), writer.real((b, b_scale, b_zero), axis=-1), bias)
 
 
-def _product(writer: Writer, node: NodeProto, left: str, right: str, bias: str) -> None:
-    result = node.output[0]
-    if not bias:
-        writer.nodes.append(helper.make_node("MatMul", [left, right], [result], name=node.name))
-        return
-    product = writer.node("MatMul", [left, right], f"{result}/product", node.name)
-    writer.nodes.append(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))
+def _measured(writer: Writer, x: str, result: str) -> str:
+    """Return floats as the floats that their bytes stand for, whose scale is measured."""
+    names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
+    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
+    return writer.node("DequantizeLinear", names, f"{result}/inputs")
 
 
 def recurrent(writer: Writer, node: NodeProto) -> None:
@@ -144,14 +139,12 @@ def recurrent(writer: Writer, node: NodeProto) -> None:
 
     The state stays in float, where ONNX Runtime rounds it to bytes at every step: the more exact of the two.
     """
-    others = [*node.input, *[""] * (12 - len(node.input))]
+    others = inputs_of(node, 12)
     x, w, r = others[:3]
     if not any(node.output):
         raise Unusual("no results")
     result, given = next(name for name in node.output if name), others[3:8]
-    names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
-    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
-    operands = [writer.node("DequantizeLinear", names, f"{result}/inputs")]
+    operands = [_measured(writer, x, result)]
     for weight, (scale, zero) in ((w, others[8:10]), (r, others[10:12])):
         operands.append(_of_directions(writer, weight, scale, zero))
     while given and not given[-1]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto, helper
 
-from forge_pipeline.ir.qdq import Operand, Stored, Unusual, Writer
+from forge_pipeline.ir.qdq import Operand, Stored, Unusual, Writer, attributes_of
 
 TO_FIRST, TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 RANK = 4
@@ -79,7 +79,7 @@ def elementwise(
 
 def max_pool(writer: Writer, node: NodeProto) -> None:
     """Write out NhwcMaxPool, whose integers are those of its image."""
-    windows = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    windows = attributes_of(node)
     if len(windows.get("kernel_shape", ())) != RANK - 2:
         raise Unusual("channels last over other than two axes")
     affine = writer.stored.get(node.input[0])

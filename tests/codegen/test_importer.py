@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,10 @@ def test_casts_in_a_row_are_one_small_expression() -> None:
     factor = numpy_helper.from_array(np.float32(1.25), "factor")
     graph = helper.make_graph(nodes, "casts", ends[:1], ends[1:], [factor])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    body = str(import_model(prepare(model))["main"].script())
+    values = re.findall(r"^\s+(\w+): R.Tensor.* = ", body, re.MULTILINE)
+    assert len(values) == 48, "six for two casts and a product"
+    assert all(len(re.findall(rf"\b{value}\b", body)) == 2 for value in values[:-1]), "each is used once"
     x = np.linspace(-300, 300, 512, dtype=np.float32)
     (found,) = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)(x)
     for _ in range(8):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.once import once
 
 ROOT = Path(__file__).parent.parent.parent
 Forge = Callable[..., subprocess.CompletedProcess[str]]
@@ -87,23 +88,20 @@ class Build:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Return a build that was made once for all workers, for tests of what comes after a first run."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base  # what the workers of pytest-xdist have in common
-    folder = shared / "finished-build"
-    with (shared / "finished-build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "seconds").exists():
-            folder.mkdir(exist_ok=True)
-            model, data = write_model(folder / "tiny.onnx"), write_data(folder / "samples.npz")
-            command = [sys.executable, "-m", "forge_pipeline", "run", f"model.path={model}", f"data.path={data}"]
-            environment = {**os.environ, "FORGE_STORE": str(folder / "store"), "PYTHONPATH": str(ROOT)}
-            start = time.monotonic()
-            done = subprocess.run(
-                [*command, "quantize=static", f"out={folder / 'out'}"],
-                cwd=folder, env=environment, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            (folder / "seconds").write_text(str(time.monotonic() - start))
+
+    def make(folder: Path) -> None:
+        model, data = write_model(folder / "tiny.onnx"), write_data(folder / "samples.npz")
+        command = [sys.executable, "-m", "forge_pipeline", "run", f"model.path={model}", f"data.path={data}"]
+        environment = {**os.environ, "FORGE_STORE": str(folder / "store"), "PYTHONPATH": str(ROOT)}
+        start = time.monotonic()
+        done = subprocess.run(
+            [*command, "quantize=static", f"out={folder / 'out'}"],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (folder / "seconds").write_text(str(time.monotonic() - start))
+
+    folder = once(tmp_path_factory, "finished-build", make)
     return Build(out=folder / "out", store=folder / "store", seconds=float((folder / "seconds").read_text()))
 
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import yaml
-from onnx import numpy_helper, parser
+
+from tests.classifier import classifier
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDED = ("conf", "stages", "forge_pipeline", "hydra_plugins", "examples", "dvc.yaml", "pyproject.toml", "README.md")
@@ -54,19 +54,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "first-repro.txt").write_text(shell(folder, "dvc", "repro"))
     yield folder
     shutil.rmtree(folder)
-
-
-def classifier() -> onnx.ModelProto:
-    """Return what takes and gives the same as the bundled model and is compiled in a tenth of the time."""
-    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
-        small (float[batch, 1, 8, 8] image) => (float[batch, 10] logits)
-        { h = Conv<pads=[1, 1, 1, 1]>(image, c)  r = Relu(h)  p = GlobalAveragePool(r)  f = Flatten(p)
-          logits = MatMul(f, d) }""")
-    random = np.random.default_rng(0)
-    for name, shape in {"c": (16, 1, 3, 3), "d": (16, 10)}.items():
-        weight = random.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
 
 
 def shell(folder: Path, *command: str) -> str:

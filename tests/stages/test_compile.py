@@ -8,10 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from onnx import numpy_helper, parser
 
 from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json
@@ -22,6 +20,7 @@ from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages.compile import Config, run
 from forge_pipeline.stages.contract import Result
 from forge_pipeline.target import Target
+from tests.classifier import classifier
 
 KEY = "0f" * 32
 
@@ -34,15 +33,7 @@ def config(tag: str = "host", **changes: Any) -> Config:
 @pytest.fixture(scope="module")
 def model() -> ONNXModule:
     """Return a small classifier for any batch, with the bundled model's interface."""
-    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
-        small (float[batch, 1, 8, 8] image) => (float[batch, 10] logits)
-        { h = Conv<pads=[1, 1, 1, 1]>(image, c)  r = Relu(h)  p = GlobalAveragePool(r)  f = Flatten(p)
-          logits = MatMul(f, d) }""")
-    random = np.random.default_rng(0)
-    for name, shape in {"c": (16, 1, 3, 3), "d": (16, 10)}.items():
-        weight = random.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return ONNXModule(model)
+    return ONNXModule(classifier())
 
 
 @pytest.fixture(scope="module")
