@@ -36,11 +36,11 @@ from forge_pipeline.data.fitting import InputSpec, input_specs
 from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.probes import Probe
+from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.probes import Probe
-from forge_pipeline.quantization.ranges import Ranges
-from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.stages import fold, load, quantize
 
 ROOT = Path(__file__).parent.parent

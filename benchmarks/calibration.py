@@ -28,8 +28,8 @@ from benchmarks.models import MODELS
 from forge_pipeline.data import Feed
 from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.calibration import calibrate
-from forge_pipeline.quantization.methods import METHODS, Options
+from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.range_methods import METHODS, Options
 from forge_pipeline.quantization.network import Network, prepared
 from forge_pipeline.quantization.plan import make_plan
 

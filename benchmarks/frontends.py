@@ -79,7 +79,7 @@ def _torch_modules() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 def _torch_rows() -> Iterator[Row]:
     import torch
 
-    from forge_pipeline.codegen.exported import import_program
+    from forge_pipeline.codegen.onnx_import.torch_export import import_program
     from forge_pipeline.frontends.torch import trials
 
     for name, (module, inputs) in _torch_modules().items():

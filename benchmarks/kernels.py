@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from forge_pipeline.codegen import registers
-from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import direct, moves, winograd
-from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.float32 import direct, winograd
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.tiled import PASS_CONFIG
+from forge_pipeline.codegen.tir import local_buffers, primitives
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 
 RESNET50 = (
@@ -49,7 +49,7 @@ def build(target: Target, sch: Any) -> Any:
     import tvm
 
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        return registers.build(sch.mod, target)["main"]
+        return local_buffers.build(sch.mod, target)["main"]
 
 
 def peak(target: Target) -> tuple[Run, float]:
@@ -71,8 +71,8 @@ def peak(target: Target) -> tuple[Run, float]:
     sch.vectorize(lane)
     sch.unroll(round_in)
     sch.unroll(chain)
-    moves.vectorize_and_unroll(sch, copy, below=0, lanes=lanes)
-    moves.vectorize_and_unroll(sch, sch.decompose_reduction(block, along), below=0, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, copy, below=0, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(block, along), below=0, lanes=lanes)
     kernel = build(target, sch)
     arrays = [tvm.runtime.tensor(np.zeros(shape, np.float32)) for shape in ((lanes,), (CHAINS, lanes))]
     return (lambda: kernel(*arrays)), 2.0 * CHAINS * lanes * ROUNDS

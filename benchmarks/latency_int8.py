@@ -98,7 +98,7 @@ def quantize(model: Any, feeds: Sequence[Any]) -> onnx.ModelProto:
     """Return the model quantized by minimum and maximum."""
     from benchmarks.accuracy import _conf
     from forge_pipeline.config import bind
-    from forge_pipeline.quantization.calibration import calibrate
+    from forge_pipeline.quantization.calibration.observe import calibrate
     from forge_pipeline.stages import quantize as stage
 
     ranges = calibrate(model, feeds, total=len(feeds), histogram_values=1024, probe_bytes=0)

@@ -100,10 +100,10 @@ def planned(model: onnx.ModelProto, tag: str) -> int:
     import tvm
 
     from forge_pipeline.codegen.build import planned as with_memory
-    from forge_pipeline.codegen.importer import import_model, prepare
-    from forge_pipeline.codegen.lowering import pick_generator
-    from forge_pipeline.codegen.memory import allocated
-    from forge_pipeline.codegen.weights import separate
+    from forge_pipeline.codegen.generators import pick_generator
+    from forge_pipeline.codegen.memory.planner import allocated
+    from forge_pipeline.codegen.memory.weight_section import separate
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.target import Target
 
     target = replace(Target.from_tag(tag), cores=2)

@@ -29,9 +29,9 @@ from benchmarks.models import MODELS
 from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.passes.execution import Interpreter
-from forge_pipeline.passes.reference import generated
 from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.verification.interpreter import Interpreter
+from forge_pipeline.passes.verification.reference import generated
 from forge_pipeline.stages.fold import Config, run
 
 SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=1, seed=0, dims={})

@@ -85,11 +85,11 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
     import tvm
     from tvm import relax, tirx
 
-    from forge_pipeline.codegen import registers
-    from forge_pipeline.codegen.functions import install
-    from forge_pipeline.codegen.importer import import_model, prepare
-    from forge_pipeline.codegen.lowering import pick_generator
-    from forge_pipeline.codegen.preparation import PREPARES
+    from forge_pipeline.codegen.generators import pick_generator
+    from forge_pipeline.codegen.memory.prepack import PREPARES
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
+    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.vector_math import install
 
     install()
     lowered = pick_generator(OPTIONS, target)(import_model(prepare(model)), target, OPTIONS)
@@ -113,7 +113,7 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
         if isinstance(function, tirx.PrimFunc) and variable.name_hint in calls
     }
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
-        built = registers.build(tvm.IRModule(functions), target)
+        built = local_buffers.build(tvm.IRModule(functions), target)
     return Kernels(assembly=str(built.inspect_source("asm")), calls=calls, from_memory=from_memory)
 
 

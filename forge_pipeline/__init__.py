@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge_pipeline.api.load import from_keras as from_keras
+    from forge_pipeline.api.load import from_onnx as from_onnx
+    from forge_pipeline.api.load import from_tensorflow as from_tensorflow
+    from forge_pipeline.api.load import from_tflite as from_tflite
+    from forge_pipeline.api.load import from_torch as from_torch
+    from forge_pipeline.api.load import load as load
+    from forge_pipeline.api.onnx_module import ONNXModule as ONNXModule
+    from forge_pipeline.api.relax_module import RelaxModule as RelaxModule
     from forge_pipeline.errors import ForgeError as ForgeError
     from forge_pipeline.frontends.contract import Declared as Declared
-    from forge_pipeline.loading import from_keras as from_keras
-    from forge_pipeline.loading import from_onnx as from_onnx
-    from forge_pipeline.loading import from_tensorflow as from_tensorflow
-    from forge_pipeline.loading import from_tflite as from_tflite
-    from forge_pipeline.loading import from_torch as from_torch
-    from forge_pipeline.loading import load as load
-    from forge_pipeline.modules.onnx_module import ONNXModule as ONNXModule
-    from forge_pipeline.modules.relax_module import RelaxModule as RelaxModule
     from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags

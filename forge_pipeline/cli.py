@@ -47,7 +47,7 @@ def run(arguments: tuple[str, ...]) -> None:
         click.echo(RUN_HELP)
         return
     from forge_pipeline.pipeline.build import build
-    from forge_pipeline.pipeline.compose import launch
+    from forge_pipeline.pipeline.hydra_app import launch
 
     launch(arguments, build)
 
@@ -94,7 +94,7 @@ def store(context: click.Context, path: Path | None) -> None:
 @click.pass_obj
 def store_ls(path: Path | None) -> None:
     """List the kept actions, the most recently used first."""
-    from forge_pipeline.pipeline.upkeep import listing
+    from forge_pipeline.pipeline.store_commands import listing
 
     click.echo(listing(path))
 
@@ -103,7 +103,7 @@ def store_ls(path: Path | None) -> None:
 @click.pass_obj
 def store_verify(path: Path | None) -> None:
     """Read everything through; exit 1 where something is damaged (it is moved aside, and built again when needed)."""
-    from forge_pipeline.pipeline.upkeep import verified
+    from forge_pipeline.pipeline.store_commands import verified
 
     click.echo(verified(path))
 
@@ -114,7 +114,7 @@ def store_verify(path: Path | None) -> None:
 @click.pass_obj
 def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) -> None:
     """Remove what was not used lately, and objects that nothing refers to."""
-    from forge_pipeline.pipeline.upkeep import collected
+    from forge_pipeline.pipeline.store_commands import collected
 
     click.echo(collected(path, keep_mb=keep_mb, keep_days=keep_days))
 
@@ -125,7 +125,7 @@ def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) ->
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph into this file.")
 def inspect(model: Path, as_json: bool, svg: Path | None) -> None:
     """Describe MODEL without running anything in it."""
-    from forge_pipeline.pipeline.looking import inspected
+    from forge_pipeline.pipeline.model_commands import inspected
 
     click.echo(inspected(model, as_json=as_json, svg=svg))
 
@@ -145,7 +145,7 @@ CONFIG = click.option(
 @click.argument("group", required=False)
 def passes_list(group: str | None, config: Path | None) -> None:
     """List all passes, or those of GROUP."""
-    from forge_pipeline.pipeline.looking import listed
+    from forge_pipeline.pipeline.model_commands import listed
 
     click.echo(listed(group, config=config))
 
@@ -161,7 +161,7 @@ def passes_apply(
     model: Path, names: tuple[str, ...], config: Path | None, output: Path, checkpoints: bool, resume: bool
 ) -> None:
     """Apply PASSes (or the configuration's list) to MODEL, each verified as the configuration says."""
-    from forge_pipeline.pipeline.looking import applied
+    from forge_pipeline.pipeline.model_commands import applied
 
     click.echo(applied(model, output, names, config=config, checkpoints=checkpoints, resume=resume))
 
@@ -172,7 +172,7 @@ def passes_apply(
 @click.argument("names", nargs=-1, metavar="[PASS]...")
 def passes_bisect(model: Path, names: tuple[str, ...], config: Path | None) -> None:
     """Find the first application of a pass that changes what MODEL computes."""
-    from forge_pipeline.pipeline.looking import bisected
+    from forge_pipeline.pipeline.model_commands import bisected
 
     click.echo(bisected(model, names, config=config))
 

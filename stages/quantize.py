@@ -1,6 +1,6 @@
 """`python -m stages.quantize`: run the quantize stage in the current folder, once per distinct target need."""
 
-from forge_pipeline.pipeline.scripts import quantize
+from forge_pipeline.pipeline.dvc_scripts import quantize
 
 if __name__ == "__main__":
     quantize()

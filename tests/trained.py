@@ -14,7 +14,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.stages import quantize
 
 MODELS = Path(__file__).parents[2] / "shared" / "models"

@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen import registers
-from forge_pipeline.codegen.amx import needed
+from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
-from forge_pipeline.codegen.functions import install
-from forge_pipeline.codegen.halves import storage, widened
-from forge_pipeline.codegen.importer import Progress, first_line, import_model, interface, prepare
+from forge_pipeline.codegen.generator import Lowered
+from forge_pipeline.codegen.generators import pick_generator
 from forge_pipeline.codegen.link import link
-from forge_pipeline.codegen.lowering import Lowered, pick_generator
-from forge_pipeline.codegen.memory import plan_memory
+from forge_pipeline.codegen.memory.planner import plan_memory
+from forge_pipeline.codegen.memory.weight_section import Halves, Separated, separate
+from forge_pipeline.codegen.onnx_import.float16 import storage, widened
+from forge_pipeline.codegen.onnx_import.importer import Progress, first_line, import_model, interface, prepare
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.shapes import in_order
-from forge_pipeline.codegen.weights import Halves, Separated, separate
+from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir.deterministic_order import in_order
+from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
@@ -83,7 +84,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
     from tvm.relax.backend.cuda import pipeline as cuda
 
     install()
-    registers.install()
+    local_buffers.install()
     backend = cuda if target.kind == "cuda" else cpu_generic.pipeline
     refusals = compile_kernels_with_nvcc(target) if target.kind == "cuda" else []
     machine = target.tvm()
@@ -91,7 +92,7 @@ def _compile(module: tvm.IRModule, lowered: Lowered, target: Target, options: Op
         module = planned(module, target)
         module = in_order(tvm.transform.Sequential(backend.finalize_passes(machine))(module))
         try:
-            return tvm.relax.build(module, machine, relax_pipeline=None, tir_pipeline=registers.PIPELINE)
+            return tvm.relax.build(module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE)
         except RuntimeError as error:
             if refusals:
                 raise refusals[0] from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen.preparation import PREPARES
+from forge_pipeline.codegen.memory.prepack import PREPARES
 
 if TYPE_CHECKING:
     import tvm

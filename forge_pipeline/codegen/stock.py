@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.lowering import Fallback, Lowered
+from forge_pipeline.codegen.generator import Fallback, Lowered
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 

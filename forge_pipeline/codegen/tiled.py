@@ -6,19 +6,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen import stock
-from forge_pipeline.codegen.extents import name_extents
+from forge_pipeline.codegen.families import ANCHORS
+from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.fusing import OPAQUE, PATTERN, store_bytes
-from forge_pipeline.codegen.integer_report import float_kernels, is_quantized
-from forge_pipeline.codegen.layout import lay_out
-from forge_pipeline.codegen.lowering import Fallback, Lowered
-from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.generator import Fallback, Lowered
+from forge_pipeline.codegen.int8.ops import attention_kernel
+from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
+from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
+from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN, store_bytes
+from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
+from forge_pipeline.codegen.layout.symbolic_extents import name_extents
+from forge_pipeline.codegen.layout_pass import lay_out
+from forge_pipeline.codegen.memory.prepack import PREPARES
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.preparation import PREPARES
-from forge_pipeline.codegen.schedules import ANCHORS, integer_bands, joining, moves, stored_weight, winograd_weight
-from forge_pipeline.codegen.scheduling import schedule_kernels
-from forge_pipeline.codegen.signed import without_signs
-from forge_pipeline.codegen.single import ENTRY, batch_of_one, join
+from forge_pipeline.codegen.schedule_kernels import schedule_kernels
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.errors import CompileError, ConfigError
 from forge_pipeline.target import Target
 
@@ -32,9 +35,9 @@ other products (Winograd); exp, tanh and the like are approximated. Below the se
 FUSABLE_OUTPUT = 4
 """TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
 
-CLOSED = (integer_bands.SOFTMAX, integer_bands.SUMS)
+CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS)
 """Families whose kernels nothing is fused with."""
-PREPARED = (winograd_weight.NAME, stored_weight.NAME)
+PREPARED = (winograd_weight.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""
 
 BROADCAST = tuple(
@@ -160,13 +163,13 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
             sch = s_tir.Schedule(function)
-            families = {moves.family_of(sch, block) for block in moves.blocks(sch)}
+            families = {primitives.family_of(sch, block) for block in primitives.blocks(sch)}
             if not families.isdisjoint(PREPARED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE).with_attr(PREPARES, True)
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE)
-            elif families == {joining.NAME}:
-                module[variable] = function.with_attr(joining.JOINS, True)
+            elif families == {concat.NAME}:
+                module[variable] = function.with_attr(concat.JOINS, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
                 anchors.add(variable.name_hint)

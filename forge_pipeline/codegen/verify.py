@@ -109,7 +109,7 @@ def _error(name: str, want: np.ndarray, have: np.ndarray, limit: float, limit_na
 
 
 def _reference(model: onnx.ModelProto) -> Any:
-    from forge_pipeline.ir.session import open_session
+    from forge_pipeline.ir.reference.session import open_session
 
     return open_session(
         model,

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from forge_pipeline.data.sources import Row
+    pass
+
+
+Row = Mapping[str, "NDArray[Any]"]
+
 
 UNNAMED, LABELS = "x", "y"
 

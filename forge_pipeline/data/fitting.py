@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge_pipeline.data.arrays import Row
 from forge_pipeline.data.preparation import Image, Preparation
-from forge_pipeline.data.sources import Row, Source
+from forge_pipeline.data.sources import Source
 from forge_pipeline.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_pipeline.data.arrays import LABELS, UNNAMED, NpyFile, NpzFile
+from forge_pipeline.data.arrays import LABELS, UNNAMED, NpyFile, NpzFile, Row
 from forge_pipeline.digest import digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Row = Mapping[str, "NDArray[Any]"]
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 

@@ -40,7 +40,7 @@ def feeds_for(module: ONNXModule, data: Dataset | None, preparation: Preparation
 
 def _made_up(module: ONNXModule) -> list[Feed]:
     """Return ordinary random inputs, with sizes for symbolic dimensions that the model runs with. Raises DataError."""
-    from forge_pipeline.passes.samples import bindings, sample
+    from forge_pipeline.passes.verification.samples import bindings, sample
 
     constants = {tensor.name for tensor in module.light.graph.initializer}
     inputs = [value for value in module.light.graph.input if value.name not in constants]

@@ -24,7 +24,7 @@ class Interpreter:
     def __init__(self, module: ONNXModule, *, where: str, taps: Sequence[str] = ()) -> None:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-        from forge_pipeline.ir.session import open_session
+        from forge_pipeline.ir.reference.session import open_session
 
         self._where = where
         self.outputs: tuple[str, ...] = tuple(module.output_names)

@@ -10,9 +10,9 @@ from forge_pipeline.frontends.source import Source
 from forge_pipeline.frontends.table import import_model
 from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import canonical
-from forge_pipeline.ir.describe import describe
+from forge_pipeline.ir.display.describe import describe
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
-from forge_pipeline.ir.standard import in_standard, kept
+from forge_pipeline.ir.qdq.to_standard import in_standard, kept
 
 
 def inspect(source: Source) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import keras_config
 from forge_pipeline.frontends.agreement import sample
 from forge_pipeline.frontends.contract import Converted, Declared
+from forge_pipeline.frontends.file_kinds import kind_of
 from forge_pipeline.frontends.interface import name_open_sizes, rename
-from forge_pipeline.frontends.kinds import kind_of
 from forge_pipeline.frontends.torch import program_to_onnx
 
 if TYPE_CHECKING:

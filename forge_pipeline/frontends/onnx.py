@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.files import OpenModel, open_model
+from forge_pipeline.ir.external_data.reader import OpenModel, open_model
 
 
 def read(path: Path) -> OpenModel:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forge_pipeline.digest import CHUNK, digest_file, digest_json
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir import external, wire
+from forge_pipeline.ir.external_data import protobuf_wire, rules
 
 _MARK = b"location"  # the key of every reference to another file: without it, there is no reference to look for
 
@@ -48,13 +48,13 @@ class Source:
             return own
         try:
             with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                locations = wire.external_locations(data)
-        except wire.WireError:  # not an ONNX model, or a damaged one: its own bytes are all there is
+                locations = protobuf_wire.external_locations(data)
+        except protobuf_wire.WireError:  # not an ONNX model, or a damaged one: its own bytes are all there is
             return own
         if not locations:
             return own
         folder = self.path.parent
-        return digest_json({"file": own, "external": {name: external.digest(folder, name) for name in locations}})
+        return digest_json({"file": own, "external": {name: rules.digest(folder, name) for name in locations}})
 
     def _tree(self) -> dict[str, str]:
         digests = {}

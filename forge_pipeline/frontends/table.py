@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.contract import Declared, Limits
-from forge_pipeline.frontends.kinds import KINDS, kind_of
+from forge_pipeline.frontends.file_kinds import KINDS, kind_of
 from forge_pipeline.frontends.source import Source
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from onnx import ModelProto
 
-    from forge_pipeline.ir.tensors import ExternalData
+    from forge_pipeline.ir.external_data.content import ExternalData
 
 LIMITS: Final = Limits(memory=16 << 30, seconds=1800)  # conf/load/default.yaml has the same
 
@@ -52,7 +52,7 @@ FRONTENDS: dict[str, Frontend] = {
         packages={"tensorflow": "tensorflow", "tf2onnx": "tf2onnx"},
         extra="tensorflow",
     ),
-    "tflite": Frontend(module="forge_pipeline.frontends.tflite", packages={"tflite": "tflite"}, extra="tflite"),
+    "tflite": Frontend(module="forge_pipeline.frontends.tflite.convert", packages={"tflite": "tflite"}, extra="tflite"),
 }  # kind of file -> what reads it
 
 
@@ -111,7 +111,7 @@ def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: L
         opened = onnx.read(source.path)
         return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.holds)
     from forge_pipeline.frontends import onnx
-    from forge_pipeline.frontends.apart import import_apart
+    from forge_pipeline.frontends.import_process import import_apart
 
     answer = import_apart(row.module, source.path, inputs, limits)
     opened = onnx.read(answer.model)

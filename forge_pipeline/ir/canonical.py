@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, TensorProto
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.canonical_writer import GRAPH_NAME, Weight, Writer, plain_domain
+from forge_pipeline.ir.external_data.content import ExternalData
 from forge_pipeline.ir.functions import inlined
-from forge_pipeline.ir.tensors import ExternalData
-from forge_pipeline.ir.writer import GRAPH_NAME, Weight, Writer, plain_domain
 
 IR_VERSION = 10  # read by every tool of the pipeline
 _NEWER_TYPES = {

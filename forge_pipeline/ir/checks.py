@@ -14,9 +14,9 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
-from forge_pipeline.ir.inference import checked_and_inferred
-from forge_pipeline.ir.order import every_graph, every_node
+from forge_pipeline.ir.shape_inference import checked_and_inferred
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
+from forge_pipeline.ir.traversal import every_graph, every_node
 
 MAX_RANK = 64  # numpy's own limit
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes

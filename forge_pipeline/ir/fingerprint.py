@@ -14,9 +14,9 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from forge_pipeline.content import Buffer
 from forge_pipeline.ir.canonical import Canonical, canonical
-from forge_pipeline.ir.tensors import ExternalData
-from forge_pipeline.ir.wire import tag
-from forge_pipeline.ir.writer import Weight
+from forge_pipeline.ir.canonical_writer import Weight
+from forge_pipeline.ir.external_data.content import ExternalData
+from forge_pipeline.ir.external_data.protobuf_wire import tag
 
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5

@@ -8,7 +8,7 @@ import onnx.inliner
 from onnx import FunctionProto, ModelProto
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.order import nodes_below
+from forge_pipeline.ir.traversal import nodes_below
 
 MAX_NODES = 1_000_000  # after inlining: functions that call functions grow a small file without bound
 

@@ -14,7 +14,7 @@ from typing import Any
 from onnx import GraphProto, NodeProto, helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.order import captured, needs, nodes_below, post_order, subgraphs
+from forge_pipeline.ir.traversal import captured, needs, nodes_below, post_order, subgraphs
 
 
 class Node:

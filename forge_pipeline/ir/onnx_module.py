@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.external_data.writer import INLINE_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
     from forge_pipeline.ir.canonical import Canonical
-    from forge_pipeline.ir.files import OpenModel
+    from forge_pipeline.ir.external_data.reader import OpenModel
     from forge_pipeline.ir.graph import Graph
 
 Shape = tuple[int | str, ...]
 
-INLINE_BYTES = 1 << 30
-"""Weights up to this are worked with in memory and lie inside the model's own file; more stay in files of their own."""
 
 MAX_SHOWN_BYTES = 1 << 40  # a model may be looked at that is too large to build
 
@@ -51,7 +50,7 @@ class ONNXModule:
         Shapes, operators and the fingerprint need no more than that. ``own`` are data files that this project wrote,
         by the name that the model has for them. Raises ModelError where it is damaged.
         """
-        from forge_pipeline.ir.files import open_model
+        from forge_pipeline.ir.external_data.reader import open_model
 
         try:
             opened = open_model(Path(path), own)
@@ -73,7 +72,7 @@ class ONNXModule:
         It has all its weights inside: of a model of any size, they come into memory. See ``light``.
         """
         if self._file is not None:
-            from forge_pipeline.ir.files import with_weights
+            from forge_pipeline.ir.external_data.reader import with_weights
 
             self._model, self._file = with_weights(self._file), None
         return self._model
@@ -86,7 +85,7 @@ class ONNXModule:
         """
         if self._file is None or self._file.outside <= self._inline_bytes:
             return self.mod
-        from forge_pipeline.ir.files import with_references
+        from forge_pipeline.ir.external_data.reader import with_references
 
         self._file = with_references(self._file)
         return self._file.model
@@ -132,7 +131,7 @@ class ONNXModule:
         Same content, same bytes, the name of the data file aside. Both are complete before either takes its place.
         Raises ModelError for a place that cannot be written.
         """
-        from forge_pipeline.ir.storage import save
+        from forge_pipeline.ir.external_data.writer import save
 
         save(self, Path(path), inline_bytes)
 
@@ -184,7 +183,7 @@ class ONNXModule:
     @property
     def operators(self) -> dict[str, int]:
         """How often each operator occurs, subgraphs included; ``domain.Name`` outside ONNX's own domain."""
-        from forge_pipeline.ir.order import every_node
+        from forge_pipeline.ir.traversal import every_node
 
         counts: dict[str, int] = {}
         for node in every_node(self._model):
@@ -257,7 +256,7 @@ class ONNXModule:
     def graphs(self) -> list[Graph]:
         """The main graph, then every subgraph of control flow, outer ones first."""
         from forge_pipeline.ir.graph import Graph
-        from forge_pipeline.ir.order import every_graph
+        from forge_pipeline.ir.traversal import every_graph
 
         return [Graph(graph) for graph in every_graph(self.mod)]
 
@@ -277,20 +276,20 @@ class ONNXModule:
         Raises ModelError for an invalid model.
         """
         from forge_pipeline.ir.checks import check_types
-        from forge_pipeline.ir.describe import describe
+        from forge_pipeline.ir.display.describe import describe
 
         form = self._form
         return describe(form, check_types(form, max_value_bytes=MAX_SHOWN_BYTES))
 
     def _repr_svg_(self) -> str:
         """Show the graph in a notebook."""
-        from forge_pipeline.ir.draw import draw
+        from forge_pipeline.ir.display.svg import draw
 
         return draw(self.describe())
 
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
-        from forge_pipeline.ir.batch import with_batch_size
+        from forge_pipeline.ir.batch_size import with_batch_size
 
         changed = with_batch_size(self, batch_size)
         self._model, self._file = changed._model, changed._file
@@ -302,7 +301,7 @@ class ONNXModule:
         model has several outputs. It is for checking numbers, not for measuring speed. Raises ConfigError
         and ModelError.
         """
-        from forge_pipeline.ir.reference import inference_function
+        from forge_pipeline.ir.reference.interpreter import inference_function
 
         return inference_function(self.light, self.input_names, target)
 
@@ -311,9 +310,9 @@ def _outside(model: onnx.ModelProto, folder: Path | None) -> OpenModel | None:
     """Return a model that refers to open files, or to files in ``folder``, with what reads them; else None."""
     if folder is None and not any(tensor.data_location for tensor in model.graph.initializer):
         return None
-    from forge_pipeline.ir.files import OpenModel
-    from forge_pipeline.ir.held import holds
-    from forge_pipeline.ir.references import ExternalFiles
+    from forge_pipeline.ir.external_data.mapped import holds
+    from forge_pipeline.ir.external_data.reader import OpenModel
+    from forge_pipeline.ir.external_data.resolve import ExternalFiles
 
     held = holds(model)
     if folder is None and not held:

@@ -10,14 +10,14 @@ from forge_pipeline.passes.contract import (
     Metric,
     NoOptions,
     Pass,
-    PassError,
     PassRow,
     Tolerance,
     Transformation,
     Unverified,
     verified,
 )
-from forge_pipeline.passes.sequence import Applied, Outcome, Repeat, Step, apply, plan
+from forge_pipeline.passes.errors import PassError
+from forge_pipeline.passes.pipeline import Applied, Outcome, Repeat, Step, apply, plan
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import PASSES, table
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from forge_pipeline.config import bind
-from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.errors import ConfigError
+from forge_pipeline.passes.errors import PassError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 Kind = Literal["analysis", "annotation", "transformation", "rewrite", "compose"]
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 MAX_ROUNDS = 64  # of passes that are repeated: every pass below shrinks something, so this is never reached
-
-
-class PassError(ModelError):
-    """A pass met a graph that breaks its contract: a precondition, or a postcondition of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

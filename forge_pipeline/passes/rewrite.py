@@ -16,8 +16,7 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.passes.contract import Kind, Options, Transformation
-from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.graph_state import Array
+from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.passes.nodes import attribute
 
 COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean"})

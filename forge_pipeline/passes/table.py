@@ -13,7 +13,7 @@ from forge_pipeline.passes.contract import PassRow
 from forge_pipeline.registry import Registry
 
 if TYPE_CHECKING:
-    from forge_pipeline.passes.compare import MetricFunction
+    from forge_pipeline.passes.verification.compare import MetricFunction
 
 ENTRY_POINTS = "forge_pipeline.passes"
 _HERE = "forge_pipeline.passes"

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import onnx
-from onnx import ModelProto, TensorProto, TypeProto, helper
-
-from forge_pipeline.ir.tensors import byte_count
+from onnx import ModelProto, TensorProto, TypeProto
 
 if TYPE_CHECKING:
-    from forge_pipeline.passes.graph_state import GraphState
+    pass
 
 Shape = tuple[int | str | None, ...]
 SMALL = 4096  # bytes: constants up to this size may be shapes, axes or scales, which inference reads
@@ -34,32 +32,6 @@ class Types:
     def set(self, name: str, elem_type: int, shape: Shape | None) -> None:
         """Record what an edit made known."""
         self._known[name] = (elem_type, shape)
-
-
-def infer_types(graph: GraphState) -> Types:
-    """Infer the types of all values of ``graph``; values that inference does not understand are left out."""
-    return Types(inferred(skeleton(graph)))
-
-
-def skeleton(graph: GraphState) -> ModelProto:
-    """Return the model with its larger weights turned into inputs of the same type."""
-    model = ModelProto()
-    model.CopyFrom(graph.header)
-    model.ir_version = max(model.ir_version, 4)  # from here on an initializer need not be an input
-    model.graph.name = graph.name
-    model.graph.node.extend(graph.nodes)
-    constants = graph.constants
-    model.graph.input.extend(value for value in graph.inputs if value.name not in constants)
-    model.graph.output.extend(graph.outputs)
-    for tensor in constants.values():
-        if graph.is_constant(tensor.name) and byte_count(tensor) <= SMALL:
-            model.graph.initializer.append(tensor)
-        else:
-            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    for sparse in graph.sparse:
-        dims = list(sparse.dims)
-        model.graph.input.append(helper.make_tensor_value_info(sparse.values.name, sparse.values.data_type, dims))
-    return model
 
 
 def inferred(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:

@@ -20,7 +20,7 @@ from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.slices import Model, Slice, password_sources, slices
+from forge_pipeline.pipeline.stage_configs import Model, Slice, password_sources, slices
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store

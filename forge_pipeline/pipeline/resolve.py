@@ -17,10 +17,10 @@ import yaml
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.frontends.table import tools_for
-from forge_pipeline.pipeline.compose import compose
 from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import tool_version
-from forge_pipeline.pipeline.slices import Slice, password_sources, slices
+from forge_pipeline.pipeline.stage_configs import Slice, password_sources, slices
 from forge_pipeline.stages import STAGES
 
 RESOLVED = Path("resolved")

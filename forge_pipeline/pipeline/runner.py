@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from forge_pipeline.config import bind
 from forge_pipeline.content import Content
 from forge_pipeline.digest import canonical_json, digest_json
-from forge_pipeline.pipeline.slices import Slice, localized
+from forge_pipeline.pipeline.stage_configs import Slice, localized
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_pipeline.stages.contract import Stage

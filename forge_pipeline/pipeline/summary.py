@@ -10,7 +10,7 @@ from typing import Any
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.workspace import OUT, folder_of
+from forge_pipeline.pipeline.dvc_stage import OUT, folder_of
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render

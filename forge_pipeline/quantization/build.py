@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError, ConfigError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.accuracy.search import Candidate, improved
+from forge_pipeline.quantization.accuracy.sensitivity import within
+from forge_pipeline.quantization.accuracy.trial import Trial
 from forge_pipeline.quantization.dynamic import quantize_dynamic
-from forge_pipeline.quantization.half import to_float16
-from forge_pipeline.quantization.improve import Candidate, improved
+from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.limits import whole
 from forge_pipeline.quantization.network import Network, layer, prepared
 from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
-from forge_pipeline.quantization.sensitivity import within
 from forge_pipeline.quantization.static import Quantized, Scheme, ready
-from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.quantization.weight_only import RECURRENT, compress_weights
 from forge_pipeline.quantization.weights import WeightScheme
 
 if TYPE_CHECKING:
-    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.quantization.calibration.ranges import Ranges
     from forge_pipeline.quantization.settings import Config
 
 FULL, REDUCED = 127, 64

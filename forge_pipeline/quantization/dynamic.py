@@ -38,7 +38,7 @@ def quantize_dynamic(network: Network, plan: Plan, scheme: WeightScheme) -> Mode
 
 def rebuilt(network: Network, constants: Constants) -> ModelProto:
     """Return the network's model with other nodes, the constants these read, and no others."""
-    from forge_pipeline.ir.order import needs
+    from forge_pipeline.ir.traversal import needs
 
     model = ModelProto()
     model.CopyFrom(network.model)

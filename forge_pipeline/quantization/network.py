@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.order import needs
+from forge_pipeline.ir.traversal import needs
 
 OPSET = 13  # the first with an axis on QuantizeLinear, for a scale per channel
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto, TensorProto
 
-from forge_pipeline.ir.session import open_session
+from forge_pipeline.ir.reference.session import open_session
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

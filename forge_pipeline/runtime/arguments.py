@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from forge_pipeline.runtime.interface import Array
+    pass
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
 
 ALIGNMENT = 64
 """Bytes: compiled code may use aligned loads of a whole cache line."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
+from forge_pipeline.runtime.arguments import Array
 from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
 from forge_pipeline.runtime.host import ask_for_tiles
-from forge_pipeline.runtime.interface import Array, Interface, Tensor
+from forge_pipeline.runtime.interface import Interface, Tensor
 from forge_pipeline.runtime.machine import Machine, available_cores
 from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
-from forge_pipeline.runtime.arguments import ALIGNMENT
+from forge_pipeline.runtime.arguments import ALIGNMENT, Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
 )

@@ -19,7 +19,8 @@ from forge_pipeline.runtime.arguments import Slot
 from forge_pipeline.runtime.ffi import import_ffi
 
 if TYPE_CHECKING:
-    from forge_pipeline.runtime.interface import Array, Interface
+    from forge_pipeline.runtime.arguments import Array
+    from forge_pipeline.runtime.interface import Interface
 
 LIBRARY = "libtvm_runtime.so"
 _CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR = 1, 0, 2

@@ -18,7 +18,7 @@ from forge_pipeline.registry import Registry
 if TYPE_CHECKING:
     from forge_pipeline.crypto.envelope import Sealed
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.quantization.calibration.ranges import Ranges
     from forge_pipeline.runtime.bundle import Library
     from forge_pipeline.stages.evaluate import Metrics
 
@@ -60,19 +60,19 @@ def _read_model(files: Files) -> ONNXModule:
 
 
 def _write_model(model: ONNXModule) -> Contents:
-    from forge_pipeline.ir.storage import files
+    from forge_pipeline.ir.external_data.writer import files
 
     return files(model, "model.onnx", DATA)
 
 
 def _read_ranges(files: Files) -> Ranges:
-    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.quantization.calibration.ranges import Ranges
 
     return Ranges.from_bytes(files["ranges.npz"].read_bytes())
 
 
 def _write_ranges(ranges: Ranges) -> Contents:
-    from forge_pipeline.quantization.plot import histograms_svg
+    from forge_pipeline.quantization.calibration.histogram_svg import histograms_svg
 
     return {"ranges.npz": ranges.to_bytes(), "ranges.svg": histograms_svg(ranges)}
 

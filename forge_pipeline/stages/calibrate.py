@@ -41,7 +41,7 @@ def run(
 ) -> Result:
     """Calibrate in one pass; the result depends on the set of samples alone. Raises DataError and ModelError."""
     from forge_pipeline.data.fitting import input_specs
-    from forge_pipeline.quantization.calibration import calibrate
+    from forge_pipeline.quantization.calibration.observe import calibrate
     from forge_pipeline.quantization.limits import whole
 
     if data is None:

@@ -7,8 +7,8 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.amx import needed
-from forge_pipeline.codegen.apart import Job, compile_apart
+from forge_pipeline.codegen.amx_permission import needed
+from forge_pipeline.codegen.compile_process import Job, compile_apart
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.errors import ConfigError

@@ -67,8 +67,8 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.evaluation import comparison, compiled, latency, layers
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.evaluation.interpreter import Interpreter
-    from forge_pipeline.ir.held import same_content
-    from forge_pipeline.ir.storage import size
+    from forge_pipeline.ir.external_data.mapped import same_content
+    from forge_pipeline.ir.external_data.writer import size
 
     if reference.is_held and model.is_held and same_content(reference.light, model.light):
         model = reference  # nothing was quantized: no second one is opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.passes.sequence import apply, plan
+from forge_pipeline.passes.pipeline import apply, plan
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import metrics, table
 from forge_pipeline.stages.contract import Result
@@ -37,8 +37,8 @@ def run(config: Config, model: ONNXModule) -> Result:
         )
 
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.ir.held import spilling
-    from forge_pipeline.passes.verify import Verifier
+    from forge_pipeline.ir.external_data.mapped import spilling
+    from forge_pipeline.passes.verification.verify import Verifier
 
     source = model.light
     with spilling(model.is_held):

@@ -42,10 +42,10 @@ def run(config: Config, source: Source) -> Result:
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
-    from forge_pipeline.ir.bulk import check_bulk
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
-    from forge_pipeline.ir.order import every_node
-    from forge_pipeline.ir.standard import in_standard, kept
+    from forge_pipeline.ir.external_data.limits import check_bulk
+    from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+    from forge_pipeline.ir.traversal import every_node
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)

@@ -12,7 +12,7 @@ from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.quantization.ranges import Ranges
+    from forge_pipeline.quantization.calibration.ranges import Ranges
 
 
 def run(config: Config, model: ONNXModule, ranges: Ranges | None = None) -> Result:

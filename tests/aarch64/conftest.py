@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx
 import pytest
 
-from forge_pipeline.codegen.apart import Job, compile_apart
+from forge_pipeline.codegen.compile_process import Job, compile_apart
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 

@@ -12,9 +12,9 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.passes.sequence import apply, plan
+from forge_pipeline.passes.files import read_recipe
+from forge_pipeline.passes.pipeline import apply, plan
 from forge_pipeline.passes.table import table
-from forge_pipeline.passes.workbench import read_recipe
 from forge_pipeline.target import Target
 from tests.aarch64.machine import EMULATED
 from tests.emulated.machine import ROOT

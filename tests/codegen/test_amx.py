@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.importer import import_model, prepare
 from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target

@@ -41,11 +41,11 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen import registers
-    from forge_pipeline.codegen.machine import Machine
-    from forge_pipeline.codegen.schedules import direct
-    from forge_pipeline.codegen.schedules.geometry import Geometry
+    from forge_pipeline.codegen.float32 import direct
+    from forge_pipeline.codegen.float32.conv_geometry import Geometry
     from forge_pipeline.codegen.tiled import PASS_CONFIG
+    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag(tag)
     machine = Machine.of(target)
@@ -63,7 +63,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     sch = s_tir.Schedule(te.create_prim_func([image, weight, relu]))
     direct.schedule(sch, machine)
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        library = registers.build(sch.mod, target)
+        library = local_buffers.build(sch.mod, target)
     return str(library.inspect_source("asm"))
 
 
@@ -99,7 +99,7 @@ def unsized(machine: Any, size: int = 3) -> list[Any]:
     """3x3 over 64 channels, 128 filters; batch, height and width symbolic."""
     from tvm import te, tirx
 
-    from forge_pipeline.codegen.schedules import direct
+    from forge_pipeline.codegen.float32 import direct
 
     lanes = machine.lanes
     packed = direct.pack_weight(np.zeros((128, 64, size, size)), lanes, block_channels=True)
@@ -118,7 +118,7 @@ def unsized_depthwise(machine: Any) -> list[Any]:
     """3x3 over 64 channels, each by itself."""
     from tvm import te, tirx
 
-    from forge_pipeline.codegen.schedules import depthwise
+    from forge_pipeline.codegen.float32 import depthwise
 
     lanes = machine.lanes
     shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
@@ -130,7 +130,7 @@ def channels_last(machine: Any) -> list[Any]:
     """3x3 over 64 channels, 128 filters, 28 x 28 pixels."""
     from tvm import te
 
-    from forge_pipeline.codegen.schedules import channels_last
+    from forge_pipeline.codegen.float32 import channels_last
 
     image = te.placeholder((1, 1, 28, 28, 64), name="image")
     weight = te.placeholder((3, 3, 64, 128), name="weight")
@@ -139,7 +139,7 @@ def channels_last(machine: Any) -> list[Any]:
 
 
 def geometry_of(channels: int, filters: int, groups: int, size: Any, kernel: int = 3) -> Any:
-    from forge_pipeline.codegen.schedules.geometry import Geometry
+    from forge_pipeline.codegen.float32.conv_geometry import Geometry
 
     return Geometry(
         channels=channels, filters=filters, groups=groups, size=size, kernel=(kernel, kernel), strides=(1, 1),
@@ -153,10 +153,10 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     import tvm
     from tvm import te
 
-    from forge_pipeline.codegen import registers
-    from forge_pipeline.codegen.machine import Machine
-    from forge_pipeline.codegen.scheduling import schedule_kernels
+    from forge_pipeline.codegen.schedule_kernels import schedule_kernels
     from forge_pipeline.codegen.tiled import PASS_CONFIG
+    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag(tag)
     machine = Machine.of(target)
@@ -164,7 +164,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     scheduled = schedule_kernels(tvm.IRModule({"main": function}), machine)
     assert not scheduled.generic
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        library = registers.build(scheduled.module, target)
+        library = local_buffers.build(scheduled.module, target)
     block = hottest_block(str(library.inspect_source("asm")))
     assert sum(bool(FMA.search(line)) for line in block) >= FEWEST
     spills = [line for line in block if SPILL.search(line)]

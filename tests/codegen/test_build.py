@@ -16,8 +16,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build, relax_text
+from forge_pipeline.codegen.memory.weight_section import ALIGNMENT, SMALLEST
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.weights import ALIGNMENT, SMALLEST
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.machine import Machine, Tile, divisors
-from forge_pipeline.codegen.schedules import direct
-from forge_pipeline.codegen.schedules.geometry import Geometry
+from forge_pipeline.codegen.float32 import direct
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.tir.machine import Machine, Tile, divisors
 from forge_pipeline.target import Target
 
 LEVEL = "x86-64/v3"

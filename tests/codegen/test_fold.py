@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.fold import fold_shapes
+from forge_pipeline.codegen.onnx_import.fold_shapes import fold_shapes
 
 LONG = np.arange(60_000, dtype=np.float32)
 

@@ -18,7 +18,7 @@ def evaluate() -> Callable[[str, np.ndarray], np.ndarray]:
     import tvm
     from tvm import s_tir, te, tirx
 
-    from forge_pipeline.codegen.functions import install
+    from forge_pipeline.codegen.tir.vector_math import install
     from forge_pipeline.target import Target
 
     install()

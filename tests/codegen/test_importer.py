@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.importer import check_supported, import_model, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import check_supported, import_model, interface, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.runtime.engine import Engine

@@ -17,11 +17,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.machine import Machine
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.int8.conv import winograd
+from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.schedules import integer_winograd
-from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import why_not_here
@@ -248,7 +248,7 @@ def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums
         dilation=(1, 1),
     )  # fmt: skip
     small = np.full((64, 64, 3, 3), 40, np.int8)
-    assert integer_winograd.choose(machine, geometry, small) is LARGE
+    assert winograd.choose(machine, geometry, small) is LARGE
     assert not LARGE.fits(np.full((1, 256, 3, 3), 127, np.int8))
     assert SMALL.fits(np.full((1, 1024, 3, 3), -127, np.int8))
 
@@ -256,7 +256,7 @@ def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("vectors", [1, 2, 4])
 def test_lanes_of_packed_vectors_are_put_in_order(lanes: int, vectors: int) -> None:
-    from forge_pipeline.codegen.schedules.integer_pack import in_order
+    from forge_pipeline.codegen.int8.x86.narrow_store import in_order
 
     def pack(left: Any, right: Any) -> Any:
         """As `packssdw` and `packuswb` do: 128 bits of the one, then of the other, and so on."""
@@ -411,7 +411,7 @@ def test_the_batch_may_be_symbolic() -> None:
 
 
 def test_an_image_stays_in_bytes_from_kernel_to_kernel() -> None:
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 16, 8, 8)
@@ -441,11 +441,11 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     import tvm
     from tvm import tirx
 
-    from forge_pipeline.codegen import functions, registers
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
+    from forge_pipeline.codegen.tir import local_buffers, vector_math
 
-    functions.install()
+    vector_math.install()
     target = Target.from_tag(tag)
     module = lower(import_model(prepare(model)), target, OPTIONS).module
     kernels = {
@@ -454,7 +454,7 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
         if isinstance(function, tirx.PrimFunc) and kernel in variable.name_hint
     }
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
-        built = registers.build(tvm.IRModule(kernels), target)
+        built = local_buffers.build(tvm.IRModule(kernels), target)
     return str(built.inspect_source("asm"))
 
 
@@ -462,7 +462,7 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     ("tag", "instruction"), [(SDOT, "sdot"), ("arm/generic", "smull"), ("arm/neoverse-v1", "usmmla")]
 )
 def test_arm_multiplies_bytes_with_what_it_has(tag: str, instruction: str) -> None:
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 16, 8, 8)

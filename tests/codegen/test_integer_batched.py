@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_pipeline.codegen.graph import Value
-from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules.integer_bands import TOP_BIT, by_bands, column_terms, pack, row_terms
-from forge_pipeline.codegen.schedules.integer_batched import Batched
-from forge_pipeline.codegen.schedules.integer_dot import DOTS
+from forge_pipeline.codegen.int8.dot_product import DOTS
+from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT, by_bands, column_terms, pack, row_terms
+from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
+from forge_pipeline.codegen.layout.builder import Value
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, OTHERS, VNNI, Net, check, compiled, reference
 
@@ -88,7 +88,7 @@ def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> No
 
 
 def test_attention_keeps_no_floats_in_memory() -> None:
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 32, 32)

@@ -172,7 +172,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every_target(tag: str) -> None:
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import lower
 
     for name in ("the phases of a decoder", "a volume"):

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_neon_plan import Plan, choose_plan
-from forge_pipeline.codegen.schedules.integer_neon_unit import UNITS, lane_axes, pack
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.int8.neon.intrinsics import UNITS, lane_axes, pack
+from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.codegen import test_integer as qdq
 

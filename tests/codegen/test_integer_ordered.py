@@ -13,13 +13,14 @@ from hypothesis.extra import numpy as arrays
 from tvm import s_tir, te
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.integer import Affine, Clip
-from forge_pipeline.codegen.integer_finish import Finish
-from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import fallback, integer_complement
-from forge_pipeline.codegen.schedules.integer_complement import GROUP
-from forge_pipeline.codegen.schedules.integer_ordered import by_rows
-from forge_pipeline.codegen.schedules.integer_ordered_step import continued
+from forge_pipeline.codegen.float32 import fallback
+from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.x86 import pmaddubsw_weights
+from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows
+from forge_pipeline.codegen.int8.x86.pmaddubsw_intrinsics import continued
+from forge_pipeline.codegen.int8.x86.pmaddubsw_weights import GROUP
+from forge_pipeline.codegen.layout.affine import Affine, Clip
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import OPTIONS, OUT, PLAIN, Net, assembly_of, compiled, reference
 
@@ -80,7 +81,7 @@ ENDS = st.sampled_from([-128, 1, 127])
 @settings(max_examples=60, deadline=None)
 @given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False))
 def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: Any, random: Any) -> None:
-    panels = integer_complement.pack(weight, 8)
+    panels = pmaddubsw_weights.pack(weight, 8)
     if panels is None:
         assert (weight.reshape(-1, 2) == -128).all(axis=1).any()
         return
@@ -99,20 +100,20 @@ def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: An
 def test_of_a_pair_with_the_least_byte_the_other_one_is_negated_and_of_two_none_can_be() -> None:
     weight = np.zeros((8, 1, GROUP), np.int8)
     weight[0, 0, :2] = -1, -128
-    panels = integer_complement.pack(weight, 8)
+    panels = pmaddubsw_weights.pack(weight, 8)
     assert panels is not None
     assert panels.weights[0, 0, 0, :2].tolist() == [1, -128]
     weight[0, 0, :2] = -128
-    assert integer_complement.pack(weight, 8) is None
+    assert pmaddubsw_weights.pack(weight, 8) is None
 
 
 def test_weights_that_need_no_complement_have_no_masks() -> None:
     weight = np.full((8, 32, GROUP), 64, np.int8)
-    panels = integer_complement.pack(weight, 8)
+    panels = pmaddubsw_weights.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 0
     weight[3, 5, 1] = 65
-    panels = integer_complement.pack(weight, 8)
+    panels = pmaddubsw_weights.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 2  # a whole sixteenth of the steps
     assert panels.order[0, -1] == 5
@@ -121,7 +122,7 @@ def test_weights_that_need_no_complement_have_no_masks() -> None:
 
 @pytest.mark.parametrize("steps", [16, 33, 47])
 def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
-    panels = integer_complement.pack(np.full((8, steps, GROUP), 127, np.int8), 8)
+    panels = pmaddubsw_weights.pack(np.full((8, steps, GROUP), 127, np.int8), 8)
     assert panels is not None
     assert panels.complemented == steps
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from forge_pipeline.codegen.build import build, planned
-from forge_pipeline.codegen.importer import import_model, prepare
-from forge_pipeline.codegen.memory import allocated
+from forge_pipeline.codegen.memory.planner import allocated
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target

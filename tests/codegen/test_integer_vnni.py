@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.machine import Machine
-from forge_pipeline.codegen.schedules import integer_winograd
-from forge_pipeline.codegen.schedules.geometry import Geometry
-from forge_pipeline.codegen.schedules.integer_dot import known_dot
-from forge_pipeline.codegen.schedules.integer_tile import choose_even_tile
-from forge_pipeline.codegen.schedules.integer_transform import LARGE, SMALL, Transform
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.int8.conv import winograd
+from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, Transform
+from forge_pipeline.codegen.int8.dot_product import known_dot
+from forge_pipeline.codegen.int8.register_tile import choose_even_tile
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.codegen import test_integer as qdq
 
@@ -85,7 +85,7 @@ def test_neighbours_share_pixels_only_where_they_overlap_and_all_find_room_in_re
 
 @pytest.mark.parametrize("groups", [1, 16])
 def test_no_pixel_of_a_padded_copy_is_asked_for_being_inside(groups: int) -> None:
-    from forge_pipeline.codegen.importer import import_model, prepare
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import lower
 
     net = qdq.Net(1, 16, 8, 8)
@@ -113,13 +113,13 @@ def test_tiles_are_transformed_where_that_takes_fewer_cycles_weights_out_of_the_
 ) -> None:
     weight = np.ones((filters, channels, 3, 3), np.int8)
     machine = Machine.of(Target.from_tag(tag))
-    assert integer_winograd.choose(machine, geometry(size, channels, filters), weight) is expected
+    assert winograd.choose(machine, geometry(size, channels, filters), weight) is expected
 
 
 def test_sums_without_room_for_their_multiple_are_left_to_the_smaller_tile_or_the_direct_convolution() -> None:
     machine = Machine.of(Target.from_tag(AVX512))
     full = np.full((128, 128, 3, 3), 127, np.int8)
     assert not LARGE.fits(full)
-    assert integer_winograd.choose(machine, geometry(28, 128, 128), full) is SMALL
-    assert integer_winograd.choose(machine, geometry(12, 128, 64), full[:64]) is None
-    assert integer_winograd.choose(machine, geometry(12, 128, 64), full[:64] // 2) is LARGE
+    assert winograd.choose(machine, geometry(28, 128, 128), full) is SMALL
+    assert winograd.choose(machine, geometry(12, 128, 64), full[:64]) is None
+    assert winograd.choose(machine, geometry(12, 128, 64), full[:64] // 2) is LARGE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.machine import Machine, choose_tile, divisors
+from forge_pipeline.codegen.tir.machine import Machine, choose_tile, divisors
 from forge_pipeline.target import Target, described
 
 MACHINES = {target.tag: Machine.of(target) for target in described() if target.kind == "llvm"}

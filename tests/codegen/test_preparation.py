@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.halves import widened
+from forge_pipeline.codegen.onnx_import.float16 import widened
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
@@ -60,8 +60,8 @@ def test_the_transform_at_load_is_that_of_the_paper_to_the_last_bit_or_nearly() 
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen.machine import Machine
-    from forge_pipeline.codegen.schedules import direct, winograd, winograd_weight
+    from forge_pipeline.codegen.float32 import direct, winograd, winograd_weight
+    from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag("host")
     machine, weight = Machine.of(target), normal(20, 12, 3, 3)
@@ -96,7 +96,7 @@ def widen(halves: np.ndarray) -> np.ndarray:
 def widening() -> object:
     import tvm
 
-    from forge_pipeline.codegen.preparation import widening_kernel
+    from forge_pipeline.codegen.memory.prepack import widening_kernel
 
     if not _KERNELS:
         module = tvm.IRModule({"main": widening_kernel().with_attr("global_symbol", "main")})

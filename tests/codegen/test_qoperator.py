@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import CompileError
-from forge_pipeline.ir.qoperator import written_out
-from forge_pipeline.ir.session import open_session
+from forge_pipeline.ir.qdq.qoperator import written_out
+from forge_pipeline.ir.reference.session import open_session
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
 from tests.machines import load

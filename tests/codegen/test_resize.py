@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.importer import check_supported
+from forge_pipeline.codegen.onnx_import.importer import check_supported
+from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, coordinates, taps
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.resize_table import Axis, Way, coordinates, taps
 from forge_pipeline.errors import CompileError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from forge_pipeline.codegen.shapes import in_order
+from forge_pipeline.codegen.tir.deterministic_order import in_order
 
 
 def test_every_order_of_the_stores_becomes_the_same_function() -> None:

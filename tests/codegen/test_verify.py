@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from forge_pipeline.codegen import apart
-from forge_pipeline.codegen.apart import STEP, Job, compile_apart
+from forge_pipeline.codegen import compile_process
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.compile_process import STEP, Job, compile_apart
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.verify import Checks, Tolerance, precision, verify
 from forge_pipeline.errors import CompileError, VerificationError
@@ -115,7 +115,9 @@ def test_a_crash_is_an_error_that_names_the_signal_and_the_step(
         f"os.kill(os.getpid(), signal.SIGSEGV)"
     )
     run = subprocess.run
-    monkeypatch.setattr(apart.subprocess, "run", lambda command, **rest: run([command[0], "-c", crash], **rest))
+    monkeypatch.setattr(
+        compile_process.subprocess, "run", lambda command, **rest: run([command[0], "-c", crash], **rest)
+    )
     with pytest.raises(CompileError) as refusal:
         compile_apart(job(product, stock))
     assert refusal.value.where == "compiling for host, at: import Conv"

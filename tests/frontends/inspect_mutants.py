@@ -25,8 +25,8 @@ from mutate import mutant, seeds
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.frontends.inspect import inspect  # noqa: F401  imported once, before the forks
-from forge_pipeline.ir import draw, inference, inference_worker  # noqa: F401
-from forge_pipeline.pipeline.looking import inspected
+from forge_pipeline.ir import shape_inference, shape_inference_worker  # noqa: F401
+from forge_pipeline.pipeline.model_commands import inspected
 
 SECONDS = 10  # of processor time, the checker's included: machines that run tests are busy
 PATIENCE = 120  # on the clock
@@ -96,7 +96,7 @@ def _work(folder: Path, number: int, stop: int, answers: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder / "out")
-    inference._run = _forked
+    shape_inference._run = _forked
     allowed = (str(folder / "out"), str(folder / "in"), "/dev/null")
     opened: list[str] = []
     watching = False
@@ -156,7 +156,7 @@ def _forked(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[b
         for number, descriptor in enumerate(files):
             os.dup2(descriptor, number)
         try:
-            status = inference_worker.main(inference.MEMORY, inference.SECONDS, int(propagate))
+            status = shape_inference_worker.main(shape_inference.MEMORY, shape_inference.SECONDS, int(propagate))
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:  # noqa: BLE001  as the interpreter would end with it

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.frontends import apart
+from forge_pipeline.frontends import import_process
 from forge_pipeline.frontends.contract import Limits
 
 LIMITS = Limits(memory=1 << 29, seconds=60)
@@ -23,13 +23,13 @@ def importer(tmp_path, monkeypatch):
     code.mkdir()
     temporary.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(apart.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(import_process.tempfile, "tempdir", str(temporary))
 
     def run(body, limits=LIMITS):
         header = "from pathlib import Path\ndef convert(path, inputs):\n"
         (code / "stranger.py").write_text(header + textwrap.indent(textwrap.dedent(body), "    "))
         try:
-            return apart.import_apart("stranger", Path("model"), (), limits)
+            return import_process.import_apart("stranger", Path("model"), (), limits)
         finally:
             assert list(temporary.iterdir()) == []
 

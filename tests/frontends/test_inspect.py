@@ -15,7 +15,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.ir.draw import draw
+from forge_pipeline.ir.display.svg import draw
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "models"
 SVG = "{http://www.w3.org/2000/svg}"

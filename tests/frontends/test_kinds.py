@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
-from forge_pipeline.frontends.kinds import KINDS, kind_of
+from forge_pipeline.frontends.file_kinds import KINDS, kind_of
 from forge_pipeline.frontends.table import FRONTENDS, import_model
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
-from forge_pipeline.ir.wire import tag
+from forge_pipeline.ir.external_data.protobuf_wire import tag
 
 
 def saved(folder, *, attribute=False):
@@ -118,7 +118,7 @@ def test_a_digest_imports_no_framework(tmp_path):
 
 
 def test_the_walker_finds_what_protobuf_finds(tmp_path):
-    from forge_pipeline.ir.wire import external_locations
+    from forge_pipeline.ir.external_data.protobuf_wire import external_locations
 
     for attribute in (False, True):
         path = saved(tmp_path / str(attribute), attribute=attribute)

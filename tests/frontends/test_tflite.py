@@ -11,7 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.frontends import tflite, tflite_model
+from forge_pipeline.frontends.tflite import convert
+from forge_pipeline.frontends.tflite import model as tflite_model
 
 MODELS = Path(__file__).parent / "models"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -34,7 +35,7 @@ def run(model, feed, level="ORT_DISABLE_ALL"):
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_a_float_model_computes_what_the_interpreter_computed(expected, name):
-    found = run(tflite.convert(MODELS / f"{name}.tflite", ()).model, expected["image"])
+    found = run(convert.convert(MODELS / f"{name}.tflite", ()).model, expected["image"])
     wanted = {key.partition("/")[2]: value for key, value in expected.items() if key.startswith(f"{name}/")}
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
@@ -44,13 +45,13 @@ def test_a_float_model_computes_what_the_interpreter_computed(expected, name):
 
 
 def test_weights_in_half_precision_stay_so():
-    model = tflite.convert(MODELS / "float16.tflite", ()).model
+    model = convert.convert(MODELS / "float16.tflite", ()).model
     large = [tensor for tensor in model.graph.initializer if numpy_helper.to_array(tensor).size > 100]
     assert {numpy_helper.to_array(tensor).dtype.name for tensor in large} == {"float16"}
 
 
 def test_a_dynamic_range_model_keeps_its_integer_weights_and_computes_in_float(expected):
-    model = tflite.convert(MODELS / "dynamic.tflite", ()).model
+    model = convert.convert(MODELS / "dynamic.tflite", ()).model
     kinds = {numpy_helper.to_array(tensor).dtype.name for tensor in model.graph.initializer if len(tensor.dims) == 4}
     assert "int8" in kinds
     assert "QuantizeLinear" not in {node.op_type for node in model.graph.node}
@@ -63,7 +64,7 @@ def test_a_dynamic_range_model_differs_by_the_interpreters_rounding_and_nothing_
     sys.path.insert(0, str(Path(__file__).parent))
     from hybrid import rounded
 
-    found = run(rounded(tflite.convert(MODELS / "dynamic.tflite", ()).model), expected["image"])
+    found = run(rounded(convert.convert(MODELS / "dynamic.tflite", ()).model), expected["image"])
     with np.load(MODELS / "dynamic_plain.npz") as plain:
         assert found.keys() == set(plain)
         for key, value in plain.items():
@@ -71,7 +72,7 @@ def test_a_dynamic_range_model_differs_by_the_interpreters_rounding_and_nothing_
 
 
 def test_a_full_integer_model_is_in_qdq_form_and_off_by_a_step_at_most(expected):
-    model = tflite.convert(MODELS / "int8.tflite", ()).model
+    model = convert.convert(MODELS / "int8.tflite", ()).model
     found = run(model, expected["integer_image"])
     for key in ("probs", "feat"):
         assert found[key].dtype == np.int8
@@ -84,12 +85,12 @@ def test_a_full_integer_model_is_in_qdq_form_and_off_by_a_step_at_most(expected)
 
 
 def test_a_chain_of_convolutions_is_turned_around_once():
-    model = tflite.convert(MODELS / "float.tflite", ()).model
+    model = convert.convert(MODELS / "float.tflite", ()).model
     assert [node.op_type for node in model.graph.node].count("Transpose") == 1
 
 
 def test_the_batch_is_open_where_three_samples_give_what_they_give_one_by_one(expected):
-    network, fixed = (tflite.convert(MODELS / f"{name}.tflite", ()) for name in ("float", "moves"))
+    network, fixed = (convert.convert(MODELS / f"{name}.tflite", ()) for name in ("float", "moves"))
     assert network.notes["batch"] == "open"
     assert network.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     assert fixed.notes["batch"] == "fixed"  # one of its outputs has no batch
@@ -98,9 +99,9 @@ def test_the_batch_is_open_where_three_samples_give_what_they_give_one_by_one(ex
 
 def test_operators_without_a_converter_are_all_named(monkeypatch):
     for name in ("TANH", "MEAN"):
-        monkeypatch.delitem(tflite.OPERATORS, name)
+        monkeypatch.delitem(convert.OPERATORS, name)
     with pytest.raises(ModelError, match="found MEAN, TANH\nfix: give the SavedModel"):
-        tflite.convert(MODELS / "float.tflite", ())
+        convert.convert(MODELS / "float.tflite", ())
 
 
 @pytest.mark.parametrize("cut", [9, 100, 1000, 8000, 16000])
@@ -150,7 +151,7 @@ def test_real_models_score_what_their_onnx_form_scores(folder, name, data, right
     integers = (x.astype(np.int16) - 128).astype(np.int8) if name == "resnet8" else x
     path = SHARED / "models" / folder
     reference = top1(onnx.load(path / f"{name}.onnx"), floats, labels)
-    assert top1(tflite.convert(path / f"{name}.tflite", ()).model, floats, labels) == reference == right[""]
+    assert top1(convert.convert(path / f"{name}.tflite", ()).model, floats, labels) == reference == right[""]
     few = slice(400)  # without optimisations: those of ONNX Runtime saturate where the CPU has no VNNI
-    model = tflite.convert(path / f"{name}_int8.tflite", ()).model
+    model = convert.convert(path / f"{name}_int8.tflite", ()).model
     assert top1(model, integers[few], labels[few], "ORT_DISABLE_ALL") == right["_int8"]

@@ -17,9 +17,9 @@ from onnx.external_data_helper import convert_model_to_external_data
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.canonical import canonical, canonical_model
+from forge_pipeline.ir.external_data.resolve import ExternalFiles
 from forge_pipeline.ir.fingerprint import fingerprint, pieces
-from forge_pipeline.ir.order import every_graph, every_node
-from forge_pipeline.ir.references import ExternalFiles
+from forge_pipeline.ir.traversal import every_graph, every_node
 
 SHUFFLE = random.Random(7)
 

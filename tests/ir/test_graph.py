@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.ir.order import every_node
+from forge_pipeline.ir.traversal import every_node
 
 
 def checked(module):

@@ -20,7 +20,7 @@ import forge_pipeline
 from forge_pipeline.content import FileRange, Made, OpenFile, in_memory, opened, pieces
 from forge_pipeline.errors import ArtifactError, ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.ir.held import array_of, held_of, holds, outline, settled, spilling, tensor_of
+from forge_pipeline.ir.external_data.mapped import array_of, held_of, holds, outline, settled, spilling, tensor_of
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.ir.saturation import without_saturation
-from forge_pipeline.ir.session import open_session
+from forge_pipeline.ir.reference.saturation import without_saturation
+from forge_pipeline.ir.reference.session import open_session
 
 STEPS = 64
 ZERO = 3

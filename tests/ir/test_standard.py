@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.ir.canonical import canonical_model
-from forge_pipeline.ir.qoperator import RULES
-from forge_pipeline.ir.qsignature import LEAST_INPUTS
-from forge_pipeline.ir.session import open_session
-from forge_pipeline.ir.standard import in_standard
+from forge_pipeline.ir.qdq.qoperator import RULES
+from forge_pipeline.ir.qdq.signature import LEAST_INPUTS
+from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.reference.session import open_session
 
 MICROSOFT = "com.microsoft"
 Arrays = dict[str, Any]

@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from forge_pipeline.content import OpenFile
-from forge_pipeline.ir import wire
-from forge_pipeline.ir.held import Held
-from forge_pipeline.ir.references import ExternalFiles
+from forge_pipeline.ir.external_data import protobuf_wire
+from forge_pipeline.ir.external_data.mapped import Held
+from forge_pipeline.ir.external_data.resolve import ExternalFiles
 
 
 def test_a_model_without_its_weights_still_knows_where_they_are(any_model, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(any_model.SerializeToString())
     held = Held(OpenFile.of(path))
-    light = onnx.ModelProto.FromString(wire.without_weights(path.read_bytes(), location=held.location, at_least=1))
+    light = onnx.ModelProto.FromString(
+        protobuf_wire.without_weights(path.read_bytes(), location=held.location, at_least=1)
+    )
     read = ExternalFiles(folder=tmp_path)
     for tensor, original in zip(light.graph.initializer, any_model.graph.initializer, strict=True):
         if original.HasField("raw_data"):
@@ -30,7 +32,7 @@ def test_a_model_without_its_weights_still_knows_where_they_are(any_model, tmp_p
 
 def test_large_weights_alone_are_left_out(any_model):
     data = any_model.SerializeToString()
-    assert onnx.ModelProto.FromString(wire.without_weights(data, location="\0", at_least=1 << 20)) == any_model
+    assert onnx.ModelProto.FromString(protobuf_wire.without_weights(data, location="\0", at_least=1 << 20)) == any_model
 
 
 def test_a_reference_to_an_open_file_cannot_be_made_up(tmp_path):
@@ -44,7 +46,7 @@ def test_a_reference_to_an_open_file_cannot_be_made_up(tmp_path):
 
 def test_every_field_of_a_model_is_walked(any_model):
     data = any_model.SerializeToString()
-    numbers = [field.number for field in wire.fields(data, 0, len(data))]
+    numbers = [field.number for field in protobuf_wire.fields(data, 0, len(data))]
     assert sorted(set(numbers)) == sorted({descriptor.number for descriptor, _ in any_model.ListFields()})
 
 
@@ -61,41 +63,41 @@ def test_a_name_that_is_no_text_is_found_wherever_it_is(make, place):
     model = make("convnet")
     place(model).name = "MARK"
     data = model.SerializeToString()
-    wire.check_text(data)
-    with pytest.raises(wire.WireError, match="a name that is not UTF-8"):
-        wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"))
-    with pytest.raises(wire.WireError, match="not UTF-8"):  # as a file is opened: each part looks at its own
-        wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"), below=1)
-        wire.without_weights(data.replace(b"MARK", b"\xff\xff\xff\xff"), location="w", at_least=1)
+    protobuf_wire.check_text(data)
+    with pytest.raises(protobuf_wire.WireError, match="a name that is not UTF-8"):
+        protobuf_wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"))
+    with pytest.raises(protobuf_wire.WireError, match="not UTF-8"):  # as a file is opened: each part looks at its own
+        protobuf_wire.check_text(data.replace(b"MARK", b"\xff\xff\xff\xff"), below=1)
+        protobuf_wire.without_weights(data.replace(b"MARK", b"\xff\xff\xff\xff"), location="w", at_least=1)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_walked_or_refused(data):
-    for walk in (wire.check_text, wire.external_locations, wire.looks_like_model):
+    for walk in (protobuf_wire.check_text, protobuf_wire.external_locations, protobuf_wire.looks_like_model):
         try:
             walk(data)
-        except wire.WireError:
+        except protobuf_wire.WireError:
             continue
 
 
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_are_written_as_they_are_read(number):
-    data = wire.varint(1 << 3) + wire.varint(number)
-    assert [field.value for field in wire.fields(data, 0, len(data))] == [number]
+    data = protobuf_wire.varint(1 << 3) + protobuf_wire.varint(number)
+    assert [field.value for field in protobuf_wire.fields(data, 0, len(data))] == [number]
 
 
 def test_messages_nested_without_end_are_refused():
     data = b""  # a node
     for _ in range(200):
         for number in (1, 6, 5):  # a graph around the node, an attribute around the graph, a node around that
-            data = wire.tag(number, len(data)) + data
-    graph = wire.tag(1, len(data)) + data
-    with pytest.raises(wire.WireError, match="nested more than 100 deep"):
-        wire.external_locations(wire.tag(7, len(graph)) + graph)
+            data = protobuf_wire.tag(number, len(data)) + data
+    graph = protobuf_wire.tag(1, len(data)) + data
+    with pytest.raises(protobuf_wire.WireError, match="nested more than 100 deep"):
+        protobuf_wire.external_locations(protobuf_wire.tag(7, len(graph)) + graph)
 
 
 def test_a_helper_made_model_looks_like_one_and_other_bytes_do_not(make):
-    assert wire.looks_like_model(make("loop").SerializeToString())
-    assert not wire.looks_like_model(b"")
-    assert not wire.looks_like_model(helper.make_tensor("t", 1, [1], [1.0]).SerializeToString())
+    assert protobuf_wire.looks_like_model(make("loop").SerializeToString())
+    assert not protobuf_wire.looks_like_model(b"")
+    assert not protobuf_wire.looks_like_model(helper.make_tensor("t", 1, [1], [1.0]).SerializeToString())

@@ -19,11 +19,11 @@ with torch_hidden():
     from tvm.relax import op
     from tvm.relax.frontend.onnx import from_onnx
 
-from forge_pipeline.ir.export_check import checked_export
-from forge_pipeline.ir.export_indexing import INDEXED
-from forge_pipeline.ir.export_layers import LAYERS
-from forge_pipeline.ir.export_reductions import REDUCED
-from forge_pipeline.ir.export_tensors import BINARY, TENSORS, UNARY
+from forge_pipeline.relax.to_onnx.checked import checked_export
+from forge_pipeline.relax.to_onnx.indexing import INDEXED
+from forge_pipeline.relax.to_onnx.layers import LAYERS
+from forge_pipeline.relax.to_onnx.reductions import REDUCED
+from forge_pipeline.relax.to_onnx.tensors import BINARY, TENSORS, UNARY
 
 F, B, I = "float32", "bool", "int32"  # noqa: E741
 X = ((2, 8, 4, 6), F)

@@ -176,8 +176,8 @@ def test_each_flag_of_partitioning_does_what_it_says():
 
 
 def _deep(graph):
-    from forge_pipeline.ir.relax_flat import bindings, operator
-    from forge_pipeline.ir.relax_node import Node
+    from forge_pipeline.relax.bindings import bindings, operator
+    from forge_pipeline.relax.graph import Node
 
     for node in graph:
         yield node

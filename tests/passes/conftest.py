@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.passes import PASSES, Outcome, VerifySettings, apply, plan
-from forge_pipeline.passes.verify import Verifier
+from forge_pipeline.passes.verification.verify import Verifier
 
 SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=4, seed=0, dims={})
 

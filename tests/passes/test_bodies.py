@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.ir.order import nodes_below
+from forge_pipeline.ir.traversal import nodes_below
 
 FLOAT = TensorProto.FLOAT
 NORM = {"gamma": [1.5, 0.5], "beta": [0.1, 0.2], "mean": [0.3, -0.2], "variance": [0.9, 1.2]}
@@ -130,16 +130,16 @@ def test_new_names_in_a_body_hide_none_of_the_model(case: str, run_passes: Any) 
 
 
 def test_a_wrong_pass_in_a_body_is_caught(run_passes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_pipeline.passes import affine
-    from forge_pipeline.passes.verify import PassVerificationError
+    from forge_pipeline.passes.fusion import fold_affine
+    from forge_pipeline.passes.verification.verify import PassVerificationError
 
-    right = affine.batchnorm
+    right = fold_affine.batchnorm
 
     def wrong(graph: Any, node: Any) -> Any:
         found = right(graph, node)
-        return found and affine.Affine(scale=found.scale, shift=-found.shift)
+        return found and fold_affine.Affine(scale=found.scale, shift=-found.shift)
 
-    monkeypatch.setattr(affine, "batchnorm", wrong)
+    monkeypatch.setattr(fold_affine, "batchnorm", wrong)
     with pytest.raises(PassVerificationError, match="pass 'fold-batchnorm'"):
         run_passes(_made("loop"), "fold-batchnorm")
 

@@ -15,7 +15,7 @@ from onnx.backend.test.loader import load_node_model_tests
 
 from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.passes.execution import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
 from forge_pipeline.stages.fold import Config, run
 
 DATA = Path(onnx.backend.test.__file__).parent / "data"

@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from forge_pipeline.passes import PASSES, Outcome, PassError, VerifySettings, apply
-from forge_pipeline.passes.sequence import Step
-from forge_pipeline.passes.verify import PassVerificationError, Verifier
+from forge_pipeline.passes.pipeline import Step
+from forge_pipeline.passes.verification.verify import PassVerificationError, Verifier
 
 SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=4, seed=0, dims={})
 RANDOM = np.random.default_rng(7)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.passes.execution import Interpreter
+from forge_pipeline.passes.verification.interpreter import Interpreter
 
 node = helper.make_node
 QONNX = "qonnx.custom_op.general"

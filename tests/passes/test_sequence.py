@@ -27,9 +27,9 @@ from forge_pipeline.passes import (
     table,
     verified,
 )
+from forge_pipeline.passes.pipeline import Step
 from forge_pipeline.passes.rewrite import RewriteRulePass
-from forge_pipeline.passes.sequence import Step
-from forge_pipeline.passes.verify import PassVerificationError, Verifier
+from forge_pipeline.passes.verification.verify import PassVerificationError, Verifier
 
 SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=4, seed=0, dims={})
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.errors import ConfigError, ForgeError, ModelError
-from forge_pipeline.passes.verify import PassVerificationError
-from forge_pipeline.passes.workbench import apply_to_file, bisect_file, listing, read_recipe
+from forge_pipeline.passes.files import apply_to_file, bisect_file, listing, read_recipe
+from forge_pipeline.passes.verification.verify import PassVerificationError
 
 RECIPE = """
 passes: [remove-identities, fold-constants, {repeat: [merge-scales, remove-dead]}]
@@ -195,7 +195,7 @@ data:
 
 
 def test_reference_inputs_and_labels_come_from_calibration_data(files: Path, model: Any) -> None:
-    from forge_pipeline.pipeline.looking import applied
+    from forge_pipeline.pipeline.model_commands import applied
 
     onnx.save(model([helper.make_node("Softmax", ["x"], ["y"])], {"x": ["n", 3]}, ["y"]), files / "net.onnx")
     np.savez(files / "data.npz", x=np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 0, 2, 1, 0]], y=[0, 1, 2, 1, 0, 2, 1, 0])
@@ -216,7 +216,7 @@ def test_reference_inputs_and_labels_come_from_calibration_data(files: Path, mod
 
 
 def test_the_listing_has_the_passes_of_imported_modules(broken: Path) -> None:
-    from forge_pipeline.pipeline.looking import listed
+    from forge_pipeline.pipeline.model_commands import listed
 
     assert "break-adds" in listed(None, config=broken / "recipe.yaml")
     assert "break-adds" not in listed(None)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import UsageError
-from forge_pipeline.pipeline.compose import PATH_KEYS, compose, launch, quote_path
+from forge_pipeline.pipeline.hydra_app import PATH_KEYS, compose, launch, quote_path
 
 
 def _launched(*arguments: str) -> list[tuple[dict[str, Any], str | None]]:

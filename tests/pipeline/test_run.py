@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from forge_pipeline.pipeline.compose import launch
+from forge_pipeline.pipeline.hydra_app import launch
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("tvm", "onnxruntime", "onnx", "torch", "dvc")

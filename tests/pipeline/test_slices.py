@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forge_pipeline.digest import digest_file
-from forge_pipeline.pipeline.compose import compose
-from forge_pipeline.pipeline.slices import localized, slices
+from forge_pipeline.pipeline.hydra_app import compose
+from forge_pipeline.pipeline.stage_configs import localized, slices
 
 
 def test_a_pass_of_an_installed_package_enters_the_slice_by_its_content(

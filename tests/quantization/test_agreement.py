@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.quantization.agreement import means, outward, rescaling
+from forge_pipeline.quantization.cross_cpu_agreement import means, outward, rescaling
 
 ROOT = Path(__file__).parent.parent.parent
 LAST_BITS = 1e-6

@@ -15,16 +15,16 @@ from forge_pipeline.data import Feed
 from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.accuracy.equalize import equalized, links
+from forge_pipeline.quantization.accuracy.split_channels import best_cut, split
+from forge_pipeline.quantization.accuracy.trial import Trial
 from forge_pipeline.quantization.build import quantized_statically
-from forge_pipeline.quantization.calibration import calibrate
-from forge_pipeline.quantization.equalize import equalized, links
+from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.probes import Probe
+from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.probes import Probe
-from forge_pipeline.quantization.ranges import Ranges
 from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.settings import Config
-from forge_pipeline.quantization.split import best_cut, split
-from forge_pipeline.quantization.trial import Trial
 
 Parse = Callable[..., ONNXModule]
 CHAIN = """<ir_version: 10, opset_import: ["": 17]>

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.quantization.methods import METHODS, Options
-from forge_pipeline.quantization.statistics import Observer, Statistics
+from forge_pipeline.quantization.calibration.range_methods import METHODS, Options
+from forge_pipeline.quantization.calibration.statistics import Observer, Statistics
 
 EIGHT_BITS = Options(levels=255, percentile=99.0, symmetric=False)
 

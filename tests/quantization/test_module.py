@@ -9,10 +9,10 @@ import pytest
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ConfigError, DataError, ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.module import QuantizableModule
+from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.probes import Probe
-from forge_pipeline.quantization.trial import Trial
+from forge_pipeline.quantization.onnx_module import QuantizableModule
 
 
 @pytest.fixture

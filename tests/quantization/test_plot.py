@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.calibration import calibrate
-from forge_pipeline.quantization.plot import histograms_svg
+from forge_pipeline.quantization.calibration.histogram_svg import histograms_svg
+from forge_pipeline.quantization.calibration.observe import calibrate
 
 
 def test_every_value_has_a_strip_with_its_range(net: ONNXModule, feeds: list[Feed]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.calibration import calibrate
-from forge_pipeline.quantization.ranges import Ranges
+from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.ranges import Ranges
 
 
 def learn(net: ONNXModule, feeds: list[Feed], probe_bytes: int = 1 << 20) -> Ranges:

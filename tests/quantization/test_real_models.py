@@ -14,10 +14,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.calibration import calibrate
-from forge_pipeline.quantization.equalize import links
+from forge_pipeline.quantization.accuracy.equalize import links
+from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.stages import quantize
 
 SHARED = Path(__file__).parents[3] / "shared"

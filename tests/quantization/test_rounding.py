@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.accuracy.weight_rounding import descend, rounded, shrunk
+from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, prepared
 from forge_pipeline.quantization.plan import make_plan
-from forge_pipeline.quantization.probes import Probe
-from forge_pipeline.quantization.rounding import descend, rounded, shrunk
 from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.weights import WeightScheme
 

@@ -19,9 +19,9 @@ from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelEr
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.build import quantized_statically
-from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network
-from forge_pipeline.quantization.ranges import Ranges
 from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.settings import Config
 

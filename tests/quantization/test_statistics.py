@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from forge_pipeline.quantization.statistics import BINS, Observer, Statistics, coarsen, count_values, span_exponent
+from forge_pipeline.quantization.calibration.statistics import (
+    BINS,
+    Observer,
+    Statistics,
+    coarsen,
+    count_values,
+    span_exponent,
+)
 
 values = arrays.arrays(
     np.float32, st.integers(1, 40), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=True)

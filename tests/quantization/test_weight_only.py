@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.half import to_float16
+from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.calibration.probes import Probe
+from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.probes import Probe
-from forge_pipeline.quantization.trial import Trial
 from forge_pipeline.quantization.weight_only import block_scales, compress_weights
 
 Parse = Callable[..., ONNXModule]

@@ -24,7 +24,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.calibration import calibrate
+from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import encrypt, fold, load, quantize

@@ -17,7 +17,7 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.inspect import inspect
-from forge_pipeline.ir import ONNXModule, inference
+from forge_pipeline.ir import ONNXModule, shape_inference
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.stages import load
 from tests.ir.test_standard import weight_in_blocks
@@ -467,7 +467,7 @@ def test_external_data_in_a_folder_below_is_read(folder):
 
 def test_a_long_vector_does_not_exhaust_the_checker(loaded, monkeypatch):
     """Shape inference with propagation takes 100 bytes and more for each element of a vector that is added."""
-    monkeypatch.setattr(inference, "MEMORY", 1 << 29)
+    monkeypatch.setattr(shape_inference, "MEMORY", 1 << 29)
     size = 1 << 20
     nodes = [helper.make_node("Add", [f"x{i}" if i else "x", f"w{i}"], [f"x{i + 1}"]) for i in range(6)]
     weights = [onnx.TensorProto(name=f"w{i}", data_type=FLOAT, dims=[size], raw_data=bytes(4 * size)) for i in range(6)]
@@ -476,11 +476,11 @@ def test_a_long_vector_does_not_exhaust_the_checker(loaded, monkeypatch):
 
 
 def test_the_checker_has_limits_on_memory_and_time(loaded, monkeypatch):
-    monkeypatch.setattr(inference, "MEMORY", 1 << 20)
+    monkeypatch.setattr(shape_inference, "MEMORY", 1 << 20)
     with pytest.raises(ModelError, match=r"take more than|the checker dies|exit status"):
         loaded(relu())
     monkeypatch.undo()
-    monkeypatch.setattr(inference, "SECONDS", 0)
+    monkeypatch.setattr(shape_inference, "SECONDS", 0)
     with pytest.raises(ModelError, match=r"take more than 0 seconds|the checker dies"):
         loaded(relu())
 

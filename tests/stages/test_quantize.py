@@ -15,7 +15,7 @@ from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.ranges import Ranges
+from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.session import Session
 from forge_pipeline.stages import calibrate, quantize
 

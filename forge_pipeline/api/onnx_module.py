@@ -1,0 +1,125 @@
+"""ONNXModule as users hold it: with ``compile``, and with the rest of what a Forge module has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_pipeline.errors import ModelError
+from forge_pipeline.quantization.onnx_module import QuantizableModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    from forge_pipeline.ir.graph import Node
+    from forge_pipeline.target.spec import Description
+
+
+class ONNXModule(QuantizableModule):
+    """An ONNX model that can be looked at, edited, calibrated, quantized and compiled, each in place."""
+
+    __slots__ = ()
+
+    def compile(
+        self,
+        target: Description = "llvm",
+        host: Description | None = None,
+        output_path: Path | str = "./compile_output",
+        opt_level: int = 3,
+        set_float16: bool = False,
+        set_channel_layout: Literal["first", "last"] | None = None,
+        export_relax: bool = False,
+        export_metadata: bool = False,
+        force_overwrite: bool = False,
+        uuid: str | None = None,
+        encrypt_password: str | bytes | None = None,
+        **options: Any,
+    ) -> Path:
+        """Compile for a target, by the stages of the pipeline, and return the folder that holds the files.
+
+        ``target``: a tag of conf/target or of TVM's registry, an option string (``llvm -mcpu=skylake``), JSON or a
+        dictionary; ``llvm`` alone is this machine, ``cuda`` alone its GPU. ``host``: the CPU that drives a GPU.
+        The folder has ``model_library.so``; with a password, which encrypts it, also ``modelKey.bin``; with
+        ``export_relax`` ``model_relax.txt``; with ``export_metadata`` ``metadata.json``. Where ``output_path`` exists,
+        the first free ``output_path_1``, ``_2`` ... is made, unless ``force_overwrite`` is true. ``opt_level``: 0 to 4.
+        ``uuid`` names the artifact; without one, it follows from what is built. ``options`` are further values of
+        conf/compile/default.yaml, such as ``generator``.
+
+        Raises TargetError, ConfigError, ModelError, CompileError, VerificationError where the compiled model does not
+        compute what this one does, and ForgeError where the folder cannot be written. Then no folder is made.
+        """
+        from forge_pipeline.api.compile import compile_to_folder
+
+        return compile_to_folder(
+            self,
+            target=target,
+            host=host,
+            output_path=output_path,
+            opt_level=opt_level,
+            set_float16=set_float16,
+            set_channel_layout=set_channel_layout,
+            export_relax=export_relax,
+            export_metadata=export_metadata,
+            force_overwrite=force_overwrite,
+            uuid=uuid,
+            encrypt_password=encrypt_password,
+            options=options,
+        )
+
+    @property
+    def typed_mod(self) -> onnx.ModelProto:
+        """A copy of the model that states the types of all values. Raises ModelError for an invalid model."""
+        from forge_pipeline.ir.external_data.mapped import outline
+        from forge_pipeline.ir.shape_inference import checked_and_inferred
+
+        if not self.is_held:
+            return checked_and_inferred(self.mod)
+        inferred = checked_and_inferred(outline(self.light))
+        typed = self.copy()
+        for field in ("value_info", "output"):
+            values = getattr(typed.light.graph, field)
+            del values[:]
+            values.extend(getattr(inferred.graph, field))
+        return typed.mod
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        """The weights that are inputs with defaults, by name: a caller may replace them; others are constants."""
+        from onnx import numpy_helper
+
+        listed = {value.name for value in self.mod.graph.input}
+        return {
+            tensor.name: numpy_helper.to_array(tensor) for tensor in self.mod.graph.initializer if tensor.name in listed
+        }
+
+    @property
+    def input_nodes(self) -> list[Node]:
+        """The nodes that read an input, each once; an ONNX graph has no node for the input itself."""
+        found = [node for name in self.input_names for node in self.main.consumers(name)]
+        return list(dict.fromkeys(found))
+
+    @property
+    def output_nodes(self) -> list[Node]:
+        """The nodes that define an output, each once."""
+        found = [self.main.producer(name) for name in self.output_names]
+        return list(dict.fromkeys(node for node in found if node is not None))
+
+    @property
+    def output_node(self) -> Node:
+        """The node that defines the output of a model that has one. Raises ModelError."""
+        nodes = self.output_nodes
+        if self.output_count != 1 or not nodes:
+            raise ModelError("output_node", "a model with one output", f"{self.output_count}", "use output_nodes")
+        return nodes[0]
+
+    @property
+    def is_tensorrt(self) -> bool:
+        """False: this package partitions Relax modules for TensorRT, not ONNX models."""
+        return False
+
+    def _repr_html_(self) -> str:
+        """Show interface and operators as tables, and the graph as a picture, in a notebook."""
+        from forge_pipeline.ir.display.html import html
+
+        return html(self.describe())

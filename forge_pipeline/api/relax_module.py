@@ -1,0 +1,252 @@
+"""RelaxModule as users hold it: Forge's RelayModule on today's TVM.
+
+Looking and editing happen on Relax. Calibrating, quantizing and compiling happen on ONNX, the pipeline's one
+interchange form: the model that the module was made from, or the ONNX form of the module, checked against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_pipeline.errors import CompileError, ModelError
+from forge_pipeline.relax.module import IRModule
+from forge_pipeline.relax.module import RelaxModule as BaseModule
+from forge_pipeline.runtime.ffi import torch_hidden
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    from forge_pipeline.api.onnx_module import ONNXModule
+    from forge_pipeline.ir import ONNXModule as BaseONNXModule
+    from forge_pipeline.target.spec import Description
+
+
+class RelaxModule(BaseModule):
+    """A module of TVM's Relax that can be looked at, edited, calibrated, quantized and compiled, each in place.
+
+    Two are equal when they have the same structure, whatever their weights.
+
+    ``params`` are the weights among the parameters of `main`, by name (or as ``relax.frontend.detach_params`` gives
+    them). With ``fold_constants`` they become constants of the graph, and what depends on constants alone is computed;
+    without, they stay parameters, which ``params`` lists. ``fold_batch_norms`` takes batch normalisations into the
+    weights before them, and so makes constants of the weights too. ``inline_partitions`` first takes back what was
+    partitioned. Raises ModelError for a module without a function `main` in Relax, and for weights that do not fit.
+    """
+
+    __slots__ = ("_onnx",)
+
+    def __init__(
+        self,
+        mod: IRModule,
+        params: Mapping[str, Any] | None = None,
+        inline_partitions: bool = False,
+        fold_constants: bool = True,
+        fold_batch_norms: bool = True,
+    ) -> None:
+        self._onnx: ONNXModule | None = None
+        super().__init__(mod, params, inline_partitions, fold_constants, fold_batch_norms)
+
+    # --- from and to ONNX --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_onnx(cls, model: onnx.ModelProto | BaseONNXModule | bytes | Path | str, **options: Any) -> RelaxModule:
+        """Return an ONNX model (object, module, bytes or path) in Relax; ``options`` are those of the class.
+
+        Raises CompileError that lists every operator without a form in Relax, ModelError for a damaged model.
+        """
+        from forge_pipeline.api.onnx_module import ONNXModule
+        from forge_pipeline.ir import ONNXModule as BaseONNXModule
+
+        if isinstance(model, str | Path):
+            source = ONNXModule.from_file(model)
+        elif isinstance(model, bytes):
+            import onnx
+
+            source = ONNXModule(onnx.load_model_from_string(model))
+        else:
+            source = ONNXModule((model if isinstance(model, BaseONNXModule) else BaseONNXModule(model)).copy().mod)
+        _check(source.mod)
+        module = cls(_imported(source), **options)
+        module._adopt(source)
+        return module
+
+    def to_onnx(self) -> ONNXModule:
+        """Return the module as an ONNXModule of its own.
+
+        That is the model it was made from, where it was not changed since; otherwise the ONNX form of its operators,
+        run against the module on random numbers. Raises ModelError that lists the operators without such a form, and
+        VerificationError where the two differ.
+        """
+        return self._source().copy()
+
+    def _source(self) -> ONNXModule:
+        if self._onnx is None:
+            from forge_pipeline.api.onnx_module import ONNXModule
+            from forge_pipeline.relax.tensorrt import inlined
+            from forge_pipeline.relax.to_onnx.checked import checked_export
+
+            with torch_hidden():
+                self._onnx = ONNXModule(checked_export(inlined(self._mod), self.output_names, self._weights))
+        return self._onnx
+
+    def _adopt(self, source: ONNXModule) -> None:
+        self._onnx, self._names = source, source.output_names
+
+    def replace(self, mod: IRModule) -> None:
+        """Take ``mod`` in place of the module: calibration, and the model it was made from, no longer belong to it."""
+        super().replace(mod)
+        self._onnx = None
+
+    def _copy_to(self, other: BaseModule) -> None:
+        super()._copy_to(other)
+        other._onnx = None if self._onnx is None else self._onnx.copy()  # type: ignore[attr-defined]
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True when statistics of the present graph are there to quantize with."""
+        return self._onnx is not None and self._onnx.is_calibrated
+
+    @property
+    def is_quantized(self) -> bool:
+        """True when the module computes with integers."""
+        operators = self.operators
+        return (
+            "quantize" in operators or "dequantize" in operators or (self._onnx is not None and self._onnx.is_quantized)
+        )
+
+    @property
+    def is_split_tensors(self) -> bool:
+        """True after `split_tensors`."""
+        return self._onnx is not None and self._onnx.is_split_tensors
+
+    # --- changing, in place ------------------------------------------------------------------------------------------
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Fix the leading dimension of the inputs, in place. Raises ModelError where the module cannot follow."""
+        if self._onnx is None:
+            super().set_batch_size(batch_size)
+            return
+        source = self._onnx.copy()
+        source.set_batch_size(batch_size)
+        self._follow(source)
+
+    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = False) -> None:
+        """Track the activations on ``calib_data``; see ``ONNXModule.calibrate``."""
+        self._source().calibrate(calib_data, reset, use_cuda)
+
+    def quantize(
+        self,
+        activation_dtype: str = "int8",
+        kernel_dtype: str | None = None,
+        bias_dtype: str | None = None,
+        per_channel: bool = False,
+        calib_method: str = "average",
+        quant_type: Literal["static", "dynamic", "any"] = "any",
+        **options: Any,
+    ) -> None:
+        """Quantize in place; see ``ONNXModule.quantize``."""
+        source = self._source().copy()
+        source.quantize(activation_dtype, kernel_dtype, bias_dtype, per_channel, calib_method, quant_type, **options)
+        self._follow(source)
+
+    def split_tensors(self, force: bool = False) -> None:
+        """Split the weights of convolutions in two, in place; see ``ONNXModule.split_tensors``."""
+        source = self._source().copy()
+        source.split_tensors(force)
+        self._follow(source)
+
+    def _follow(self, source: ONNXModule) -> None:
+        """Become what ``source`` is."""
+        mod = _imported(source)
+        self._mod, self._weights = mod, {}
+        self._adopt(source)
+
+    # --- running and compiling ---------------------------------------------------------------------------------------
+
+    def get_inference_function(self, target: Description = "llvm") -> Callable[..., np.ndarray | list[np.ndarray]]:
+        """Return ``f(input0, input1, ...)`` on numpy arrays: each operator one plain kernel of TVM, nothing fused.
+
+        It gives one array, or a list where the module has several outputs. It is for checking numbers, not for
+        measuring speed. ``target`` is as for ``compile``. Raises CompileError and TargetError.
+        """
+        from forge_pipeline.target.spec import resolved
+
+        with torch_hidden():
+            return self.inference_function(resolved(target).spec())
+
+    def compile(
+        self,
+        target: Description = "llvm",
+        host: Description | None = None,
+        output_path: Path | str = "./compile_output",
+        opt_level: int = 3,
+        set_float16: bool = False,
+        set_channel_layout: Literal["first", "last"] | None = None,
+        export_relax: bool = False,
+        export_metadata: bool = False,
+        force_overwrite: bool = False,
+        uuid: str | None = None,
+        encrypt_password: str | bytes | None = None,
+        **options: Any,
+    ) -> Path:
+        """Compile for a target and return the folder that holds the files; see ``ONNXModule.compile``.
+
+        Raises CompileError for a module that is partitioned for TensorRT, which TVM's wheels are built without.
+        """
+        if self.is_tensorrt:
+            _refuse_tensorrt()
+        return self._source().compile(
+            target,
+            host,
+            output_path,
+            opt_level,
+            set_float16,
+            set_channel_layout,
+            export_relax,
+            export_metadata,
+            force_overwrite,
+            uuid,
+            encrypt_password,
+            **options,
+        )
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """Raise ModelError for what TVM's importer would take, and ONNX does not allow."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise ModelError(
+            where="RelaxModule.from_onnx",
+            expected="a valid ONNX model",
+            found=" ".join(str(error).split())[:500],
+            fix="correct the node it names, or export the model again",
+        ) from error
+
+
+def _imported(source: BaseONNXModule) -> IRModule:
+    with torch_hidden():
+        from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
+
+        return import_model(prepare(source.copy().mod))
+
+
+def _refuse_tensorrt() -> None:
+    from forge_pipeline.relax.tensorrt import tensorrt_is_built_in
+
+    found = (
+        "TVM has it, and artifacts here hold CPU or CUDA kernels" if tensorrt_is_built_in() else "TVM without TensorRT"
+    )
+    raise CompileError(
+        where="compile of a module partitioned for TensorRT",
+        expected="a pipeline with TensorRT: TVM built with it, and artifacts that hold its engines",
+        found=found,
+        fix="call inline_partitions() and compile, or give `module.mod` to a TVM that is built with TensorRT",
+    )

@@ -1,0 +1,118 @@
+"""The compiler in a process of its own, so that a crash of it costs the caller an error message and no more.
+
+The parent never imports TVM. The child (``worker``) reads one pickled Request and writes one pickled answer, a Compiled
+or a ForgeError; what it is working on goes to stderr, so that a crash can be told from its place.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.content import FileRange, OpenFile
+from forge_pipeline.errors import CompileError, ForgeError
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+STEP = "forge-step: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to compile; ``checks`` is None where the result cannot or shall not be run here.
+
+    Weights of ``model`` may be in files (``ir.held``).
+    """
+
+    model: ModelProto
+    target: Target
+    options: Options
+    checks: Checks | None
+    relax_text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job as the child gets it: the model without what is in files.
+
+    ``files`` are what its weights refer to: the name there, and an open file that the child inherits. ``section`` is
+    an open file, too, for the library's weights.
+    """
+
+    model: bytes
+    files: tuple[tuple[str, int], ...]
+    section: int
+    target: Target
+    options: Options
+    checks: Checks | None
+    relax_text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The library, and what is for people: the errors that verification measured, the Relax text.
+
+    On its way from the child the library is without its weights, which are in the section's file.
+    """
+
+    library: Library
+    verification: Mapping[str, Any] | None
+    relax_text: str | None
+
+
+def compile_apart(job: Job) -> Compiled:
+    """Compile ``job`` in a child process. Raises what the compilation raises, and CompileError where it crashed.
+
+    The library's weights are in a temporary file.
+    """
+    from forge_pipeline.ir.external_data.mapped import holds
+
+    files, section = holds(job.model), OpenFile.temporary()
+    request = Request(
+        model=bytes(job.model.SerializeToString()),
+        files=tuple((held.location, held.file.descriptor) for held in files),
+        section=section.descriptor,
+        target=job.target,
+        options=job.options,
+        checks=job.checks,
+        relax_text=job.relax_text,
+    )
+    answer = _answer(request)
+    library = replace(answer.library, weights=FileRange(section, 0, section.size))
+    return replace(answer, library=library)
+
+
+def _answer(request: Request) -> Compiled:
+    command = [sys.executable, "-m", "forge_pipeline.codegen.compile_worker"]
+    inherited = (*(descriptor for _, descriptor in request.files), request.section)
+    child = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False, pass_fds=inherited)
+    if child.returncode != 0:
+        raise _crash(child.returncode, child.stderr.decode("utf-8", "replace"), request.target)
+    answer = pickle.loads(child.stdout)  # noqa: S301 - written by our own child a moment ago
+    if isinstance(answer, ForgeError):
+        raise answer
+    compiled: Compiled = answer
+    return compiled
+
+
+def _crash(code: int, stderr: str, target: Target) -> CompileError:
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    step = next((line.removeprefix(STEP) for line in reversed(lines) if line.startswith(STEP)), "start")
+    last = next((line for line in reversed(lines) if not line.startswith((STEP, " "))), "no message")
+    died = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return CompileError(
+        where=f"compiling for {target.tag}, at: {step}",
+        expected="the compiler to finish",
+        found=f"it died ({died}): {last[:300]}",
+        fix="try `compile.generator=stock` or `compile.opt_level=1`; SIGKILL means that memory ran out",
+    )

@@ -1,0 +1,70 @@
+"""The child process of ``apart``: `python -m forge_pipeline.codegen.compile_worker`, one job in, one answer out."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import os
+import pickle
+import sys
+from dataclasses import replace
+
+from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
+from forge_pipeline.content import OpenFile
+from forge_pipeline.errors import ForgeError
+from forge_pipeline.runtime.ffi import torch_hidden
+
+COLLECTION = 100_000
+"""New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""
+
+
+def run(job: Request) -> Compiled:
+    """Compile ``job`` in this process."""
+    import onnx
+
+    from forge_pipeline.codegen.build import build, relax_text
+    from forge_pipeline.codegen.verify import verify
+    from forge_pipeline.ir.external_data.mapped import Held, spilling
+
+    files = [Held(OpenFile(descriptor), location=location) for location, descriptor in job.files]
+    model = onnx.load_model_from_string(job.model)
+    with spilling(bool(files), named=False):
+        library = build(model, job.target, job.options, progress=_progress, section=OpenFile(job.section))
+        for held in files:
+            held.release()
+        verification = None
+        if job.checks is not None:
+            _progress("verify")
+            verification = verify(model, library, job.checks, float16=job.options.float16)
+        text = relax_text(model) if job.relax_text else None
+    return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
+
+
+def _progress(step: str) -> None:
+    print(f"{STEP}{step}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Answer one job from stdin on stdout, which nobody else may write to."""
+    faulthandler.enable()
+    gc.set_threshold(COLLECTION)
+    answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
+    job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
+    try:
+        with torch_hidden():
+            answer: Compiled | ForgeError = run(job)
+    except ForgeError as error:
+        error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
+        answer = error
+    buffer = io.BytesIO()
+    pickle.dump(answer, buffer)
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed: nobody waits for an answer
+        answer_stream.write(buffer.getvalue())
+        answer_stream.flush()
+    os._exit(0)  # what TVM's CUDA runtime wants to tidy up at exit needs a driver, which need not be here
+
+
+if __name__ == "__main__":
+    main()

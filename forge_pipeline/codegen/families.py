@@ -1,0 +1,125 @@
+"""The operator families: which operators each takes over in the graph, and how its kernels are scheduled.
+
+A family is one module and one row here. docs/codegen.md says what it offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.float32 import (
+    channels_last,
+    concat,
+    convolution,
+    elementwise,
+    pool_1d_3d,
+    resample,
+    weight_decode,
+    winograd_weight,
+)
+from forge_pipeline.codegen.float32 import conv3d as float32_conv3d
+from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
+from forge_pipeline.codegen.float32 import depthwise as float32_depthwise
+from forge_pipeline.codegen.float32 import direct as float32_direct
+from forge_pipeline.codegen.float32 import matmul as float32_matmul
+from forge_pipeline.codegen.float32 import pool as float32_pool
+from forge_pipeline.codegen.float32 import winograd as float32_winograd
+from forge_pipeline.codegen.int8 import dynamic_quantize
+from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
+from forge_pipeline.codegen.int8.conv import conv_transpose as int8_conv_transpose
+from forge_pipeline.codegen.int8.conv import depthwise as int8_depthwise
+from forge_pipeline.codegen.int8.conv import direct as int8_direct
+from forge_pipeline.codegen.int8.conv import match, residual
+from forge_pipeline.codegen.int8.conv import winograd as int8_winograd
+from forge_pipeline.codegen.int8.neon import kernels
+from forge_pipeline.codegen.int8.ops import (
+    attention_kernel,
+    batched_matmul,
+    binary,
+    data_movement,
+    int32_results,
+    lookup_table,
+    quantize_dequantize,
+    resize,
+    weight_only_matmul,
+)
+from forge_pipeline.codegen.int8.ops import matmul as int8_matmul
+from forge_pipeline.codegen.int8.ops import pool as int8_pool
+from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw, pmaddubsw_intrinsics
+from forge_pipeline.codegen.layout.builder import Handler
+from forge_pipeline.codegen.tir.machine import Machine
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+Scheduler = Callable[["Schedule", Machine], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """``handlers`` maps Relax operators to what emits them; ``schedule`` takes the kernels of its own templates.
+
+    ``continues``: it also takes what is computed of their results element by element.
+    """
+
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    schedule: Scheduler | None = None
+    continues: bool = True
+
+
+FAMILIES: Mapping[str, Family] = {
+    "integer": Family(handlers=quantize_dequantize.HANDLERS),
+    "integer_moves": Family(handlers=data_movement.HANDLERS),
+    dynamic_quantize.NAME: Family(
+        handlers=dynamic_quantize.HANDLERS, schedule=dynamic_quantize.schedule, continues=False
+    ),
+    lookup_table.NAME: Family(handlers=lookup_table.HANDLERS, schedule=lookup_table.schedule, continues=False),
+    "integer_forms": Family(handlers=match.HANDLERS),
+    "integer_volume": Family(handlers=int8_conv3d.HANDLERS),
+    "integer_transposed": Family(handlers=int8_conv_transpose.HANDLERS),
+    int8_direct.NAME: Family(schedule=int8_direct.schedule),
+    amx.NAME: Family(schedule=amx.schedule),
+    kernels.NAME: Family(schedule=kernels.schedule),
+    pmaddubsw_intrinsics.NAME: Family(schedule=pmaddubsw.schedule),
+    int8_winograd.NAME: Family(schedule=int8_winograd.schedule),
+    int8_depthwise.NAME: Family(schedule=int8_depthwise.schedule),
+    int8_matmul.NAME: Family(handlers=int8_matmul.HANDLERS, schedule=int8_matmul.schedule),
+    attention_kernel.NAME: Family(handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule),
+    attention_kernel.SOFTMAX: Family(schedule=attention_kernel.schedule, continues=False),
+    attention_kernel.SUMS: Family(schedule=attention_kernel.schedule_sums, continues=False),
+    "integer_sums": Family(handlers=int32_results.HANDLERS),
+    "integer_pool": Family(handlers=int8_pool.HANDLERS),
+    residual.NAME: Family(handlers=residual.HANDLERS, schedule=residual.schedule),
+    "integer_pair": Family(handlers=binary.HANDLERS),
+    "integer_resize": Family(handlers=resize.HANDLERS),
+    "convolution": Family(handlers=convolution.HANDLERS),
+    "volume": Family(handlers=float32_conv3d.HANDLERS),
+    float32_conv_transpose.NAME: Family(
+        handlers=float32_conv_transpose.HANDLERS, schedule=float32_conv_transpose.schedule
+    ),
+    channels_last.NAME: Family(schedule=channels_last.schedule),
+    float32_direct.NAME: Family(schedule=float32_direct.schedule),
+    float32_winograd.NAME: Family(schedule=float32_winograd.schedule),
+    winograd_weight.NAME: Family(schedule=winograd_weight.schedule, continues=False),
+    weight_decode.NAME: Family(schedule=weight_decode.schedule, continues=False),
+    float32_depthwise.NAME: Family(schedule=float32_depthwise.schedule),
+    float32_pool.NAME: Family(handlers=float32_pool.HANDLERS, schedule=float32_pool.schedule),
+    pool_1d_3d.NAME: Family(handlers=pool_1d_3d.HANDLERS, schedule=pool_1d_3d.schedule),
+    resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
+    "weight_only": Family(handlers=weight_only_matmul.HANDLERS),
+    float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
+    concat.NAME: Family(schedule=elementwise.schedule, continues=False),
+    "elementwise": Family(handlers=elementwise.HANDLERS),
+}
+"""For an operator that several families know, the first that does not decline emits it."""
+
+
+ANCHORS = frozenset(name for name, family in FAMILIES.items() if family.schedule is not None and family.continues)
+"""Families whose kernels go on with what follows them."""
+
+
+def handlers_of(operator: str) -> list[Handler]:
+    """Return all handlers of an operator, in the order in which they are asked."""
+    return [family.handlers[operator] for family in FAMILIES.values() if operator in family.handlers]

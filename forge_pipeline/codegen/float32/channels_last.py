@@ -1,0 +1,82 @@
+"""Convolution with channels as the last axis (N, H, W, C), for those who ask for it: `compile.set_channel_layout=last`.
+
+The blocked form of an image is then one block of all its channels, (N, 1, H, W, C), so that what works on blocks works
+on these. Blocks of a vector are faster wherever channels are many: a tile's weights are then side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, choose_tile
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "channels_last"
+WIDTH = 64
+"""Pixels of a row for which tiles are chosen where the width is symbolic."""
+
+
+def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
+    """Emit the convolution if channels are to be last; the result is one block of all channels."""
+    if not graph.channels_last:
+        return None
+    packed = graph.constant(weight.transpose(2, 3, 1, 0).astype(np.float32))
+    return graph.kernel(convolve, graph.blocked(source), packed, name="conv2d_last", geometry=geometry)
+
+
+def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
+    """Describe the convolution of (N, 1, H, W, C) with weights (h, w, channels / groups, filters)."""
+    from tvm import te
+
+    height, width, inputs, filters = (int(extent) for extent in weight.shape)
+    geometry = geometry.of(image)
+    padded = surround(image, geometry)
+    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    outputs = filters // geometry.groups
+    kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
+    channel = te.reduce_axis((0, inputs), "channel")
+
+    def element(n: Any, one: Any, h: Any, w: Any, f: Any) -> Any:
+        first = f // outputs * inputs if geometry.groups > 1 else 0
+        pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        return te.sum(
+            padded(n, one, *pixel, first + channel) * weight(kernel_h, kernel_w, channel, f),
+            axis=[kernel_h, kernel_w, channel],
+        )
+
+    shape = (image.shape[0], 1, *geometry.output, filters)
+    return te.compute(shape, element, name="convolve", attrs={primitives.FAMILY: NAME})
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of pixels by filters in registers along the reduction."""
+    anchor = primitives.find(sch, NAME)
+    before, last = primitives.split_around(sch, anchor)
+    for block in before:
+        primitives.spread(sch, block, machine)
+    n, one, h, w, f, *reduction = sch.get_loops(anchor)
+    filters, width, height = primitives.static(sch, f), primitives.extent(sch, w), primitives.extent(sch, h)
+    steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
+    lanes = math.gcd(filters, machine.lanes)
+    tile = choose_tile(machine, pixels=width or WIDTH, vectors=filters // lanes, steps=steps)
+    f_out, f_in, lane = sch.split(f, [None, tile.vectors, lanes])
+    w_out, w_in = sch.split(w, [None, tile.pixels])
+    sch.reorder(n, one, f_out, h, w_out, *reduction, w_in, f_in, lane)
+    shared = primitives.fuse(sch, [n, one, f_out, h])
+    sch.reverse_compute_at(last, w_out)
+    primitives.parallel_if_worth(sch, shared, filters * (width or WIDTH) * (height or WIDTH) * steps)
+    for loop in (w_in, f_in):
+        sch.unroll(loop)
+    if lanes > 1:
+        sch.vectorize(lane)
+    primitives.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)

@@ -1,0 +1,42 @@
+"""Images whose channels are put together: a copy, unless the plan of the memory has the parts written in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.layout.builder import Graph, shape_of
+from forge_pipeline.codegen.tir import primitives
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+NAME = "joining"
+JOINS = "forge.joins"
+"""The attribute of kernels that do nothing but copy their operands, one behind the other, into their result."""
+
+
+def joined(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:
+    """Emit images side by side along ``axis``; with a batch of one and axis 1, one is behind the other in memory."""
+    from tvm import relax
+
+    extents = [extent for part in parts for extent in shape_of(part)]
+    if axis == 1 and len(parts) > 1 and shape_of(parts[0])[0] == 1 and all(isinstance(item, int) for item in extents):
+        return graph.kernel(_join, *parts, name="join")
+    return graph.emit(relax.op.concat(parts, axis=axis))
+
+
+def _join(*parts: te.Tensor) -> te.Tensor:
+    from tvm import te, tirx
+
+    blocks = [int(part.shape[1]) for part in parts]
+
+    def element(n: Any, block: Any, *at: Any) -> Any:
+        start = sum(blocks) - blocks[-1]
+        value = parts[-1](n, block - start, *at)
+        for part, count in zip(parts[-2::-1], blocks[-2::-1], strict=True):
+            start -= count
+            value = tirx.if_then_else(block < start + count, part(n, block - start, *at), value)
+        return value
+
+    shape = (parts[0].shape[0], sum(blocks), *parts[0].shape[2:])
+    return te.compute(shape, element, name="T_concat", attrs={primitives.FAMILY: NAME})

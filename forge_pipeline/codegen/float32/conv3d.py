@@ -1,0 +1,235 @@
+"""Convolution over three axes: the taps along the depth become channels, the depths become a batch of images.
+
+    y[n, f, d] = sum over k of conv2d(x[n, :, d s + k e - p], w[f, :, k])
+
+So every image algorithm serves volumes too, Winograd's included. The input is copied once for each tap along the depth,
+in the order that the algorithm reads; against the arithmetic on each copied number that is little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.convolution import Convolution
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """How a convolution walks along the depth: the volume's extent, taps, stride, dilation, padding, results."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, depth, height, width).
+
+    ``geometry`` is that of the images; channels are those of the volume.
+    """
+
+    source: Value
+    weight: Array
+    bias: Array | None
+    depth: Depth
+    geometry: Geometry
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+        return self.geometry.filters
+
+    def scaled(self, scale: Array, shift: Array) -> Volume:
+        """Return the convolution followed by ``* scale + shift`` for each filter."""
+        bias = shift if self.bias is None else self.bias * scale + shift
+        return replace(self, weight=self.weight * scale.reshape(-1, 1, 1, 1, 1), bias=bias)
+
+    def emit(self, graph: Graph) -> Value:
+        """Unfold the depth, convolve images, fold it again; the result is plain."""
+        source, weight, geometry = unfolded(
+            graph, graph.plain(self.source), self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
+        )
+        images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
+        return folded(graph, images.emit(graph).blocked, self.filters, self.depth.output)
+
+
+def unfolded(
+    graph: Graph, plain: relax.Expr, weight: Array, depth: Depth, geometry: Geometry, *fillers: relax.Expr,
+    filler: int = 0, in_blocks: bool = True,
+) -> tuple[Value, Array, Geometry]:  # fmt: skip
+    """Return a volume as images, and the weights and the geometry with which they are convolved.
+
+    Around the volume is ``filler``, or the number that one of ``fillers`` holds when the model runs. ``in_blocks``
+    permits blocked images.
+    """
+    lanes = graph.machine.lanes
+    taps = weight.transpose(0, 2, 1, 3, 4)  # (filters, depth, channels / groups, height, width)
+    if in_blocks and geometry.groups == 1 and geometry.channels >= lanes:
+        blocks = -(-geometry.channels // lanes)
+        taps = np.pad(taps, ((0, 0), (0, 0), (0, blocks * lanes - geometry.channels), (0, 0), (0, 0)))
+        image = graph.kernel(
+            _unfold_blocks, plain, *fillers, name="unfold_depth", depth=depth, lanes=lanes, filler=filler
+        )
+        source = Value(blocked=image, channels=blocks * lanes * depth.kernel)
+    else:
+        groups = geometry.groups
+        image = graph.kernel(_unfold, plain, *fillers, name="unfold_depth", depth=depth, groups=groups, filler=filler)
+        source = Value(plain=image)
+    flat = taps.reshape(taps.shape[0], -1, *geometry.kernel)
+    return source, flat, replace(geometry, channels=flat.shape[1] * geometry.groups)
+
+
+def folded(graph: Graph, images: relax.Expr, filters: int, depth: int) -> Value:
+    """Return a blocked batch of images as the volumes, of ``depth`` images each, that they are."""
+    return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth))
+
+
+def in_images(graph: Graph, plain: relax.Expr) -> Value:
+    """Return a volume as a blocked batch of its images."""
+    _, channels, size, _, _ = shape_of(plain)
+    depth = Depth(size=size, kernel=1, stride=1, dilation=1, before=0, output=size)
+    image = graph.kernel(
+        _unfold_blocks, plain, name="unfold_depth", depth=depth, lanes=graph.block(channels), filler=0
+    )  # fmt: skip
+    return Value(blocked=image, channels=channels)
+
+
+def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
+    """Describe (N, C, D, H, W) as (N * depths, taps * C / lanes, H, W, lanes)."""
+    from tvm import te
+
+    batch, channels, _, height, width = volume.shape
+    channels = int(channels)
+    blocks = -(-channels // lanes)
+    outside = _outside(volume, fillers, filler)
+
+    def element(image: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        channel = block % blocks * lanes + lane
+        conditions = [] if channels % lanes == 0 else [channel < channels]
+        return _voxel(volume, depth, image, block // blocks, channel, h, w, outside, conditions)
+
+    shape = (batch * depth.output, depth.kernel * blocks, height, width, lanes)
+    return te.compute(shape, element, name="unfold_depth")
+
+
+def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, filler: int) -> te.Tensor:
+    """Describe (N, C, D, H, W) as (N * depths, groups * taps * C / groups, H, W)."""
+    from tvm import te
+
+    batch, channels, _, height, width = volume.shape
+    inputs = int(channels) // groups
+    outside = _outside(volume, fillers, filler)
+
+    def element(image: Any, c: Any, h: Any, w: Any) -> Any:
+        channel = c // (inputs * depth.kernel) * inputs + c % inputs
+        return _voxel(volume, depth, image, c // inputs % depth.kernel, channel, h, w, outside, [])
+
+    return te.compute((batch * depth.output, int(channels) * depth.kernel, height, width), element, name="unfold_depth")
+
+
+def _outside(volume: te.Tensor, fillers: tuple[te.Tensor, ...], filler: int) -> Any:
+    from tvm import tirx
+
+    return fillers[0]() if fillers else tirx.const(filler, volume.dtype)
+
+
+def _voxel(
+    volume: te.Tensor, depth: Depth, image: Any, tap: Any, channel: Any, h: Any, w: Any, outside: Any,
+    conditions: list[Any],
+) -> Any:  # fmt: skip
+    """Return what tap ``tap`` reads for result ``image``, and what is ``outside`` of the volume."""
+    from tvm import tirx
+
+    place = image % depth.output * depth.stride + tap * depth.dilation - depth.before
+    conditions = list(conditions)
+    if depth.before > 0:
+        conditions.append(place >= 0)
+    if (depth.output - 1) * depth.stride + (depth.kernel - 1) * depth.dilation - depth.before >= depth.size:
+        conditions.append(place < depth.size)
+    value = volume[image // depth.output, channel, place, h, w]
+    if not conditions:
+        return value
+    inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
+    return tirx.if_then_else(inside, value, outside)
+
+
+def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
+    """Describe (N * depth, F / lanes, H, W, lanes) as (N, F, depth, H, W)."""
+    from tvm import te
+
+    batch, _, height, width, lanes = images.shape
+    lanes = int(lanes)
+    return te.compute(
+        (batch // depth, filters, depth, height, width),
+        lambda n, f, d, h, w: images[n * depth + d, f // lanes, h, w, f % lanes],
+        name="fold_depth",
+    )
+
+
+def conv3d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 convolution with constant weights and a known size."""
+    weight, attributes = graph.look(call.args[1]).constant, call.attrs
+    if weight is None or attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
+        return None
+    return Value(
+        pending=volume(
+            graph.look(call.args[0]),
+            weight,
+            size=shape_of(call.args[0])[1:],
+            strides=ints(attributes.strides),
+            padding=ints(attributes.padding),
+            dilation=ints(attributes.dilation),
+            groups=int(attributes.groups),
+        )
+    )
+
+
+def volume(
+    source: Value, weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], groups: int,
+) -> Volume:  # fmt: skip
+    """Return a convolution over (channels, depth, height, width) of ``size``; padding: three begins, three ends."""
+    depth, geometry = taken_apart(
+        weight, size=size, strides=strides, padding=padding, dilation=dilation, groups=groups
+    )  # fmt: skip
+    return Volume(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
+
+
+def taken_apart(
+    weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], groups: int,
+) -> tuple[Depth, Geometry]:  # fmt: skip
+    """Return how a convolution, as ``volume`` takes it, walks along the depth, and along its images."""
+    channels, deep, *plane = size
+    front, top, left, back, bottom, right = padding
+    kernel = weight.shape[2]
+    output = (deep + front + back - dilation[0] * (kernel - 1) - 1) // strides[0] + 1
+    depth = Depth(
+        size=deep, kernel=kernel, stride=strides[0], dilation=dilation[0], before=front, output=output
+    )  # fmt: skip
+    geometry = Geometry(
+        channels=channels,
+        filters=weight.shape[0],
+        groups=groups,
+        size=tuple(plane),
+        kernel=(weight.shape[3], weight.shape[4]),
+        strides=strides[1:],
+        padding=(top, left, bottom, right),
+        dilation=dilation[1:],
+    )
+    return depth, geometry
+
+
+HANDLERS = {"relax.nn.conv3d": conv3d}

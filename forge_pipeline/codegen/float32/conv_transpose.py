@@ -1,0 +1,293 @@
+"""Transposed convolution over one, two or three axes, as convolutions that nobody multiplies zeros for.
+
+Results s apart read the same taps of the kernel: the s x s phases of a stride s are convolutions of stride 1, each
+with its own taps (Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016). Phases that read
+the same pixels, all of them where the kernel is as large as the stride, are one convolution with more filters. A last
+kernel puts the phases side by side, and applies what follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv3d import volume
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.convolution import Convolution
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.tir import primitives
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+    from forge_pipeline.codegen.tir.machine import Machine
+
+NAME = "transposed"
+LAYOUTS = {3: ("NCW", "IOW"), 4: ("NCHW", "IOHW"), 5: ("NCDHW", "IODHW")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a transposed convolution: extents of image and result, and how taps are laid over the result."""
+
+    size: int
+    output: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+
+    def phase(self, index: int) -> Phase:
+        """Return what the results ``index``, ``index + stride``, ... read.
+
+        Result q of the phase sums x[q + e] w[k] over the taps k for which e = (index + before - k dilation) / stride
+        is whole.
+        """
+        taps = [k for k in range(self.kernel) if (index + self.before - k * self.dilation) % self.stride == 0]
+        first = (index + self.before - taps[-1] * self.dilation) // self.stride if taps else 0
+        return Phase(
+            taps=tuple(reversed(taps)), first=first, dilation=self.dilation // math.gcd(self.dilation, self.stride)
+        )
+
+    @property
+    def results(self) -> int:
+        """Results of a phase; the last of some phases may lie behind the end, and is not used."""
+        return -(-self.output // self.stride)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A convolution of stride 1 along one axis: result q reads pixels q + first, q + first + dilation, ..."""
+
+    taps: tuple[int, ...]
+    first: int
+    dilation: int
+
+    def padding(self, axis: Axis) -> tuple[int, int]:
+        """Return the pixels missing before and behind the image; negative where it has more than are read."""
+        last = axis.results - 1 + self.first + max(len(self.taps) - 1, 0) * self.dilation
+        return -self.first, last - (axis.size - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transposed:
+    """A transposed convolution that is not emitted yet: ``weight`` (filters, channels / groups, *kernel)."""
+
+    source: Value
+    weight: Array
+    bias: Array | None
+    groups: int
+    channels: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+        return int(self.weight.shape[0])
+
+    def scaled(self, scale: Array, shift: Array) -> Transposed:
+        """Return the convolution followed by ``* scale + shift`` for each filter."""
+        bias = shift if self.bias is None else self.bias * scale + shift
+        return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
+        return by_phases(graph, self.weight, self.axes, self.groups, partial(self._convolution, graph))
+
+    def _convolution(
+        self, graph: Graph, weight: Array, rows: Array, padding: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> relax.Expr:
+        bias = None if self.bias is None else self.bias[rows]
+        size = tuple(axis.size for axis in self.axes)
+        if len(size) == 3:
+            deep = volume(
+                self.source, weight, size=(self.channels, *size), strides=(1, 1, 1), padding=padding, dilation=dilation,
+                groups=self.groups,
+            )  # fmt: skip
+            return graph.plain(replace(deep, bias=bias).emit(graph))
+        geometry = plane(weight, self.channels, self.axes, self.groups, padding, dilation)
+        flat = Convolution(source=self.source, weight=weight, bias=bias, geometry=geometry)
+        return flat.emit(graph).blocked
+
+
+def plane(
+    weight: Array, channels: int, axes: Sequence[Axis], groups: int, padding: tuple[int, ...], dilation: tuple[int, ...]
+) -> Geometry:
+    """Return the convolution of an image that phases of two axes are."""
+    return Geometry(
+        channels=channels, filters=weight.shape[0], groups=groups, size=tuple(axis.size for axis in axes),
+        kernel=(weight.shape[2], weight.shape[3]), strides=(1, 1), padding=padding, dilation=dilation,
+    )  # fmt: skip
+
+
+Convolve = Callable[[Array, Array, tuple[int, ...], tuple[int, ...]], "relax.Expr"]
+"""Emits phases as one convolution of stride 1, from its weights, the filter of the model that each of them belongs to,
+padding and dilation. The result is blocked for two axes, and plain for three."""
+
+
+def by_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, convolve: Convolve) -> Value:
+    """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
+    filters = weight.shape[0]
+    lanes = graph.block(filters)
+    room = filters if groups > 1 else -(-filters // lanes) * lanes
+    together: dict[Any, list[tuple[int, ...]]] = {}
+    phases = {}
+    for index in itertools.product(*(range(axis.stride) for axis in axes)):
+        phases[index] = tuple(axis.phase(r) for axis, r in zip(axes, index, strict=True))
+        reads = tuple((phase.first, len(phase.taps)) for phase in phases[index])
+        together.setdefault((reads, index if groups > 1 else ()), []).append(index)
+    rows = np.pad(np.arange(filters), (0, room - filters))  # filters of zeros have the bias of any
+    images: list[relax.Expr] = []
+    places: dict[tuple[int, ...], tuple[int, int]] = {}
+    for same in together.values():
+        for position, index in enumerate(same):
+            places[index] = (len(images), position * room)
+        weights = [_taps(weight, phases[index], room) for index in same]
+        first = phases[same[0]]
+        edges = [along.padding(axis) for axis, along in zip(axes, first, strict=True)]
+        padding = tuple(edge[0] for edge in edges) + tuple(edge[1] for edge in edges)
+        dilation = tuple(along.dilation for along in first)
+        images.append(convolve(np.concatenate(weights), np.tile(rows, len(same)), padding, dilation))
+    shape = tuple(axis.output for axis in axes)
+    strides = tuple(axis.stride for axis in axes)
+    result = graph.kernel(
+        _side_by_side, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
+        strides=strides, places=places, filters=filters,
+    )  # fmt: skip
+    return Value(blocked=result, channels=filters) if len(shape) == 2 else Value(plain=result)
+
+
+def _taps(weight: Array, phase: Sequence[Phase], room: int) -> Array:
+    """Return the weights of one phase, with filters of zeros up to ``room``."""
+    for axis, along in enumerate(phase, start=2):
+        weight = weight.take(along.taps, axis) if along.taps else np.zeros_like(weight.take([0], axis))
+    return np.pad(weight, [(0, room - weight.shape[0]), *[(0, 0)] * (weight.ndim - 1)])
+
+
+def _side_by_side(
+    *images: te.Tensor,
+    lanes: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    places: dict[tuple[int, ...], tuple[int, int]],
+    filters: int,
+) -> te.Tensor:
+    """Describe the result, blocked for two axes and plain for three, from phases at (tensor, first channel)."""
+    from tvm import te, tirx
+
+    batch, rank = images[0].shape[0], len(shape)
+    channels = -(-filters // lanes)
+
+    def element(n: Any, row: Any, *index: Any) -> Any:
+        at, lane = index[:rank], index[rank:]
+        value = None
+        for phase, (image, first) in reversed(places.items()):
+            pixel = [p // stride for p, stride in zip(at, strides, strict=True)]
+            source = images[image]
+            if rank == 2:
+                channel, block = first + row * lanes + lane[0], int(source.shape[-1])
+                own = source(n, channel // block, *pixel, channel % block)
+            else:
+                own = source(n, first + row, *pixel)
+            conditions = [p % s == r for p, s, r in zip(at, strides, phase, strict=True) if s > 1]
+            if value is None:
+                value = own
+            else:
+                chosen = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
+                value = tirx.Select(chosen, own, value)
+        return value
+
+    full = (batch, channels, *shape, *([lanes] if rank == 2 else []))
+    strided = {f"forge.stride{axis}": stride for axis, stride in enumerate(strides)}
+    return te.compute(full, element, name="side_by_side", attrs={primitives.FAMILY: NAME, **strided})
+
+
+def axes_of(graph: Graph, call: relax.Call) -> tuple[Axis, ...] | None:
+    """Return how the kernel walks, over a row where there is one axis; None if weights or sizes are not known."""
+    weight, attributes = graph.look(call.args[1]).constant, call.attrs
+    rank = len(weight.shape) if weight is not None else 0
+    if weight is None or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
+        return None
+    if not has_known_shape(call.args[0], rank=rank) or not has_known_shape(call, rank=rank):
+        return None
+    padding, strides, dilation = (ints(x) for x in (attributes.padding, attributes.strides, attributes.dilation))
+    axes = [
+        Axis(size=i, output=o, kernel=k, stride=s, dilation=d, before=p)
+        for i, o, k, s, d, p in zip(
+            shape_of(call.args[0])[2:], shape_of(call)[2:], weight.shape[2:], strides, dilation, padding[: rank - 2],
+            strict=True,
+        )
+    ]  # fmt: skip
+    if rank == 3:
+        axes.insert(0, Axis(size=1, output=1, kernel=1, stride=1, dilation=1, before=0))
+    return tuple(axes)
+
+
+def filters_first(weight: Array, groups: int) -> Array:
+    """Return (channels, filters / groups, *kernel) as (filters, channels / groups, *kernel)."""
+    channels, outputs, *kernel = weight.shape
+    by_group = weight.reshape(groups, channels // groups, outputs, *kernel).swapaxes(1, 2)
+    return by_group.reshape(groups * outputs, channels // groups, *kernel)
+
+
+def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 transposed convolution with constant weights and a known size."""
+    weight, axes, groups = graph.look(call.args[1]).constant, axes_of(graph, call), int(call.attrs.groups)
+    if weight is None or axes is None:
+        return None
+    weight, source = filters_first(weight, groups), graph.look(call.args[0])
+    batch, channels, *size = shape_of(call.args[0])
+    if len(size) == 1:
+        weight = weight[:, :, None]
+        source = Value(plain=graph.emit(_reshaped(graph.plain(source), (batch, channels, 1, *size))))
+    made = Transposed(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
+    if len(size) == 1:
+        image = Value(pending=made, channels=made.filters)
+        return Value(plain=graph.emit(_reshaped(graph.plain(image), shape_of(call))))
+    return Value(pending=made, channels=made.filters)
+
+
+def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
+    from tvm import relax
+
+    return relax.op.reshape(value, shape)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Copy rows of one phase after another: the choice among phases is made outside of the vectors."""
+    found = primitives.blocks(sch)
+    anchor = sch.get(primitives.find(sch, NAME))
+    strides = [int(anchor.annotations[f"forge.stride{axis}"]) for axis in range(len(anchor.iter_vars) - 2)
+               if f"forge.stride{axis}" in anchor.annotations]  # fmt: skip
+    for block in found[:-1]:
+        sch.compute_inline(block)
+    last = found[-1]
+    loops = sch.get_loops(last)
+    work = primitives.product(primitives.extent(sch, loop) for loop in loops)
+    places = [sch.split(loop, [None, stride]) for loop, stride in zip(loops[2:], strides, strict=False)]
+    lane = loops[2 + len(strides) :]
+    outer = [place[0] for place in places]
+    inner = [place[1] for place in places]
+    order = [*loops[:2], outer[0], inner[0]]
+    for one, two in zip(outer[1:-1], inner[1:-1], strict=True):
+        order += [one, two]
+    order += [outer[-1], inner[-1], *lane]
+    sch.reorder(*order)
+    shared = primitives.fuse(sch, [*loops[:2], outer[0]])
+    primitives.parallel_if_worth(sch, shared, work)
+    for loop in inner:
+        sch.unroll(loop)
+    if lane:
+        sch.vectorize(lane[0])
+
+
+HANDLERS = dict.fromkeys(
+    ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose"), conv_transpose
+)

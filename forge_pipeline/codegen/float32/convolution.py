@@ -1,0 +1,154 @@
+"""Convolution as the graph has it: what surrounds it is folded into its weights, then an algorithm is chosen.
+
+A convolution stays pending until somebody reads its result. Meanwhile batch normalization and constant sums are
+folded into weights and bias, so none of the algorithms knows about them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+ALGORITHMS = (channels_last, depthwise, winograd, direct)
+"""Asked in this order for a value; `direct` takes what the others leave."""
+
+
+@runtime_checkable
+class Linear(Protocol):
+    """A pending value that is linear in ``weight`` (filters first): factors and terms of its filters fold into it."""
+
+    @property
+    def weight(self) -> Array:
+        """Weights, filters first."""
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+
+    def scaled(self, scale: Array, shift: Array) -> Linear:
+        """Return it followed by ``* scale + shift`` for each filter."""
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, height, width) and ``bias``."""
+
+    source: Value
+    weight: Array
+    bias: Array | None
+    geometry: Geometry
+
+    @property
+    def filters(self) -> int:
+        """Channels of the result."""
+        return self.geometry.filters
+
+    def scaled(self, scale: Array, shift: Array) -> Convolution:
+        """Return the convolution followed by ``* scale + shift`` for each filter."""
+        bias = shift if self.bias is None else self.bias * scale + shift
+        return replace(self, weight=self.weight * scale.reshape(-1, 1, 1, 1), bias=bias)
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit the algorithm that takes it, and the bias."""
+        from tvm import relax
+
+        geometry = self.geometry
+        for algorithm in ALGORITHMS:
+            blocked = algorithm.emit(graph, self.source, self.weight, geometry)
+            if blocked is not None:
+                break
+        if self.bias is not None:
+            bias = graph.per_channel(self.bias.astype(np.float32).reshape(1, -1, 1, 1), geometry.filters)
+            blocked = graph.emit(relax.op.add(blocked, bias))
+        return Value(blocked=blocked, channels=geometry.filters)
+
+
+def conv2d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 convolution with constant weights; batch, height and width may be symbolic."""
+    weight = graph.look(call.args[1]).constant
+    attributes = call.attrs
+    if weight is None or attributes.data_layout != "NCHW":
+        return None
+    if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
+        return None
+    geometry = over_image(call, weight.shape)
+    return Value(
+        pending=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
+        channels=geometry.filters,
+    )
+
+
+def conv1d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take every float32 convolution over one axis as one over two, the first of extent 1."""
+    from tvm import relax
+
+    weight = graph.look(call.args[1]).constant
+    attributes = call.attrs
+    if weight is None or attributes.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
+        return None
+    batch, channels, width = shape_of(call.args[0])
+    image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
+    geometry = over_row(call, weight.shape)
+    convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
+    plain = graph.plain(Value(pending=convolution))
+    return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))
+
+
+def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
+    """Fold it into the convolution before it, if nothing else reads that; else multiply and add."""
+    from tvm import relax
+
+    value = graph.look(call.args[0])
+    constants = [graph.look(argument).constant for argument in call.args[1:5]]
+    if any(constant is None for constant in constants) or int(call.attrs.axis) != 1:
+        return None
+    gamma, beta, mean, variance = (np.asarray(constant, np.float64) for constant in constants)
+    scale = gamma / np.sqrt(variance + float(call.attrs.epsilon))
+    shift = beta - mean * scale
+    if isinstance(value.pending, Linear) and graph.is_used_once(call.args[0]):
+        return Value(
+            parts=(Value(pending=value.pending.scaled(scale, shift), channels=value.channels), Value(), Value())
+        )
+    rank = len(shape_of(call.args[0]))
+    factors = [array.astype(np.float32).reshape(1, -1, *[1] * (rank - 2)) for array in (scale, shift)]
+    if graph.is_blocked(value):
+        factor, term = (graph.per_channel(array, value.channels) for array in factors)
+        product = graph.emit(relax.op.multiply(value.blocked, factor))
+        result = Value(blocked=graph.emit(relax.op.add(product, term)), channels=value.channels)
+    else:
+        product = graph.emit(relax.op.multiply(graph.plain(value), graph.constant(factors[0])))
+        result = Value(plain=graph.emit(relax.op.add(product, graph.constant(factors[1]))))
+    return Value(parts=(result, Value(), Value()))
+
+
+def add_bias(graph: Graph, call: relax.Call) -> Value | None:
+    """Fold a constant for each filter into the convolution that it is added to."""
+    for image, other in (call.args, reversed(call.args)):
+        value, constant = graph.look(image), graph.look(other).constant
+        if constant is None or not isinstance(value.pending, Linear) or not graph.is_used_once(image):
+            continue
+        filters, ones = value.pending.filters, (1,) * (value.pending.weight.ndim - 2)
+        if constant.shape in ((1, filters, *ones), (filters, *ones)):
+            folded = value.pending.scaled(np.ones(filters), constant.ravel().astype(np.float64))
+            return Value(pending=folded, channels=filters)
+    return None
+
+
+HANDLERS = {
+    "relax.nn.conv1d": conv1d,
+    "relax.nn.conv2d": conv2d,
+    "relax.nn.batch_norm": batch_norm,
+    "relax.add": add_bias,
+}

@@ -1,0 +1,85 @@
+"""Depthwise convolution: every lane its own channel, rows of the padded image copied just before they are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32 import dynamic_shape
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "depthwise"
+WIDEST = 14
+"""Pixels in a tile at most: each reuses the row for the kernel's width, and holds one accumulator."""
+
+TAPS_PER_RESULT = 4
+"""Multiply-adds that take as long as storing one result: here, they wait for memory more than a convolution's."""
+
+
+def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
+    """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
+    if not geometry.groups == geometry.channels == geometry.filters or geometry.channels == 1:
+        return None
+    lanes = graph.machine.lanes
+    blocks = -(-geometry.channels // lanes)
+    full = np.zeros((blocks * lanes, *geometry.kernel), np.float32)
+    full[: geometry.channels] = weight[:, 0]
+    packed = graph.constant(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
+    return graph.kernel(convolve, graph.blocked(source), packed, name="depthwise", geometry=geometry)
+
+
+def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
+    """Describe the convolution of a blocked image with weights (blocks, h, w, lanes)."""
+    from tvm import te
+
+    blocks, height, width, lanes = (int(extent) for extent in weight.shape)
+    geometry = geometry.of(image)
+    padded = surround(image, geometry, by_rows=geometry.is_sized)
+    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
+
+    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        return te.sum(
+            padded(n, block, *pixel, lane) * weight(block, kernel_h, kernel_w, lane), axis=[kernel_h, kernel_w]
+        )
+
+    shape = (image.shape[0], blocks, *geometry.output, lanes)
+    return te.compute(shape, element, name="depthwise", attrs={primitives.FAMILY: NAME})
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
+    anchor = primitives.find(sch, NAME)
+    if None in primitives.extents(sch, anchor)[2:]:
+        dynamic_shape.schedule_depthwise(sch, machine, anchor)
+        return
+    before, last = primitives.split_around(sch, anchor)
+    n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
+    height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
+    taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
+    pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
+    band = max([rows for rows in divisors(height, height) if rows * width * lanes * 4 <= machine.l1 // 2] or [1])
+    h_out, h_in = sch.split(h, [None, band])
+    w_out, w_in = sch.split(w, [None, pixels])
+    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
+    work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane)) * taps
+    shared = primitives.fuse(sch, [n, block, h_out])
+    sch.reverse_compute_at(last, w_out)
+    primitives.parallel_if_worth(sch, shared, work // TAPS_PER_RESULT)
+    for producer in before:
+        sch.compute_at(producer, shared)
+        sch.vectorize(sch.get_loops(producer)[-1])
+    sch.vectorize(lane)
+    for loop in (w_in, kernel_h, kernel_w):
+        sch.unroll(loop)
+    primitives.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)

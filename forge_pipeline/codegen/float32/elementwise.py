@@ -1,0 +1,169 @@
+"""Operators that compute each result by itself, in either layout; and the copies between the layouts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.float32.concat import joined
+from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
+from forge_pipeline.codegen.tir import primitives
+
+if TYPE_CHECKING:
+    from tvm import relax
+    from tvm.s_tir import Schedule
+
+    from forge_pipeline.codegen.tir.machine import Machine
+
+ZERO_KEEPS_FINITE = (
+    "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
+    "relax.nn.leakyrelu", "relax.nn.relu", "relax.nn.silu", "relax.nn.softplus", "relax.sigmoid", "relax.sqrt",
+    "relax.square", "relax.tanh",
+)  # fmt: skip
+"""Unary operators whose value at zero, which fills missing channels, is finite."""
+
+BINARY = ("relax.add", "relax.divide", "relax.maximum", "relax.minimum", "relax.multiply", "relax.subtract")
+FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "relax.squeeze")
+
+
+def unary(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout; before a cast of the operand's extents, if nothing else reads that."""
+    value = graph.look(call.args[0])
+    if isinstance(value.pending, Renamed):
+        value.pending = Cast(value=value.pending.inner.emit(graph), kind=value.pending.kind)
+    if isinstance(value.pending, Cast) and graph.is_used_once(call.args[0]):
+        inner, kind = value.pending.value, value.pending.kind
+        if inner.blocked is not None:
+            done = Value(blocked=_called(graph, call, inner.blocked), channels=inner.channels)
+            return Value(pending=Cast(value=done, kind=kind), channels=inner.channels)
+    if not graph.is_blocked(value):
+        return None
+    return Value(blocked=_called(graph, call, value.blocked), channels=value.channels)
+
+
+def _called(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
+    from tvm import relax
+
+    return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
+
+
+def binary(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout when both operands have it, or one is constant for each channel."""
+    from tvm import relax
+
+    left, right = (graph.look(argument) for argument in call.args)
+    divides = call.op.name == "relax.divide"
+    for image, other in ((left, right), (right, left)):
+        if other.constant is None or not graph.is_blocked(image) or (divides and image is right):
+            continue
+        operand = graph.per_channel(other.constant, image.channels, filler=1.0 if divides else 0.0)
+        if operand is None:
+            return None
+        pair = [image.blocked, operand] if image is left else [operand, image.blocked]
+        return Value(blocked=graph.emit(relax.Call(call.op, pair, call.attrs)), channels=image.channels)
+    if left.constant is not None or right.constant is not None:
+        return None
+    if not (graph.is_blocked(left) and graph.is_blocked(right)) or left.channels != right.channels:
+        return None
+    if divides and left.channels % graph.block(left.channels):
+        return None
+    return Value(
+        blocked=graph.emit(relax.Call(call.op, [left.blocked, right.blocked], call.attrs)), channels=left.channels
+    )
+
+
+def concat(graph: Graph, call: relax.Call) -> Value | None:
+    """Concatenate the channels of images: whole blocks, when every part fills its own."""
+    parts = graph.look(call.args[0]).parts
+    if parts is None or int(call.attrs.axis) not in (1, -3):
+        return None
+    if all(part.constant is None and graph.is_blocked(part) for part in parts) and not any(
+        part.channels % graph.block(part.channels) for part in parts
+    ):
+        whole = joined(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
+        return Value(blocked=whole, channels=sum(part.channels for part in parts))
+    if not has_known_shape(call, rank=4, symbolic_axes=()):
+        return None
+    return Value(plain=joined(graph, [graph.plain(part) for part in parts], axis=1))
+
+
+def split(graph: Graph, call: relax.Call) -> Value | None:
+    """Split into whole blocks, when every part fills its own."""
+    parts = split_blocks(graph, graph.look(call.args[0]), call)
+    return None if parts is None else Value(parts=tuple(parts))
+
+
+def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | None:
+    """Return the parts of a value that is split as ``call`` says, as whole blocks; None where it has none."""
+    from tvm import relax, tirx
+
+    if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
+        return None
+    axis, lanes = (4, 1) if graph.channels_last else (1, graph.machine.lanes)
+    where = call.attrs.indices_or_sections
+    if isinstance(where, tirx.IntImm | int):
+        if value.channels % int(where):
+            return None
+        size = value.channels // int(where)
+        edges = list(range(0, value.channels + 1, size))
+    else:
+        edges = [0, *ints(where), value.channels]
+    if any(edge % lanes for edge in edges):
+        return None
+    parts = []
+    for start, stop in pairwise(edges):
+        piece = relax.op.strided_slice(value.blocked, axes=[axis], begin=[start // lanes], end=[stop // lanes])
+        parts.append(Value(blocked=graph.emit(piece), channels=stop - start))
+    return parts
+
+
+def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
+    """Do to a constant now what would be done at every run."""
+    array = graph.look(call.args[0]).constant
+    if array is None or not has_known_shape_of_result(call):
+        return None
+    if call.op.name == "relax.permute_dims":
+        axes = call.attrs.axes
+        return Value(constant=array.transpose(None if axes is None else ints(axes)))
+    return Value(constant=array.reshape(result_shape(call)))
+
+
+def has_known_shape_of_result(call: relax.Call) -> bool:
+    """Return whether all extents of the result are numbers."""
+    return has_known_shape(call, symbolic_axes=())
+
+
+def result_shape(call: relax.Call) -> tuple[Extent, ...]:
+    """Return the shape that TVM inferred for a call."""
+    return shape_of(call)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Schedule a kernel without a reduction: what is cheap to repeat is inlined into what reads it.
+
+    A choice among several tensors (concatenation) reads them ready-made, and a costly function behind a choice gets
+    loops of its own: neither mixes with the other in vectors.
+    """
+    found = primitives.blocks(sch)
+    kept = {sch.get(found[-1]).name_hint}
+    for block in found:
+        if primitives.chooses(sch, block):
+            if primitives.is_costly(sch, found[-1]):
+                kept.add(sch.get(block).name_hint)
+            if len(sch.get(block).reads) > 1:
+                kept |= {sch.get(producer).name_hint for producer in sch.get_producers(block)}
+    for block in found[:-1]:
+        if sch.get(block).name_hint not in kept:
+            sch.compute_inline(block)
+    for block in primitives.blocks(sch):
+        primitives.spread(sch, block, machine)
+
+
+HANDLERS = {
+    **dict.fromkeys(ZERO_KEEPS_FINITE, unary),
+    **dict.fromkeys(BINARY, binary),
+    **dict.fromkeys(FOLDED_SHAPES, reshape_constant),
+    "relax.concat": concat,
+    "relax.split": split,
+}

@@ -1,0 +1,172 @@
+"""Matrix products: by constant weights, which are packed into panels, and of two activations, in batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, choose_tile
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "matmul"
+PANEL = "forge.panel"
+"""The annotation with the width of a packed panel of weights; 0 for a product of two activations."""
+
+VECTOR_PANEL = 4
+"""Vectors in a panel when one row is multiplied: as many sums side by side as hide the latency of the additions."""
+
+UNROLLED_STEPS = 4
+
+SERIAL_WORK = 1 << 17
+"""Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
+
+
+def multiply(graph: Graph, call: relax.Call) -> Value | None:
+    """Take products of float32 tensors of known size."""
+    left, right = call.args
+    operands = graph.look(left), graph.look(right)
+    ranks = [len(shape_of(side)) for side in (left, right) if has_known_shape(side, symbolic_axes=range(8))]
+    if len(ranks) < 2 or min(ranks) < 2 or call.attrs.out_dtype not in (None, "", "void", "float32"):
+        return None
+    if not isinstance(shape_of(left)[-1], int) or not isinstance(shape_of(right)[-1], int):
+        return None
+    weight = operands[1].constant
+    if weight is not None and weight.ndim == 2:
+        packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[-2], *weight.shape))
+        plain = graph.kernel(
+            by_panels, graph.plain(operands[0]), graph.constant(packed), name="dense", columns=weight.shape[1]
+        )
+        return Value(plain=plain)
+    if ranks[0] != ranks[1] and min(ranks) != 2:
+        return None
+    return Value(plain=graph.kernel(batched, *(graph.plain(operand) for operand in operands), name="matmul"))
+
+
+def panel_width(machine: Machine, rows: Any, steps: int, columns: int) -> int:
+    """Return the number of columns that a panel of weights holds; any number of rows shares it with one row."""
+    vectors = -(-columns // machine.lanes)
+    if rows == 1 or not isinstance(rows, int):
+        return min(VECTOR_PANEL, vectors) * machine.lanes
+    pixels = rows
+    widths = [wide for wide in (4, 3, 2, 1) if wide <= vectors]
+    best = min(widths, key=lambda wide: (_cost(machine, pixels, wide, vectors, steps), -wide))
+    return best * machine.lanes
+
+
+def _cost(machine: Machine, rows: int, wide: int, vectors: int, steps: int) -> float:
+    padded = -(-vectors // wide) * wide
+    tile = choose_tile(machine, pixels=rows, vectors=wide, steps=steps, widest=wide)
+    return padded / tile.efficiency if tile.vectors == wide else float("inf")
+
+
+def pack_weight(weight: Array, width: int) -> Array:
+    """Return (steps, columns) as (panels, steps, width); missing columns are zero."""
+    steps, columns = weight.shape
+    panels = -(-columns // width)
+    full = np.zeros((steps, panels * width), np.float32)
+    full[:, :columns] = weight
+    return full.reshape(steps, panels, width).transpose(1, 0, 2)
+
+
+def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
+    """Describe (..., rows, steps) times packed weights.
+
+    The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
+    """
+    from tvm import te
+
+    count, steps, width = (int(extent) for extent in panels.shape)
+    step = te.reduce_axis((0, steps), "step")
+
+    def element(*index: Any) -> Any:
+        *row, column = index
+        return te.sum(left(*row, step) * panels[column // width, step, column % width], axis=[step])
+
+    rows = left.shape[:-1]
+    product = te.compute((*rows, count * width), element, name="product", attrs={primitives.FAMILY: NAME, PANEL: width})
+    if count * width == columns:
+        return product
+    return te.compute((*rows, columns), lambda *index: product(*index), name="crop")  # noqa: PLW0108 - TVM reads its signature
+
+
+def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
+    """Describe (..., rows, steps) times (..., steps, columns), with the leading axes broadcast."""
+    from tvm import te
+
+    step = te.reduce_axis((0, left.shape[-1]), "step")
+    leading = left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2]
+    both = [left.shape[:-2], right.shape[:-2]]
+    leading = list(leading)
+    for shape in both:
+        for offset in range(1, len(shape) + 1):
+            if not _is_one(shape[-offset]):
+                leading[-offset] = shape[-offset]
+
+    def pick(index: tuple[Any, ...], shape: Any) -> list[Any]:
+        own = index[len(index) - len(shape) :]
+        return [0 if _is_one(extent) else position for position, extent in zip(own, shape, strict=True)]
+
+    def element(*index: Any) -> Any:
+        *batch, row, column = index
+        a, b = (pick(tuple(batch), shape) for shape in both)
+        return te.sum(left(*a, row, step) * right(*b, step, column), axis=[step])
+
+    shape = (*leading, left.shape[-2], right.shape[-1])
+    return te.compute(shape, element, name="product", attrs={primitives.FAMILY: NAME, PANEL: 0})
+
+
+def _is_one(extent: Any) -> bool:
+    from tvm import tirx
+
+    return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of rows by columns in registers along all steps."""
+    lanes = machine.lanes
+    anchor = primitives.find(sch, NAME)
+    width = int(sch.get(anchor).annotations[PANEL])
+    before, last = primitives.split_around(sch, anchor)
+    for block in before:
+        primitives.spread(sch, block, machine)
+    *leading, m, n, k = sch.get_loops(anchor)
+    rows, columns, steps = primitives.extent(sch, m), primitives.static(sch, n), primitives.static(sch, k)
+    known_rows = rows if rows is not None else machine.registers
+    vectors = width // lanes or max(1, columns // lanes)
+    tile = choose_tile(machine, pixels=known_rows, vectors=vectors, steps=steps, widest=vectors if width else 4)
+    wide = width // lanes or tile.vectors
+    if wide != tile.vectors:
+        tile = choose_tile(machine, pixels=known_rows, vectors=wide, steps=steps, widest=wide)
+    high = tile.pixels
+    m_out, m_in = sch.split(m, [None, high])
+    n_out, n_in, lane = sch.split(n, [None, wide, lanes])
+    work = primitives.product([*(primitives.extent(sch, loop) for loop in leading), rows, columns, steps])
+    is_small = rows is not None and work < SERIAL_WORK
+    has_tail = rows is None or rows % high != 0
+    outer = [n_out, m_out] if has_tail or columns >= known_rows else [m_out, n_out]
+    sch.reorder(*leading, *outer, k, m_in, n_in, lane)
+    if has_tail:
+        shared, at, depth = primitives.fuse(sch, [*leading, n_out]), m_out, 2
+    else:
+        shared = at = primitives.fuse(sch, [*leading, *outer])
+        depth = 1
+    sch.reverse_compute_at(last, at)
+    if not is_small:
+        primitives.parallel_if_worth(sch, shared, work)
+    primitives.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
+    sch.vectorize(lane)
+    sch.unroll(m_in)
+    sch.unroll(n_in)
+    if high == 1 and steps % UNROLLED_STEPS == 0:
+        k, inner = sch.split(k, [None, UNROLLED_STEPS])
+        sch.unroll(inner)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, k), below=depth, lanes=lanes)
+
+
+HANDLERS = {"relax.matmul": multiply}

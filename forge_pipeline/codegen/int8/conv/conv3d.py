@@ -1,0 +1,84 @@
+"""Volumes of bytes as batches of images, and convolutions of them: as ``volume`` has it, the zero point around them.
+
+A result stays a batch of images for those who read it as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.float32.conv3d import Depth, folded, in_images, taken_apart, unfolded
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.int8.conv.match import Convolution, Pictured, Plane, convolution_of
+from forge_pipeline.codegen.layout.affine import Affine
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Over a volume: the way along its depth, and over the images that it is made of."""
+
+    depth: Depth
+    geometry: Geometry
+
+    def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
+        """Unfold the depth, convolve images, fold it again."""
+        measured = convolution.measured
+        source, weight, geometry = unfolded(
+            graph, graph.plain(convolution.source), convolution.weight, self.depth, self.geometry,
+            *(() if measured is None else (measured.zero,)), filler=convolution.zero,
+        )  # fmt: skip
+        flat = replace(convolution, source=source, weight=weight, walk=Plane(geometry=geometry))
+        images = flat.walk.emit(graph, flat, affine)
+        return stacked(images, self.depth.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """Emits a blocked batch of images as volumes of ``depth`` images each."""
+
+    images: Value
+    depth: int
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit them."""
+        return folded(graph, graph.blocked(self.images), self.images.channels, self.depth)
+
+
+def stacked(images: Value, depth: int) -> Pictured:
+    """Return a blocked batch of images as volumes of ``depth`` images each."""
+    return Pictured(image=images, pending=Folded(images=images, depth=depth))
+
+
+def images_of(graph: Graph, source: Value) -> Value:
+    """Return volumes as a blocked batch of images."""
+    return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
+
+
+def over_volume(call: relax.Call, kernel: Array) -> Stack:
+    """Return how a kernel is moved over (batch, channels, depth, height, width)."""
+    attributes = call.attrs
+    depth, geometry = taken_apart(
+        kernel,
+        size=shape_of(call.args[0])[1:],
+        strides=ints(attributes.strides),
+        padding=ints(attributes.padding),
+        dilation=ints(attributes.dilation),
+        groups=int(attributes.groups),
+    )
+    return Stack(depth=depth, geometry=geometry)
+
+
+def conv3d(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions over three axes."""
+    kernel = graph.look(call.args[1]).constant
+    if kernel is None or call.attrs.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
+        return None
+    return convolution_of(graph, call, over_volume(call, kernel))
+
+
+HANDLERS = {"relax.nn.conv3d": conv3d}

@@ -1,0 +1,69 @@
+"""Transposed convolution of bytes: the phases of ``transposed``, each a convolution of bytes with its own weights.
+
+Sums of a phase begin at the bias and are less the zero point times its own weights, so a phase without taps stores the
+bias. The kernel that puts phases side by side moves bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
+from forge_pipeline.codegen.float32.conv3d import taken_apart
+from forge_pipeline.codegen.int8.conv.conv3d import Stack
+from forge_pipeline.codegen.int8.conv.match import Convolution, Line, Plane, Walk, convolution_of
+from forge_pipeline.codegen.layout.affine import Affine
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Over two or three axes, transposed."""
+
+    axes: tuple[float32_conv_transpose.Axis, ...]
+    groups: int
+    channels: int
+
+    def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
+        """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
+        convolve = partial(self._convolve, graph, convolution, affine)
+        return float32_conv_transpose.by_phases(graph, convolution.weight, self.axes, self.groups, convolve)
+
+    def _convolve(
+        self, graph: Graph, convolution: Convolution, affine: Affine | None,
+        weight: Array, rows: Array, padding: tuple[int, ...], dilation: tuple[int, ...],
+    ) -> relax.Expr:  # fmt: skip
+        walk: Walk
+        if len(self.axes) == 3:
+            depth, geometry = taken_apart(
+                weight, size=(self.channels, *(axis.size for axis in self.axes)), strides=(1, 1, 1), padding=padding,
+                dilation=dilation, groups=self.groups,
+            )  # fmt: skip
+            walk = Stack(depth=depth, geometry=geometry)
+        else:
+            walk = Plane(
+                geometry=float32_conv_transpose.plane(weight, self.channels, self.axes, self.groups, padding, dilation)
+            )  # fmt: skip
+        phase = replace(convolution.of_filters(weight, rows), walk=walk)
+        result = walk.emit(graph, phase, affine)
+        return graph.plain(result) if len(self.axes) == 3 else result.blocked
+
+
+def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
+    """Take transposed convolutions of a known size."""
+    axes, groups = float32_conv_transpose.axes_of(graph, call), int(call.attrs.groups)
+    if axes is None:
+        return None
+    shape = shape_of(call.args[0])
+    walk: Walk = Phases(axes=axes, groups=groups, channels=shape[1])
+    if len(shape) == 3:
+        walk = Line(along=walk, shape=shape_of(call))
+    return convolution_of(graph, call, walk, partial(float32_conv_transpose.filters_first, groups=groups))
+
+
+HANDLERS = dict.fromkeys(float32_conv_transpose.HANDLERS, conv_transpose)

@@ -1,0 +1,241 @@
+"""Depthwise convolution of bytes: every lane its own channel, two or four taps of a row to a step.
+
+Four neighbouring pixels of a block are one vector; transposed, each lane holds four taps of its channel. Where bytes
+are widened, a copy of the image has pairs of neighbouring pixels side by side. Where the
+kernel is narrower than that, the next pixels to the right read the same vector with their weights moved along.
+Columns that a dilated kernel reads are brought side by side first, by a copy of the image that has those with the same
+remainder together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplified, surround
+from forge_pipeline.codegen.float32.direct import PIXELS
+from forge_pipeline.codegen.float32.dynamic_shape import BAND, WIDTHS
+from forge_pipeline.codegen.int8.dot_product import TRANSPOSED, WEIGHTS, Dot, dot, known_dot, part_of_word, products
+from forge_pipeline.codegen.int8.neon import narrow_store as neon_narrow_store
+from forge_pipeline.codegen.int8.neon.intrinsics import BY_DOT_PRODUCT
+from forge_pipeline.codegen.int8.neon.intrinsics import PIXELS as NEON_PIXELS
+from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.x86 import narrow_store as x86_narrow_store
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+NAME = "integer_depthwise"
+UNIT = "sdot"
+"""The unit of NEON whose sums lie as here: four pixels by a block."""
+WIDEST = 14
+"""Pixels in a tile at most."""
+
+
+def takes(geometry: Geometry) -> bool:
+    """Return whether each filter reads one channel of its own."""
+    return geometry.groups == geometry.channels == geometry.filters and geometry.channels > 1
+
+
+def emit(
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+) -> relax.Expr | None:
+    """Emit the convolution if each filter reads one channel of its own; the result is blocked.
+
+    Where ``weight`` has more rows than the kernel, they are parts of it, one below the other.
+    """
+    if not takes(geometry):
+        return None
+    lanes, way = graph.machine.lanes, known_dot(graph.machine)
+    blocks = -(-geometry.channels // lanes)
+    stride, dilation = geometry.strides[1], geometry.dilation[1]
+    packed = pack_weight(weight[:, 0], lanes, stride, way.group, shares=dilation == 1)
+    share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
+    candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
+    narrows = graph.machine.dot_product in BY_DOT_PRODUCT and finish.affine is not None and geometry.is_sized
+    if narrows:
+        candidates = [count for count in (4, 8, 12) if count % share == 0] or candidates
+    widths = (geometry.output[1],) if geometry.is_sized else WIDTHS
+    pixels = min(
+        candidates, key=lambda count: (sum(-(-width // count) * (count + 1) / width for width in widths), -count)
+    )
+
+    return graph.kernel(
+        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (blocks, lanes)),
+        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, way=way,
+        narrows=narrows and pixels % NEON_PIXELS == 0,
+    )  # fmt: skip
+
+
+def pack_weight(weight: Array, lanes: int, stride: int, group: int, *, shares: bool = True) -> Array:
+    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / group, lanes, taps of a group)."""
+    channels, height, width = weight.shape
+    blocks, quads = -(-channels // lanes), -(-width // group)
+    share = (quads * group - width) // stride + 1 if shares else 1
+    full = np.zeros((blocks * lanes, height, share, quads * group), weight.dtype)
+    for pixel in range(share):
+        full[:channels, :, pixel, pixel * stride : pixel * stride + width] = weight
+    split = full.reshape(blocks, lanes, height, share, quads, group)
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1, 5))
+
+
+def convolve(
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, way: Dot, narrows: bool,
+) -> te.Tensor:  # fmt: skip
+    """Describe the convolution of a blocked image, and what is done to its sums; ``narrows``: to units of NEON's."""
+    from tvm import te, tirx
+
+    blocks, height, share, quads, lanes, taps = (int(extent) for extent in weight.shape)
+    geometry = geometry.of(image)
+    wide = geometry.output[1]
+    if geometry.is_sized:
+        wide = -(-wide // pixels) * pixels
+        peeled = way.whole and set(geometry.dilation) == {1}
+        padded = surround(image, _widened(geometry, wide - share, quads * taps), zero, peeled=peeled)
+    else:
+        padded = surround(image, _with_margin(geometry, pixels - share, quads * taps), zero)
+    (down, right), (dilate_down, dilation) = geometry.strides, geometry.dilation
+    reach = (wide + (0 if geometry.is_sized else pixels - 1) - share) * right // dilation + quads * taps
+    if dilation > 1:
+        padded = by_remainder(padded, dilation, reach)
+    kernel_h, quad = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, quads), "quad")
+    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(taps, "int64")), "byte")
+    apart = (
+        taps if dilation == 1 and share * right % taps == 0 else 1
+    )  # pixels between the groups of taps that are read
+    if way.widens:
+        padded = side_by_side(padded, taps, apart)
+
+    def sums(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        group, pixel = (w // share, w % share) if share > 1 else (w, 0)
+        row = kernel_h if height == geometry.kernel[0] else kernel_h % geometry.kernel[0]
+        y, first = h * down + row * dilate_down, group * (share * right) + quad * taps
+        if dilation > 1:
+            first = w * right % dilation * reach + w * right // dilation + quad * taps
+        if way.widens:
+            column = group * (share * right // apart) + quad * (taps // apart) if dilation == 1 else first
+            value = part_of_word(padded(n, block, y, column, lane), byte, way)
+        else:
+            value = padded(n, block, y, first + byte, lane)
+        return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
+
+    shape = (image.shape[0], blocks, geometry.output[0], wide, lanes)
+    total = te.compute(shape, sums, name="sums", attrs={primitives.FAMILY: NAME, PIXELS: pixels, WEIGHTS: weight.dtype})
+
+    def constants(_n: Any, block: Any, _h: Any, _w: Any, lane: Any) -> Any:
+        return (term(block, lane) for term in (bias, factor, *offset))
+
+    output = (image.shape[0], blocks, *geometry.output, lanes)
+    if not narrows:
+        return x86_narrow_store.finished(output, finish, total, constants)
+
+    def narrowed(n: Any, block: Any, h: Any, t: Any, pixel: Any, lane: Any) -> Any:
+        at = (n, block, h, t * NEON_PIXELS + pixel, lane)
+        return finish.result(total(*at), *constants(*at))
+
+    tiles = (image.shape[0], blocks, geometry.output[0], wide // NEON_PIXELS)
+    units = neon_narrow_store.narrow(narrowed, tiles, UNIT, finish)
+    return te.compute(
+        output,
+        lambda n, block, h, w, lane: units(n, block, h, w // NEON_PIXELS, w % NEON_PIXELS, lane),
+        name=f"finish_{to_float_if_needed(finish.affine)}",
+    )
+
+
+def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
+    """Describe a copy of an image: its columns 0, dilation, ..., ``reach`` of them, then 1, 1 + dilation, and so on."""
+    from tvm import te
+
+    batch, blocks, height, _, lanes = image.shape
+    return te.compute(
+        (batch, blocks, height, dilation * reach, lanes),
+        lambda n, c, h, w, lane: image(n, c, h, w % reach * dilation + w // reach, lane),
+        name="by_remainder",
+    )
+
+
+def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
+    """Describe a copy of a blocked image in int32: each lane's ``taps`` from every ``apart``-th pixel on."""
+    from tvm import te
+
+    batch, blocks, height, width, lanes = image.shape
+
+    def word(n: Any, c: Any, h: Any, w: Any, lane: Any) -> Any:
+        total = image(n, c, h, w * apart, lane).astype("int32")
+        for tap in range(1, taps):
+            total = total | (image(n, c, h, w * apart + tap, lane).astype("int32") << (32 // taps * tap))
+        return total
+
+    columns = simplified((width - taps + apart) // apart)
+    return te.compute((batch, blocks, height, columns, lanes), word, name="side_by_side")
+
+
+def _widened(geometry: Geometry, last: int, taps: int) -> Geometry:
+    """Return a convolution padded so far to the right that ``taps`` columns can be read from pixel ``last`` on."""
+    top, left, bottom, right = geometry.padding
+    reach = last * geometry.strides[1] + taps
+    if geometry.dilation[1] > 1:
+        reach = (last * geometry.strides[1] // geometry.dilation[1] + taps) * geometry.dilation[1]
+    return replace(geometry, padding=(top, left, bottom, max(right, reach - left - geometry.size[1])))
+
+
+def _with_margin(geometry: Geometry, beyond: int, taps: int) -> Geometry:
+    """Return the same where the width is symbolic, and tiles begin up to ``beyond`` pixels behind the last result."""
+    top, left, bottom, right = geometry.padding
+    more = beyond * geometry.strides[1] + (taps - geometry.kernel[1] + 1) * geometry.dilation[1] - 1
+    return replace(geometry, padding=(top, left, bottom, right + more))
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
+    anchor = primitives.find(sch, NAME)
+    annotations = sch.get(anchor).annotations
+    pixels, weights = int(annotations[PIXELS]), str(annotations[WEIGHTS])
+    narrow = neon_narrow_store.find(sch)
+    before, last = primitives.split_around(sch, anchor if narrow is None else narrow)
+    n, block, h, w, lane, kernel_h, quad, byte = sch.get_loops(anchor)
+    lanes, height, width = primitives.static(sch, lane), primitives.extent(sch, h), primitives.extent(sch, w)
+    is_sized, band = True, 1
+    if height is None or width is None:
+        is_sized, band = False, BAND
+    else:
+        band = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
+    h_out, h_in = sch.split(h, [None, band])
+    w_out, w_in = sch.split(w, [None, pixels])
+    if not is_sized:
+        sch.annotate(w_out, MARGIN, pixels)
+    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, quad, w_in, lane, byte)
+    work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
+    work *= 1 if is_sized else primitives.UNKNOWN**2 // (band * pixels)
+    taps = primitives.static(sch, kernel_h) * primitives.static(sch, quad) * primitives.static(sch, byte)
+    shared = primitives.fuse(sch, [n, block, h_out])
+    if narrow is not None:
+        sch.set_scope(anchor, 0, "local")
+        sch.reverse_compute_at(narrow, w_out)
+        before = before[:-1]
+    stores = x86_narrow_store.compute_at(sch, last, w_out)
+    primitives.parallel_if_worth(sch, shared, work * taps // primitives.MULTIPLY_ADDS)
+    if is_sized:
+        for producer in before[:-1]:
+            sch.compute_inline(producer)  # a margin, into the copy that has pixels side by side
+        before = before[-1:]
+    for producer in reversed(before):
+        sch.compute_at(producer, shared)
+        sch.vectorize(sch.get_loops(producer)[-1])
+    for loop in (kernel_h, quad, w_in):
+        sch.unroll(loop)
+    for store in stores:
+        primitives.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
+    dot(sch, lane, machine, TRANSPOSED, weights, later=not is_sized)
+    if narrow is not None:
+        neon_narrow_store.store(sch, narrow, 3, UNIT)

@@ -1,0 +1,52 @@
+"""Images of fewer channels than a vector has lanes, as words that hold the bytes of a step side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
+
+if TYPE_CHECKING:
+    from tvm import te
+
+Entry = tuple[Affine, tuple[int, ...]]
+"""How a model's input is quantized, and the order of its axes that makes it an image."""
+
+
+def to_words(image: te.Tensor, group: int) -> te.Tensor:
+    """Describe an image in plain form as int32 words of ``group`` channels: (N, C / group, H, W)."""
+    return _words(image.shape, image, group)
+
+
+def rounded_to_words(image: te.Tensor, group: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
+    from tvm import tirx
+
+    scale = tirx.const(affine.scale, "float32")
+
+    def read(*at: Any) -> Any:
+        place = [at[axes.index(axis)] for axis in range(len(axes))]
+        return stored(image(*place) / scale, affine, Clip())
+
+    return _words([image.shape[axis] for axis in axes], read, group)
+
+
+def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Tensor:
+    from tvm import te, tirx
+
+    batch, _, height, width = shape
+    channels = int(shape[1])
+
+    def element(n: Any, word: Any, h: Any, w: Any) -> Any:
+        total: Any = None
+        for place in range(min(group, channels)):
+            at = word * group + place
+            byte = read(n, at, h, w).astype("int32")
+            if channels > group and channels % group:
+                byte = tirx.if_then_else(at < channels, byte, 0)
+            byte = byte << (32 // group * place) if place else byte
+            total = byte if total is None else total | byte
+        return total
+
+    return te.compute((batch, -(-channels // group), height, width), element, name="to_words")

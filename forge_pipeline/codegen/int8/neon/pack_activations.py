@@ -1,0 +1,151 @@
+"""Copies of activations that NEON's units read: rows with a margin, two blocks side by side, rows of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.int8.dot_product import register
+from forge_pipeline.codegen.int8.neon.intrinsics import LANES, PIXELS, UNITS, shuffle
+from forge_pipeline.codegen.int8.neon.tile import Plan
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.peel_padding import EDGES
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import SBlockRV
+
+COPY = "forge.copy"
+"""The annotation of a copy: ``rows``, ``matrix``, or the form of what is copied in halves."""
+
+
+def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
+    """Describe a copy of (.., rows, steps) as an image of one row: (1, steps / 4, 1, rows, 4), or with halves.
+
+    What comes before rows is of extent one.
+    """
+    from tvm import te, tirx
+
+    *ones, rows, steps = (int(extent) for extent in left.shape)
+    way, first = UNITS[plan.unit], (0,) * len(ones)
+    tall = -(-rows // plan.pixels) * plan.pixels
+
+    def element(_: Any, block: Any, __: Any, m: Any, *channel: Any) -> Any:
+        at = block * way.channels + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
+        row = tirx.min(m, rows - 1) if tall != rows else m
+        return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % way.channels else at), way.signed)
+
+    inner = (2, LANES) if way.channels > LANES else (LANES,)
+    shape = (1, -(-steps // way.channels), 1, tall, *inner)
+    return te.compute(shape, element, name="matrix", attrs={COPY: "matrix"})
+
+
+def _signed(byte: Any, signed: bool) -> Any:
+    return (byte.astype("int32") - 128).astype("int8") if signed else byte
+
+
+def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
+    """Describe a copy (N, blocks, H, W * 4) with the padding, and with pixels that only fill the last tile."""
+    from tvm import te, tirx
+
+    way, (top, left, bottom, right) = UNITS[plan.unit], geometry.padding
+    wide = -(-geometry.output[1] // plan.pixels) * plan.pixels
+    blocks, height, width = (int(extent) for extent in image.shape[1:4])
+    whole = max(width + left + right, geometry.reach(wide))
+    whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // way.channels) * way.channels // LANES
+    first, last = left * LANES, (left + width) * LANES
+    filler = tirx.const(zero - 128, "int8") if way.signed else tirx.const(zero, "uint8")
+
+    def element(n: Any, block: Any, h: Any, at: Any) -> Any:
+        conditions = [h >= top] if top else []
+        conditions += [h < height + top] if bottom else []
+        conditions += [at >= first] if left else []
+        conditions += [at < last] if last != whole * LANES else []
+        from_block = tirx.min(block, blocks - 1) if even != blocks else block
+        byte = image(n, from_block, h - top, (at - first) // LANES, (at - first) % LANES)
+        pixel = _signed(byte, way.signed)
+        return tirx.if_then_else(tirx.all(*conditions), pixel, filler) if conditions else pixel
+
+    attributes: dict[str, Any] = {COPY: "rows"}
+    if any((top, left, bottom, last != whole * LANES)):
+        attributes |= {primitives.FAMILY: primitives.PAD, EDGES: (first, whole * LANES - last)}
+    return te.compute(
+        (image.shape[0], even, height + top + bottom, whole * LANES), element, name="row", attrs=attributes
+    )
+
+
+def halves(source: te.Tensor, layout: str) -> te.Tensor:
+    """Describe a copy (N, blocks / 2, H, W, 2, 4) of an image, or of its rows."""
+    from tvm import te
+
+    blocks, height, width = (int(extent) for extent in source.shape[1:4])
+
+    def element(n: Any, block: Any, h: Any, w: Any, half: Any, channel: Any) -> Any:
+        at = (w * LANES + channel,) if layout == "row" else (w, channel)
+        return source(n, block * 2 + half, h, *at)
+
+    wide = width // LANES if layout == "row" else width
+    shape = (source.shape[0], blocks // 2, height, wide, 2, LANES)
+    return te.compute(shape, element, name="halves", attrs={COPY: layout})
+
+
+def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by words."""
+    kind = str(sch.get(block).annotations.get(COPY, ""))
+    if not kind:
+        primitives.spread(sch, block, machine)
+        return
+    loops = sch.get_loops(block)
+    work = primitives.product(primitives.extents(sch, block))
+    if kind == "matrix":
+        n, row, h, m, *inner = loops
+        sch.reorder(n, h, m, row, *inner)
+        sch.vectorize(primitives.fuse(sch, inner))
+        primitives.parallel_if_worth(sch, sch.fuse(n, h, m), work)
+        return
+    if kind in _PAIRS:
+        sch.tensorize(sch.split(loops[3], [None, PIXELS])[1], _zip(kind))
+    primitives.parallel_if_worth(sch, primitives.fuse(sch, loops[:3]), work)
+
+
+_PAIRS: Mapping[str, tuple[str, str, str]] = {
+    "row": ("(2, 1, 16)", "strides=[blocks, rows, 1]", "A[vh, 0, vp * 4 + vc]"),
+    "image": ("(2, 1, 4, 4)", "strides=[blocks, rows, 4, 1]", "A[vh, 0, vp, vc]"),
+}
+"""Four pixels of two blocks, by the form of the image: shape, strides, and a byte of them."""
+
+_FRAME = """
+@T.prim_func(s_tir=True)
+def pair(a: T.handle, b: T.handle) -> None:
+    blocks = T.int32()
+    rows = T.int32()
+    A = T.match_buffer(a, {shape}, 'uint8', offset_factor=1, {strides})
+    B = T.match_buffer(b, (4, 2, 4), 'uint8', offset_factor=1)
+    with T.sblock('root'):
+        T.reads(A[{read}])
+        T.writes(B[0:4, 0:2, 0:4])
+        {body}
+"""
+_MEANING = """for p, h, c in T.grid(4, 2, 4):
+            with T.sblock('copy'):
+                vp, vh, vc = T.axis.remap('SSS', [p, h, c])
+                B[vp, vh, vc] = {value}"""
+
+
+def _zip(form: str) -> str:
+    """Return the name of the tensor intrinsic: two vectors loaded, their words interleaved, two vectors stored."""
+    shape, strides, value = _PAIRS[form]
+    axes = shape.count(",")
+    first, second = (f"A.vload([{half}{', 0' * axes}], 'uint8x16')" for half in range(2))
+    lines = []
+    for pixel in (0, 2):
+        places = [16 * half + 4 * at + byte for at in (pixel, pixel + 1) for half in range(2) for byte in range(4)]
+        lines.append(f"B[{pixel}, 0, T.ramp(0, 1, 16)] = {shuffle(f'{first}, {second}', places)}")
+    read = ", ".join(f"0:{extent}" for extent in shape.strip("()").split(", "))
+    name = f"forge.neon.zip.{form}"
+    words = {"shape": shape, "strides": strides, "value": value, "read": read}
+    register(name, _FRAME, _MEANING, "\n        ".join(lines), words)
+    return name

@@ -1,0 +1,201 @@
+"""Products of two activations in bytes, in batches, and the softmax of their rows: attention.
+
+They wait for what follows them, up to a softmax and to the QuantizeLinear behind it; `integer_bands` has the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
+from forge_pipeline.codegen.int8.ops import attention_kernel
+from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT
+from forge_pipeline.codegen.int8.ops.matmul import choose_tile
+from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
+from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
+from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, waiting
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+BAND_BYTES = 1 << 16
+"""Scores of a band, in bytes, up to which a softmax is computed with the product: they are on the stack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is done to a product in float: ``kind`` of operator, and its constant, or a tensor of the same rank."""
+
+    kind: str
+    constant: float | None = None
+    tensor: Value | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batched(Storable):
+    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), that waits to be stored.
+
+    ``zeros`` are the zero points, ``scale`` is the product of both scales, ``shape`` the result's. ``softmax`` is
+    applied to its rows last. ``joined``: rows of the left operand are read from (1, rows, batch * depth).
+    """
+
+    sources: tuple[Value, Value]
+    zeros: tuple[int, int]
+    scale: float
+    depth: int
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...] = ()
+    softmax: bool = False
+    joined: bool = False
+    clip: Clip = field(default_factory=Clip)
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The axes of operands and result in front of the last two: ones and the batch, or the batch alone."""
+        leading = self.shape[:-2]
+        return leading if leading and primitives.product(leading[:-1]) == 1 else (primitives.product(leading),)
+
+    def left(self, tensor: te.Tensor, b: Any, m: Any, k: Any) -> Any:
+        """Return an element of the left operand."""
+        if self.joined:
+            return tensor(0, m, b * self.depth + k)
+        return tensor(*[0] * (len(self.leading) - 1), b, m, k)
+
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        from tvm import relax
+
+        (rows, columns), leading = self.shape[-2:], self.leading
+        way, lanes = known_dot(graph.machine), graph.machine.lanes
+        high, wide = tile_of(graph.machine, self)
+        left, right = _joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
+        product = replace(self, sources=(Value(), Value()), joined=left is not None)
+        if left is None:
+            left = _reshaped(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
+        right = _reshaped(graph, right, (*leading, self.depth, columns))
+        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=wide * lanes, group=way.group)
+        zeros = self.zeros[0] - way.taken, self.zeros[1] - TOP_BIT
+        terms = {}
+        if zeros[0] and not way.widens:
+            terms["column"] = graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zeros[0])
+        if zeros[1]:
+            terms["row"] = graph.kernel(
+                attention_kernel.row_terms, left, name="rows_u8", product=product, zero=zeros[1]
+            )
+        names, tensors = list(terms), list(terms.values())
+        for term in (step.tensor for step in self.steps if step.tensor is not None):
+            shape = (1, 1, *shape_of(graph.plain(term)))
+            tensors.append(_reshaped(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
+        result = graph.kernel(
+            attention_kernel.by_bands, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
+            product=product, affine=affine, names=names, high=high, way=way, machine=graph.machine,
+        )  # fmt: skip
+        if len(leading) + 2 != len(self.shape):
+            result = graph.emit(relax.op.reshape(result, self.shape))
+        return Value(plain=result)
+
+
+def _joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
+    """Return (1, rows, heads * depth), where ``plain`` is it after a reshape and a transposition that nobody needs."""
+    from tvm import relax
+
+    made = []
+    for operator in ("relax.permute_dims", "relax.reshape"):
+        call = graph.builder.lookup_binding(plain) if isinstance(plain, relax.Var) else None
+        if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != operator:
+            return None
+        made.append(call)
+        plain = call.args[0]
+    axes = made[0].attrs.axes
+    if axes is None or tuple(int(axis) for axis in axes) != (0, 2, 1, 3):
+        return None
+    batch, rows, heads, depth = shape_of(made[0].args[0])
+    return plain if shape_of(plain) == (1, rows, heads * depth) and batch == 1 else None
+
+
+def _reshaped(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    from tvm import relax
+
+    return plain if shape_of(plain) == shape else graph.emit(relax.op.reshape(plain, shape))
+
+
+def multiply(graph: Graph, call: relax.Call) -> Value | None:
+    """Take the product of two dequantized values of one number of axes, whose leading ones are the same."""
+    left, right = (graph.look(argument) for argument in call.args)
+    if dot_of(graph.machine) is None or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
+        return None
+    shapes = [shape_of(argument) for argument in call.args]
+    if not all(isinstance(extent, int) and extent > 0 for shape in shapes for extent in shape):
+        return None
+    if len(shapes[0]) < 2 or shapes[0][:-2] != shapes[1][:-2] or len(shapes[0]) != len(shapes[1]):
+        return None
+    if shapes[0][-1] * LEVELS * LEVELS >= 1 << 31:
+        return None
+    product = Batched(
+        sources=(left.source, right.source),
+        zeros=(left.affine.zero, right.affine.zero),
+        scale=float(np.float32(left.affine.scale) * np.float32(right.affine.scale)),
+        depth=shapes[0][-1],
+        shape=shape_of(call),
+    )
+    return Value(pending=product)
+
+
+def scale(graph: Graph, call: relax.Call) -> Value | None:
+    """Multiply or divide a product that waits by a number, in registers, or add a mask to it."""
+    for place, (image, other) in enumerate(zip(call.args, reversed(call.args), strict=True)):
+        pending = waiting(graph, image)
+        if not isinstance(pending, Batched) or pending.softmax or pending.clip != Clip():
+            continue
+        if place and call.op.name == "relax.divide":
+            continue
+        term, kind = graph.look(other), call.op.name
+        number = term.constant
+        if number is not None and number.size == 1 and number.ndim <= len(pending.shape):
+            step = Step(kind=kind, constant=float(number.item()))
+        elif kind == "relax.add" and _fits(other, pending.shape):
+            step = Step(kind=kind, tensor=term)
+        else:
+            continue
+        if str(other.ty.dtype) == "float32":
+            return Value(pending=replace(pending, steps=(*pending.steps, step)))
+    return None
+
+
+def _fits(term: relax.Expr, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is broadcast over ``shape`` without being spread over only a part of the batch."""
+    own = shape_of(term)
+    own = (1,) * (len(shape) - len(own)) + own
+    if len(own) != len(shape) or any(one not in (1, other) for one, other in zip(own, shape, strict=True)):
+        return False
+    return own[:-2] == shape[:-2] or primitives.product(own[:-2]) == 1
+
+
+def softmax(graph: Graph, call: relax.Call) -> Value | None:
+    """Let the softmax of a product's rows wait with it, where a band of scores is small."""
+    pending = waiting(graph, call.args[0])
+    if not isinstance(pending, Batched) or pending.softmax or pending.clip != Clip():
+        return None
+    if int(call.attrs.axis) % len(pending.shape) != len(pending.shape) - 1:
+        return None
+    following = replace(pending, softmax=True)
+    high, wide = tile_of(graph.machine, following)
+    columns = -(-pending.shape[-1] // (wide * graph.machine.lanes)) * wide * graph.machine.lanes
+    return Value(pending=following) if 8 * high * columns <= BAND_BYTES else None
+
+
+def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
+    """Return rows and vectors of a tile."""
+    rows, columns = product.shape[-2:]
+    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // known_dot(machine).group))
+
+
+HANDLERS = {
+    "relax.matmul": multiply,
+    "relax.nn.softmax": softmax,
+    **dict.fromkeys(("relax.add", "relax.multiply", "relax.divide"), scale),
+}

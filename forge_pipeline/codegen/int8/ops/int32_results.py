@@ -1,0 +1,161 @@
+"""Products of bytes whose int32 sums are the result: MatMulInteger and ConvInteger, with the kernels of pairs.
+
+The importer has them as products of int32 values, each a tensor of bytes minus its zero point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
+from forge_pipeline.codegen.int8 import weights
+from forge_pipeline.codegen.int8.conv.conv3d import over_volume
+from forge_pipeline.codegen.int8.conv.match import Convolution, Line, Plane, Walk
+from forge_pipeline.codegen.int8.dot_product import dot_of
+from forge_pipeline.codegen.int8.ops.matmul import Product
+from forge_pipeline.codegen.layout.affine import Clip
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.layout.quantized_values import Measured
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+@dataclass(slots=True, kw_only=True)
+class Widened(Value):
+    """An int32 value that is known as bytes minus a zero point: ``zero``, or one that is found when the model runs."""
+
+    source: Value
+    zero: int
+    found: relax.Expr | None = None
+
+    def measured(self, graph: Graph) -> Measured | None:
+        """Return the bytes with a zero point that is found when the model runs; their scale is never asked for."""
+        if self.found is None:
+            return None
+        one = graph.constant(np.ones((), np.float32))
+        return Measured(source=self.source, scale=one, zero=self.found, channels=self.source.channels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsItIs:
+    """Emits an operator as the importer has it."""
+
+    call: relax.Call
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        from tvm import relax
+
+        arguments = [graph.operand(argument) for argument in self.call.args]
+        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """The sums of a product or of a convolution: nothing is folded into them."""
+
+    inner: Product | Convolution
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit them."""
+        return self.inner.emit(graph)
+
+
+def widen(graph: Graph, call: relax.Call) -> Value | None:
+    """Remember bytes as what they are."""
+    value = graph.look(call.args[0])
+    if dot_of(graph.machine) is None or value.constant is not None or str(call.attrs.dtype) != "int32":
+        return None
+    if str(getattr(call.args[0].ty, "dtype", "")) != "uint8":
+        return None
+    return Widened(source=value, zero=0, channels=value.channels, pending=AsItIs(call=call))
+
+
+def less_zero(graph: Graph, call: relax.Call) -> Value | None:
+    """Take a zero point off bytes."""
+    value, zero = (graph.look(argument) for argument in call.args)
+    if not isinstance(value, Widened) or value.found is not None:
+        return None
+    if isinstance(zero, Widened) and shape_of(call.args[1]) == () and value.zero == zero.zero == 0:
+        found = graph.plain(zero.source)
+        return Widened(source=value.source, zero=0, found=found, channels=value.channels, pending=AsItIs(call=call))
+    if zero.constant is None or zero.constant.size != 1:
+        return None
+    if zero.constant.ndim > len(shape_of(call.args[0])):
+        return None
+    total = value.zero + int(zero.constant.item())
+    if not 0 <= total <= 255:  # padding is a byte that means zero
+        return None
+    return Widened(source=value.source, zero=total, channels=value.channels, pending=AsItIs(call=call))
+
+
+def multiply(graph: Graph, call: relax.Call) -> Value | None:
+    """Take a matrix of bytes times constant weights that fit int8."""
+    left, weight = (graph.look(argument) for argument in call.args)
+    integers = _weights(left, weight, rank=2)
+    held = None if integers is None else weights.held(graph.machine, integers.T)
+    if held is None or not isinstance(left, Widened):
+        return None
+    shape = shape_of(call)
+    symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
+    if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
+        return None
+    columns = held.shape[0]
+    product = Product(
+        source=left.source, zero=left.zero, weight=held.T, scale=np.ones(columns, np.float32),
+        bias=np.zeros(columns, np.int64), offset=None, clip=Clip(), shape=shape, raw=True,
+        measured=left.measured(graph),
+    )  # fmt: skip
+    return Value(pending=Sums(inner=product))
+
+
+def convolve(graph: Graph, call: relax.Call) -> Value | None:
+    """Take convolutions of bytes, over one axis or more, by constant weights that fit int8."""
+    image, weight = (graph.look(argument) for argument in call.args)
+    shape = shape_of(call.args[0])
+    integers = _weights(image, weight, rank=len(shape))
+    held = None if integers is None else weights.held(graph.machine, integers)
+    walk = None if held is None else _walk(call, held, shape)
+    if held is None or walk is None or not isinstance(image, Widened):
+        return None
+    filters = held.shape[0]
+    convolution = Convolution(
+        source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
+        bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=walk, raw=True,
+        measured=image.measured(graph),
+    )  # fmt: skip
+    return Value(pending=Sums(inner=convolution), channels=filters)
+
+
+def _walk(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> Walk | None:
+    """Return how a kernel is moved over an image of ``shape``; None for channels last, and extents not known."""
+    layout, rank = LAYOUTS.get(len(shape)), len(shape)
+    if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
+        return None
+    if rank == 3:
+        return Line(along=Plane(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+    return Plane(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
+
+
+LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+"""By the number of axes."""
+
+
+def _weights(source: Value, weight: Value, *, rank: int) -> Array | None:
+    """Return the constant beside ``source``, int32 of ``rank`` axes; None where it is another."""
+    array = weight.constant
+    if not isinstance(source, Widened) or array is None or array.ndim != rank or array.dtype != np.int32:
+        return None
+    return array
+
+
+HANDLERS = {
+    "relax.astype": widen,
+    "relax.subtract": less_zero,
+    "relax.matmul": multiply,
+    **dict.fromkeys((f"relax.nn.conv{axes}d" for axes in (1, 2, 3)), convolve),
+}

@@ -1,0 +1,83 @@
+"""Pooling of bytes over images whose height and width are known only when they run, with the templates of ``pool``.
+
+How many pixels a mean is taken over is worked out where it is stored, in float32 as ``integer_pool`` has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32 import pool
+from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.layout.affine import Affine, Clip
+from forge_pipeline.codegen.layout.builder import Graph, Value
+from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, dequantized
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean(Storable):
+    """Means that wait to be stored: a ``Waiting`` result; ``attributes`` are those of the windows, None for one whole
+    image each."""
+
+    source: Value
+    affine: Affine
+    attributes: Any
+    clip: Clip
+
+    def _emit(self, graph: Graph, affine: Affine | None) -> Value:
+        result = graph.kernel(
+            average, graph.blocked(self.source), name="average_u8", attributes=self.attributes, before=self.affine,
+            after=affine, clip=self.clip,
+        )  # fmt: skip
+        if self.attributes is not None:
+            result = pool.some(graph, result, self.attributes)
+        return Value(blocked=result, channels=self.source.channels)
+
+
+def window(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
+    """Pool windows."""
+    if call.op.name == "relax.nn.max_pool2d":
+        image = graph.blocked(value.source)
+        largest = graph.kernel(pool.maximum, image, name="max_u8", attributes=call.attrs)
+        largest = pool.some(graph, largest, call.attrs)
+        return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
+    return Value(pending=Mean(source=value.source, affine=value.affine, attributes=call.attrs, clip=Clip()))
+
+
+def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
+    """Average whole images, or find the largest."""
+    if call.op.name == "relax.max":
+        largest = graph.kernel(pool.largest_of_all, graph.blocked(value.source), name="max_u8")
+        return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
+    return Value(pending=Mean(source=value.source, affine=value.affine, attributes=None, clip=Clip()))
+
+
+def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | None, clip: Clip) -> te.Tensor:
+    """Describe means of a blocked image."""
+    from tvm import te, tirx
+
+    wide = te.compute(image.shape, lambda *at: image(*at).astype("int32") - before.zero, name="widen")
+    finish = Finish.of(np.ones(1), np.zeros(1), None, after, clip)
+    one, scale = tirx.const(1.0, "float32"), tirx.const(before.scale, "float32")
+    if attributes is None:
+        total = pool.over_all(wide, te.sum)
+        pixels = image.shape[2] * image.shape[3]
+
+        def share(_h: Any, _w: Any) -> Any:
+            return one / pixels.astype("float32")
+
+    else:
+        total, share = pool.windows(wide, attributes, tirx.const(0, "int32"), te.sum)
+    zero, unit = tirx.const(0, "int32"), tirx.const(1.0 if after is None else after.scale, "float32")
+
+    def result(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        factor = scale * share(h, w)
+        return finish.result(total(n, block, h, w, lane), zero, factor if after is None else factor / unit)
+
+    return te.compute(total.shape, result, name=f"finish_{to_float_if_needed(after)}")

@@ -1,0 +1,230 @@
+"""Resizing bytes by linear interpolation: read as bytes, interpolated in registers, stored as bytes.
+
+Both axes are resized at once, so that nothing lies between them in memory. Dequantization, weights, sums and the
+order of all of them are those of ONNX Runtime's bilinear kernel for floats (``UpsampleBilinear``), which has two pixels
+of one half each where the last one is read alone, also along an axis that keeps its size: what is stored equals what
+DequantizeLinear, Resize and QuantizeLinear store. Where an extent is known when the model runs, each result computes
+what it reads; else it is a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32 import resample
+from forge_pipeline.codegen.float32.conv_geometry import simplified
+from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized
+from forge_pipeline.codegen.layout.symbolic_cast import Named
+from forge_pipeline.codegen.onnx_import import resize
+from forge_pipeline.codegen.tir import primitives
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+
+TAPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A known extent: result o is the sum over k of ``weights[o, k] * pixel[first[o] + k]``, for at most two k."""
+
+    axis: int
+    first: Array
+    weights: Array
+
+    def pixels(self, size: int) -> Array:
+        """Return the two pixels (output, 2) that each result reads: the last one twice where it is read alone."""
+        alone = self._last_alone(size)
+        return np.stack([np.where(alone, size - 1, self.first), np.minimum(self.first + 1, size - 1)], axis=1)
+
+    def shares(self, size: int) -> Array:
+        """Return the weights of both."""
+        halves = np.full_like(self.weights, 0.5)
+        return np.where(self._last_alone(size)[:, None], halves, self.weights).astype(np.float32)
+
+    def resized(self, graph: Graph, image: relax.Expr) -> relax.Expr:
+        """Emit floats resized along the axis."""
+        tables = [graph.constant(table) for table in (self.first, self.weights)]
+        return graph.kernel(resample.resample, image, *tables, name=resample.NAME, axis=self.axis)
+
+    def tables(self, size: int) -> list[Array]:
+        """Return what the kernel for bytes reads beside the image."""
+        return [self.pixels(size).astype(np.int32), self.shares(size)]
+
+    def _last_alone(self, size: int) -> Array:
+        return np.asarray((self.first == size - TAPS) & (self.weights[:, 0] == 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLine:
+    """An axis of unknown extent: each result computes which pixels it reads."""
+
+    choice: resize.Choice
+
+    @property
+    def axis(self) -> int:
+        """Which it is."""
+        return self.choice.position
+
+    def resized(self, graph: Graph, image: relax.Expr) -> relax.Expr:
+        """Emit floats resized along the axis."""
+        return graph.kernel(self.choice.described, image, name="resize")
+
+    def tables(self, _size: Any) -> list[Array]:
+        """Return what the kernel for bytes reads beside the image."""
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resized:
+    """An image of bytes, resized along one or two axes, that waits to be stored: a ``Waiting`` result."""
+
+    value: Dequantized
+    lines: tuple[Line | OpenLine, ...]
+    clip: Clip
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it in float, an axis at a time."""
+        is_blocked = graph.is_blocked(self.value)
+        image = self.value.blocked if is_blocked else graph.plain(self.value)
+        for line in self.lines:
+            image = line.resized(graph, image)
+        if self.clip != Clip():
+            image = graph.kernel(_limit, image, name="limit", clip=self.clip)
+        return Value(blocked=image, channels=self.value.channels) if is_blocked else Value(plain=image)
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8."""
+        source = self.value.source
+        is_blocked = graph.is_blocked(source)
+        image = source.blocked if is_blocked else graph.plain(source)
+        sizes, resized = shape_of(image), {line.axis: line for line in self.lines}
+        lines = tuple(
+            resized.get(axis) or OpenLine(choice=resize.Choice.unchanged(axis, sizes[axis]))
+            for axis in resample.PIXEL_AXES
+        )
+        tables = [graph.constant(table) for line in lines for table in line.tables(sizes[line.axis])]
+        result = graph.kernel(
+            interpolate, image, *tables, name="resize_u8", lines=lines, affine=self.value.affine, result=affine,
+            clip=self.clip, fused=graph.machine.fused,
+        )  # fmt: skip
+        return Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
+
+
+def _limit(image: te.Tensor, clip: Clip) -> te.Tensor:
+    from tvm import te
+
+    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
+
+
+def interpolate(
+    image: te.Tensor, *tables: te.Tensor,
+    lines: tuple[Line | OpenLine, ...], affine: Affine, result: Affine, clip: Clip, fused: bool,
+) -> te.Tensor:  # fmt: skip
+    """Describe an image resized along ``lines``; for each of known extent a table of pixels and one of weights."""
+    from tvm import te, tirx
+
+    scale, shape, known = tirx.const(affine.scale, "float32"), list(image.shape), iter(tables)
+    ways: dict[int, Callable[[Any], tuple[list[Any], list[Any]]]] = {}
+    for line in lines:
+        size = image.shape[line.axis]
+        if isinstance(line, Line):
+            pixels, shares = next(known), next(known)
+            ways[line.axis], shape[line.axis] = partial(_listed, pixels, shares), pixels.shape[0]
+        else:
+            ways[line.axis] = partial(line.choice.mixed, size=size)
+            shape[line.axis] = simplified(line.choice.axis(size).output)
+
+    def element(*at: Any) -> Any:
+        total: Any = None
+        mixed = {axis: way(at[axis]) for axis, way in ways.items()}
+        for taps in np.ndindex(*(TAPS,) * len(ways)):
+            place, weight = list(at), None
+            for (axis, (pixels, shares)), tap in zip(mixed.items(), taps, strict=True):
+                place[axis] = pixels[tap]
+                weight = shares[tap] if weight is None else weight * shares[tap]
+            real = (image(*place).astype("int32") - affine.zero).astype("float32") * scale
+            term = rounded(weight * real)
+            total = term if total is None else total + term
+        return stored(quotient(total, result.scale, fused=fused), result, clip)
+
+    return te.compute(shape, element, name="quantize_resize")
+
+
+def _listed(pixels: te.Tensor, shares: te.Tensor, at: Any) -> tuple[list[Any], list[Any]]:
+    """Return the two pixels that a result mixes, and their weights, from tables."""
+    return [pixels(at, tap) for tap in range(TAPS)], [shares(at, tap) for tap in range(TAPS)]
+
+
+def linear(graph: Graph, call: relax.Call) -> Value | None:
+    """Take one axis of an image of bytes of known extent, where results read two pixels each."""
+    found = resample.described(graph, call)
+    if found is None:
+        return None
+    source, axis, first, weights = found
+    tables = [graph.look(table).constant for table in (first, weights)]
+    if tables[0] is None or tables[1] is None or tables[1].shape[1] != TAPS or tables[1].dtype != np.float32:
+        return None
+    return _along(graph, source, Line(axis=axis, first=tables[0], weights=tables[1]))
+
+
+def _along(graph: Graph, source: relax.Expr, line: Line | OpenLine) -> Value | None:
+    """Take one axis of an image of bytes, or a second one of one that waits, whatever the names of its extents."""
+    if line.axis not in resample.PIXEL_AXES or len(shape_of(source)) != 2 + len(resample.PIXEL_AXES):
+        return None
+    value = graph.look(source)
+    pending = value.pending
+    first = pending.inner if isinstance(pending, Named) else pending
+    if isinstance(first, Resized) and graph.is_used_once(source):
+        clips = {first.clip, pending.clip if isinstance(pending, Named) else Clip()}
+        if clips != {Clip()} or any(other.axis == line.axis for other in first.lines):
+            return None
+        return Value(pending=replace(first, lines=(*first.lines, line)))
+    if not isinstance(value, Dequantized):
+        return None
+    return Value(pending=Resized(value=value, lines=(line,), clip=Clip()))
+
+
+def unsized(graph: Graph, call: relax.Call) -> Value | None:
+    """Choose or mix pixels of bytes along an axis of unknown extent."""
+    from tvm import relax, s_tir
+
+    if not isinstance(call.args[1], relax.Tuple) or not call.args[1].fields:
+        return None
+    image = call.args[1].fields[0]  # extents may follow: those of the image
+    value = graph.look(image)
+    if not isinstance(value, Dequantized) and value.pending is None:
+        return None
+    sch = s_tir.Schedule(graph.builder.get()[call.args[0]])
+    notes = [sch.get(block).annotations.get(resize.CHOICE) for block in primitives.blocks(sch)]
+    if len(notes) != 1 or notes[0] is None:
+        return None
+    choice = resize.Choice.of(str(notes[0]), shape_of(call))
+    if choice.way.mode == "linear":
+        return _along(graph, image, OpenLine(choice=choice))
+    return _chosen(graph, value, choice) if isinstance(value, Dequantized) else None
+
+
+def _chosen(graph: Graph, value: Dequantized, choice: resize.Choice) -> Value:
+    """Choose pixels."""
+    source = value.source
+    is_blocked = choice.position in resample.PIXEL_AXES and graph.is_blocked(source)
+    image = source.blocked if is_blocked else graph.plain(source)
+    result = graph.kernel(choice.described, image, name="resize_u8")
+    done = Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
+    return dequantized(done, value.affine)
+
+
+def resized(graph: Graph, call: relax.Call) -> Value | None:
+    """Take either."""
+    return unsized(graph, call) or linear(graph, call)
+
+
+HANDLERS = {"relax.call_tir": resized}

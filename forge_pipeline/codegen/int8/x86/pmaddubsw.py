@@ -1,0 +1,265 @@
+"""Convolutions and products of bytes by ``vpmaddubsw``: four channels a step, half the instructions of widening.
+
+``integer_complement`` sees to it that nothing saturates. Panels of filters have their steps in an order of their own,
+so a table says where each step's activations lie. Steps of the second part are xor-ed with a mask, and go on with the
+sums of the first part in the same registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32 import weight_decode
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.direct import RESIDENT
+from forge_pipeline.codegen.int8.dot_product import products
+from forge_pipeline.codegen.int8.register_tile import STEPS
+from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw_weights
+from forge_pipeline.codegen.int8.x86.pmaddubsw_intrinsics import COMPLEMENTED, NAME, PLAIN, multiply
+from forge_pipeline.codegen.int8.x86.pmaddubsw_weights import GROUP, Panels
+from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+
+if TYPE_CHECKING:
+    from tvm import relax, te
+    from tvm.s_tir import Schedule
+
+TILE = "forge.tile"
+"""The annotation with pixels and vectors of a tile of sums."""
+
+WIDENS = "pmaddwd"
+"""The ``dot_product`` of targets that have no instruction for bytes that does not saturate."""
+WIDEST = 3
+"""Vectors of filters in a tile at most: the more, the more steps need complements."""
+SCRATCH = 3
+"""Registers beside sums and weights: ones, an activation, a product."""
+LOAD_CYCLES = 0.1
+"""Cycles of a load beside arithmetic, of which a vector of sums takes one a step."""
+STEP_CYCLES = 0.6
+"""Cycles of a step besides: its place is read, and steps are counted."""
+TILE_CYCLES = 5
+MOST_COMPLEMENTED = 0.5
+"""Share of steps with masks above which widening is faster, whole layers measured; masks take room besides."""
+FEWEST = 4
+"""Rows of a matrix below which its weights are read too seldom for their masks to pay."""
+
+
+def emit(
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+) -> relax.Expr | None:
+    """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
+    lanes = graph.machine.lanes
+    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_sized:
+        return None
+    if not _serves(graph.machine, weight):
+        return None
+    filters, channels, height, width = weight.shape
+    blocks = -(-channels // lanes)
+    full = np.zeros((filters, blocks * lanes, height, width), np.int8)
+    full[:, :channels] = weight
+    split = full.reshape(filters, blocks, lanes // GROUP, GROUP, height, width)
+    steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, GROUP)
+    pixels, vectors = choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
+    tall, wide = _padded_size(_with_whole_tiles(geometry, pixels))
+    at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // GROUP))
+    block, kernel_h, kernel_w, quad = at
+    place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
+    panels = pmaddubsw_weights.pack(steps, vectors * lanes)
+    if panels is None or panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
+        return None
+    return graph.kernel(
+        convolve, graph.blocked(source), *_constants(graph, panels, place + quad * GROUP, finish, blocked=True),
+        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, complemented=panels.complemented,
+    )  # fmt: skip
+
+
+def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+    """Emit (.., rows, steps), with ones before, times (steps, columns); None where this does not serve it."""
+    steps, columns = weight.shape
+    if not isinstance(rows, int) or rows < FEWEST or steps % GROUP or not _serves(graph.machine, weight.T):
+        return None
+    pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP, even=True)
+    panels = pmaddubsw_weights.pack(weight.T.reshape(columns, -1, GROUP), vectors * graph.machine.lanes)
+    if panels is None or panels.complemented > MOST_COMPLEMENTED * (steps // GROUP):
+        return None
+    place = GROUP * np.arange(steps // GROUP)
+    return graph.kernel(
+        by_rows, left, *_constants(graph, panels, place, finish, blocked=False),
+        name="dense_u8", columns=columns, finish=finish, pixels=pixels, complemented=panels.complemented,
+        lanes=graph.machine.lanes,
+    )  # fmt: skip
+
+
+def _serves(machine: Machine, weight: Array) -> bool:
+    """Return whether weights of (filters, ...) are int8, their sums have room in int32, and the target widens."""
+    if machine.dot_product != WIDENS or weight.dtype != np.int8:
+        return False
+    totals = np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
+    return LEVELS * int(totals.max(initial=0)) < SUM_LIMIT
+
+
+def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, blocked: bool) -> list[relax.Expr]:
+    """Return weights, where steps lie, masks if there are any, and what ``finish`` needs."""
+    size, lanes = panels.weights.shape[0] * panels.weights.shape[2], graph.machine.lanes
+    packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
+    if panels.complemented:
+        bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
+        packed.append(graph.kernel(weight_decode.masks, graph.constant(bits), name="complement_masks"))
+    started = replace(finish, bias=finish.bias + panels.bias)
+    return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
+
+
+def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:
+    """Return pixels and vectors of the cheapest tile.
+
+    The last of a row computes pixels that nobody stores, unless all are to be ``even``.
+    """
+    best: tuple[float, int, int] | None = None
+    for vectors in divisors(-(-filters // machine.lanes), WIDEST):
+        for pixels in range(1, width + 1):
+            sums = pixels * vectors
+            if pixels > 1 and sums + vectors + SCRATCH > machine.registers:
+                break
+            if even and width % pixels:
+                continue
+            step = STEP_CYCLES + sums + LOAD_CYCLES * (pixels + vectors)
+            cycles = -(-width // pixels) * (step * steps + TILE_CYCLES) / vectors
+            if best is None or cycles <= best[0]:
+                best = cycles, pixels, vectors
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1:]
+
+
+def _with_whole_tiles(geometry: Geometry, pixels: int) -> Geometry:
+    """Return a convolution that reads what whole tiles of ``pixels`` need, more padding to the right."""
+    return geometry.padded_for(-(-geometry.output[1] // pixels) * pixels)
+
+
+def _padded_size(geometry: Geometry) -> tuple[int, int]:
+    top, left, bottom, right = geometry.padding
+    return geometry.size[0] + top + bottom, geometry.size[1] + left + right
+
+
+def convolve(
+    image: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, complemented: int,
+) -> te.Tensor:  # fmt: skip
+    """Describe the convolution of blocked bytes with packed weights, and what is done to its sums.
+
+    ``places`` count from a pixel's first byte, beyond its block: memory is one row of bytes.
+    """
+    masks, constants = _split(rest, complemented)
+    padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
+    lanes, (down, right), (tall, width) = int(image.shape[-1]), geometry.strides, geometry.output
+    rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
+    total = _sums(
+        lambda n, h, w, place: padded(n, 0, h * down, w * right, place),
+        (weight, places, masks), (image.shape[0], rows, tall, -(-width // pixels) * pixels, lanes), pixels,
+    )  # fmt: skip
+    return narrow_store.finished(
+        (image.shape[0], -(-geometry.filters // lanes), tall, width, lanes),
+        finish,
+        total,
+        lambda _n, row, _h, _w, out: (term(row, out) for term in constants),
+    )
+
+
+def by_rows(
+    left: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
+    columns: int, finish: Finish, pixels: int, complemented: int, lanes: int,
+) -> te.Tensor:  # fmt: skip
+    """Describe (.., rows, steps), with ones before, times packed weights, and what is done to the sums."""
+    from tvm import te
+
+    masks, constants = _split(rest, complemented)
+    first, rows = (0,) * (len(left.shape) - 2), int(left.shape[-2])
+    vectors = int(weight.shape[0]) * int(weight.shape[2]) // lanes
+    total = _sums(
+        lambda _n, _h, w, place: left(*first, w, place),
+        (weight, places, masks), (1, vectors, 1, rows, lanes), pixels,
+    )  # fmt: skip
+
+    def element(*at: Any) -> Any:
+        m, n = at[-2:]
+        return finish.result(total(0, n // lanes, 0, m, n % lanes), *(term(n) for term in constants))
+
+    return te.compute((*left.shape[:-1], columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
+
+
+def _split(rest: tuple[te.Tensor, ...], complemented: int) -> tuple[te.Tensor | None, tuple[te.Tensor, ...]]:
+    return (rest[0], rest[1:]) if complemented else (None, rest)
+
+
+def _sums(
+    read: Callable[..., Any], packed: tuple[te.Tensor, te.Tensor, te.Tensor | None], shape: tuple[Any, ...], pixels: int
+) -> te.Tensor:
+    """Describe the sums of (n, row, h, w, lane): of steps as they are, and of those that a mask changes."""
+    from tvm import te
+
+    weight, places, masks = packed
+    lanes, vectors = shape[-1], int(weight.shape[2]) // shape[-1]
+    masked = 0 if masks is None else int(masks.shape[1])
+    plain = int(weight.shape[1]) - masked
+
+    def part(name: str, first: int, count: int) -> te.Tensor:
+        step, byte = te.reduce_axis((0, count), "step"), te.reduce_axis((0, GROUP), "byte")
+
+        def element(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
+            panel, column = row // vectors, row % vectors * lanes + out
+            value = read(n, h, w, places(panel, first + step).astype("int64") + byte)
+            if name == COMPLEMENTED and masks is not None:
+                value = value ^ masks(panel, step, column, byte)
+            return te.sum(products(value, weight(panel, first + step, column, byte)), axis=[step, byte])
+
+        return te.compute(shape, element, name=name)
+
+    parts = [part(PLAIN, 0, plain)] if plain else []
+    parts += [part(COMPLEMENTED, plain, masked)] if masked else []
+
+    def both(*at: Any) -> Any:
+        return parts[0](*at) + parts[1](*at) if len(parts) > 1 else parts[0](*at)
+
+    return te.compute(shape, both, name="total", attrs={primitives.FAMILY: NAME, TILE: [pixels, vectors]})
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of sums in registers along both parts of its steps; then what follows, then store."""
+    anchor, lanes = primitives.find(sch, NAME), machine.lanes
+    pixels, vectors = (int(extent) for extent in sch.get(anchor).annotations[TILE])
+    ancestors, last = primitives.split_around(sch, anchor)
+    parts = [block for block in ancestors if primitives.is_reduction(sch, block)]
+    before = [block for block in ancestors if not primitives.is_reduction(sch, block)]
+    for block in before[:-1]:
+        sch.compute_inline(block)
+    for block in before[-1:]:
+        primitives.spread(sch, block, machine)
+    n, row, h, w, out = sch.get_loops(anchor)
+    rows, height, width = (primitives.static(sch, loop) for loop in (row, h, w))
+    steps = sum(primitives.static(sch, sch.get_loops(block)[-2]) for block in parts)
+    weights_first = rows * lanes * steps * GROUP > min(steps * GROUP * height * width, RESIDENT)
+    row_out, row_in = sch.split(row, [None, vectors])
+    w_out, w_in = sch.split(w, [None, pixels])
+    shared_loops, inner = [n, h], [w_out, row_out]
+    if weights_first:
+        shared_loops, inner = [n, row_out, h], [w_out]
+    if height == 1:  # a matrix: its rows are shared out as well
+        shared_loops, inner = [n, h, *([row_out, w_out] if weights_first else [w_out, row_out])], []
+    sch.reorder(*shared_loops, *inner, w_in, row_in, out)
+    shared = primitives.fuse(sch, shared_loops)
+    tile, depth = (inner[-1] if inner else shared), 1 + len(inner)
+    stores = narrow_store.compute_at(sch, last, tile)
+    for block in parts:
+        sch.set_scope(block, 0, "local")
+        sch.compute_at(block, tile, preserve_unit_loops=True)
+    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
+    for block in [anchor, *stores]:
+        primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
+    for block in parts:
+        multiply(sch, block, depth, lanes)

@@ -1,0 +1,95 @@
+"""The layout pass: every operator is offered to the families, which emit it in the form that suits the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.layout.builder import Graph, Value
+from forge_pipeline.codegen.layout.symbolic_cast import cast
+from forge_pipeline.codegen.tir.machine import Machine
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import relax
+
+
+def lay_out(
+    module: tvm.IRModule, machine: Machine, *, rearranges: bool = True, channels_last: bool = False
+) -> tvm.IRModule:
+    """Return ``module`` with the operators that the families know as kernels in their own layouts.
+
+    Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are, to the
+    rounding of sums whose products ``rearranges`` permits to change. ``channels_last`` keeps images as (N, H, W, C).
+    """
+    import tvm
+    from tvm import relax
+
+    main = module["main"]
+    kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
+    builder = relax.BlockBuilder(tvm.IRModule(kernels))
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    graph = Graph(
+        builder=builder,
+        machine=machine,
+        uses=_count_uses(bindings, main.body.body),
+        rearranges=rearranges,
+        channels_last=channels_last,
+    )
+    parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
+    for old, new in zip(main.params, parameters, strict=True):
+        graph.values[old] = Value(plain=new)
+    with builder.function("main", parameters, attrs=dict(main.attrs or {})):
+        with builder.dataflow():
+            for binding in bindings:
+                graph.values[binding.var] = _emit(graph, binding)
+            output = builder.emit_output(graph.plain(graph.look(main.body.body)))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def _count_uses(bindings: list[Any], result: relax.Expr) -> Counter[Any]:
+    """Return how many bindings (and the result) read each variable."""
+    from tvm import relax
+
+    uses: Counter[Any] = Counter()
+
+    def count(expression: relax.Expr) -> None:
+        if isinstance(expression, relax.Var):
+            uses[expression] += 1
+
+    for expression in (*(binding.value for binding in bindings), result):
+        relax.analysis.post_order_visit(expression, count)
+    return uses
+
+
+def _emit(graph: Graph, binding: relax.Binding) -> Value:
+    from tvm import relax
+
+    if isinstance(binding, relax.MatchCast):
+        return cast(graph, _value(graph, binding.value), binding.ty)
+    return _value(graph, binding.value)
+
+
+def _value(graph: Graph, expression: relax.Expr) -> Value:
+    from tvm import relax
+    from tvm.ir import GenericConst
+
+    from forge_pipeline.codegen.families import handlers_of
+
+    if isinstance(expression, relax.Var | GenericConst | relax.Tuple):
+        return graph.look(expression)
+    if isinstance(expression, relax.TupleGetItem):
+        source = graph.look(expression.tuple_value)
+        if source.parts is not None:
+            part: Value = source.parts[expression.index]
+            return part
+        return Value(plain=graph.emit(relax.TupleGetItem(graph.plain(source), expression.index)))
+    if not isinstance(expression, relax.Call):
+        return Value(plain=graph.emit(expression))
+    for handler in handlers_of(getattr(expression.op, "name", "")):
+        value = handler(graph, expression)
+        if value is not None:
+            return value
+    arguments = [graph.operand(argument) for argument in expression.args]
+    return Value(plain=graph.emit(relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)))

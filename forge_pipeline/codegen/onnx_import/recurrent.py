@@ -1,0 +1,278 @@
+"""LSTM, GRU and RNN as Relax, which TVM's importer lacks: one product for all inputs, then a kernel for all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.weight_decode import dequantized
+from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
+    Form,
+    Function,
+    gru_kernel,
+    lstm_kernel,
+    panel_width,
+    rnn_kernel,
+)
+from forge_pipeline.codegen.onnx_import.stored_constants import Stored
+
+DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
+REVERSALS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SERIAL_WORK = 1 << 17
+"""Multiply-adds of a sequence below which all of them stay on one thread."""
+
+LIKELY_STEPS = 16
+"""What is supposed of a number of steps that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A recurrent node: its inputs, with time before batch, and its attributes."""
+
+    kind: str
+    builder: Any
+    source: Any
+    inputs: list[Any]
+    hidden: int
+    dtype: str
+    reversals: tuple[bool, ...]
+    attributes: dict[str, Any]
+
+    @property
+    def ways(self) -> int:
+        return len(self.reversals)
+
+    @property
+    def has_later_bias(self) -> bool:
+        """True for a GRU whose reset gate comes after the product, and after its bias."""
+        return self.kind == "GRU" and bool(self.attributes.get("linear_before_reset", 0))
+
+    def emit(self, expression: Any) -> Any:
+        return self.builder.emit(self.builder.normalize(expression))
+
+    def given(self, position: int) -> Any:
+        """Return an input, or None; its first axis are the directions."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def zeros(self, *shape: int) -> Any:
+        from tvm import relax
+
+        return relax.const(np.zeros(shape, self.dtype), self.dtype)
+
+
+def convert_lstm(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Return (Y, Y_h, Y_c)."""
+    return _convert("LSTM", builder, inputs, attributes)
+
+
+def convert_gru(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Return (Y, Y_h)."""
+    return _convert("GRU", builder, inputs, attributes)
+
+
+def convert_rnn(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Return (Y, Y_h)."""
+    return _convert("RNN", builder, inputs, attributes)
+
+
+def _convert(kind: str, builder: Any, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+    from tvm import relax
+    from tvm.relax import op
+
+    def swapped(value: Any) -> Any:
+        return builder.emit(builder.normalize(op.permute_dims(value, [1, 0, 2])))
+
+    batch_first = attributes.get("layout", 0) == 1
+    if batch_first:  # inputs 0, 5 and 6: the sequence and the initial states
+        inputs = [swapped(x) if i in (0, 5, 6) and x is not None else x for i, x in enumerate(inputs)]
+    layer = _Layer(
+        kind=kind,
+        builder=builder,
+        source=inputs[0],
+        inputs=inputs,
+        hidden=int(attributes["hidden_size"]),
+        dtype=str(inputs[0].ty.dtype),
+        reversals=REVERSALS[attributes.get("direction", b"forward").decode()],
+        attributes=attributes,
+    )
+    y, *states = _steps(layer)
+    if batch_first:
+        y, states = layer.emit(op.permute_dims(y, [2, 0, 1, 3])), [swapped(state) for state in states]
+    return relax.Tuple([y, *states])
+
+
+def _steps(layer: _Layer) -> list[Any]:
+    """Return Y (steps, directions, batch, hidden), Y_h and, of an LSTM, Y_c (directions, batch, hidden)."""
+    from tvm import relax
+
+    hidden, ways = layer.hidden, layer.ways
+    steps, batch = layer.source.ty.shape.values[:2]
+    form = Form(
+        hidden=hidden, dtype=layer.dtype, reversals=layer.reversals, is_parallel=_is_worth_threads(layer, steps, batch)
+    )
+    functions = _functions(layer)
+    products = [_product(layer, way) for way in range(ways)]
+    states = [_initial(layer, position, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
+    extra: list[Any] = []
+    if layer.kind == "LSTM":
+        kernel = lstm_kernel(form, functions)
+        peepholes = layer.given(7)
+        shape = (ways, 3, hidden)
+        extra = [layer.zeros(*shape) if peepholes is None else _reshaped(layer, peepholes, shape)]
+    elif layer.kind == "GRU":
+        kernel = gru_kernel(form, functions, linear=layer.has_later_bias)
+        extra = [_later_bias(layer)]
+    else:
+        kernel = rnn_kernel(form, functions)
+    variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
+    types = [relax.TensorType((steps, ways, batch, hidden), layer.dtype)]
+    types += [relax.TensorType((ways, batch, hidden), layer.dtype)] * len(states)
+    operands = [products[0], products[-1], _in_panels(layer), *extra, *states]
+    done = layer.emit(relax.call_tir(variable, operands, types))
+    return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
+
+
+def _is_worth_threads(layer: _Layer, steps: Any, batch: Any) -> bool:
+    """Return whether sequences are worth sharing out: there may be several, and each is some work."""
+    several = layer.ways > 1 or _known(batch) != 1
+    each = (_known(steps) or LIKELY_STEPS) * GATES[layer.kind] * layer.hidden**2
+    return several and each >= SERIAL_WORK
+
+
+def _known(extent: Any) -> int | None:
+    return int(extent) if isinstance(extent, int) or hasattr(extent, "value") else None
+
+
+def _product(layer: _Layer, way: int) -> Any:
+    """Return X W^T + bias of all steps (steps, batch, gates * hidden) in one direction."""
+    from tvm.relax import op
+
+    width = GATES[layer.kind] * layer.hidden
+    stored = Stored.of(layer.builder, layer.given(1))
+    if stored is not None and layer.dtype == "float32":
+        weight = layer.emit(stored.columns_of(way))
+    else:
+        weight = _arranged(layer, _of(layer, layer.given(1), way), [0, 2, 1], (-1, width))
+    product = layer.emit(op.matmul(layer.source, weight))
+    bias = layer.given(3)
+    if bias is None:
+        return product
+    of_input, of_state = _halves(layer, bias)
+    if layer.has_later_bias:
+        zeros = layer.zeros(layer.ways, layer.hidden)
+        of_state = layer.emit(op.concat([_columns(layer, of_state, 0, width - layer.hidden), zeros], 1))
+    whole = _of(layer, layer.emit(op.add(of_input, of_state)), way)
+    return layer.emit(op.add(product, _reshaped(layer, whole, (width,))))
+
+
+def _halves(layer: _Layer, bias: Any) -> tuple[Any, Any]:
+    """Return the biases of the input's product and of the state's, (directions, gates * hidden) each."""
+    width = GATES[layer.kind] * layer.hidden
+    return _columns(layer, bias, 0, width), _columns(layer, bias, width, 2 * width)
+
+
+def _later_bias(layer: _Layer) -> Any:
+    """Return the recurrence bias of a candidate whose product is reset (directions, hidden)."""
+    bias = layer.given(3)
+    if bias is None or not layer.has_later_bias:
+        return layer.zeros(layer.ways, layer.hidden)
+    return _columns(layer, _halves(layer, bias)[1], 2 * layer.hidden, 3 * layer.hidden)
+
+
+def _initial(layer: _Layer, position: int, batch: Any) -> Any:
+    from tvm import relax
+    from tvm.relax import op
+
+    state = layer.given(position)
+    if state is not None:
+        return state
+    shape = relax.ShapeExpr([layer.ways, batch, layer.hidden])
+    return layer.emit(op.broadcast_to(layer.zeros(1, 1, layer.hidden), shape))
+
+
+def _functions(layer: _Layer) -> tuple[Function, ...]:
+    """Return each activation of a step, as the directions have it."""
+    defaults = DEFAULT_ACTIVATIONS[layer.kind]
+    names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.ways
+    return tuple(_chosen(names[at :: len(defaults)], layer.dtype) for at in range(len(defaults)))
+
+
+def _chosen(names: list[str], dtype: str) -> Function:
+    """Return an activation that has one name for each direction."""
+    from tvm import tirx
+
+    functions: dict[str, Callable[[Any], Any]] = {
+        "Sigmoid": tirx.sigmoid,
+        "Tanh": tirx.tanh,
+        "Relu": lambda x: tirx.max(x, tirx.const(0, dtype)),
+    }
+    first, last = functions[names[0]], functions[names[-1]]
+    if names[0] == names[-1]:
+        return lambda way, value: first(value)
+    return lambda way, value: tirx.Select(way == 0, first(value), last(value))
+
+
+def _in_panels(layer: _Layer) -> Any:
+    """Return R (directions, gates * hidden, hidden) as the kernels read it: (directions, panels, hidden, width)."""
+    width = panel_width(layer.hidden)
+    panels = GATES[layer.kind] * layer.hidden // width
+    stored = Stored.of(layer.builder, layer.given(2))
+    if stored is not None and stored.fits_int8 and layer.dtype == "float32":
+        parts = stored.in_panels(panels, width)
+        return layer.builder.emit_te(dequantized, *parts, primfunc_name_hint="dequantize_weight")
+    split = _reshaped(layer, layer.given(2), (layer.ways, panels, width, layer.hidden))
+    return _arranged(layer, split, [0, 1, 3, 2], (layer.ways, panels, layer.hidden, width))
+
+
+def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...]) -> Any:
+    """Transpose and reshape; a constant stays one, so that it is packed."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return _reshaped(layer, layer.emit(op.permute_dims(value, order)), shape)
+    return _as_constant(layer, array.transpose(order).reshape(shape))
+
+
+def _reshaped(layer: _Layer, value: Any, shape: tuple[int, ...]) -> Any:
+    from tvm.relax import op
+
+    array = _constant(value)
+    return layer.emit(op.reshape(value, shape)) if array is None else _as_constant(layer, array.reshape(shape))
+
+
+def _of(layer: _Layer, value: Any, way: int) -> Any:
+    """Return one direction of a value, (1, ...)."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return value if layer.ways == 1 else layer.emit(op.strided_slice(value, [0], [way], [way + 1]))
+    return _as_constant(layer, array[way : way + 1])
+
+
+def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:
+    """Return columns of a matrix."""
+    from tvm.relax import op
+
+    array = _constant(value)
+    if array is None:
+        return layer.emit(op.strided_slice(value, [1], [begin], [end]))
+    return _as_constant(layer, array[:, begin:end])
+
+
+def _constant(expression: Any) -> np.ndarray[Any, Any] | None:
+    from tvm.ir import GenericConst
+
+    return expression.value.numpy() if isinstance(expression, GenericConst) else None
+
+
+def _as_constant(layer: _Layer, array: np.ndarray[Any, Any]) -> Any:
+    from tvm import relax
+
+    return relax.const(np.ascontiguousarray(array), layer.dtype)

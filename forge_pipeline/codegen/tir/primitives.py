@@ -1,0 +1,213 @@
+"""Moves that schedules share: finding blocks, fusing what follows into a tile, loops to threads and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.tir.machine import Machine
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+FAMILY = "forge.family"
+"""The annotation by which a template's block says which family schedules it; it survives fusion."""
+
+PAD = "pad"
+"""The family of blocks that copy an image with zeros around it; they are scheduled with what reads them."""
+
+PACKED = "forge.pack"
+"""The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
+
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos")}
+"""Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
+
+SERIAL_WORK = 16384
+"""Results below which waking another thread costs more than it saves."""
+
+UNKNOWN = 64
+"""What a symbolic extent is taken for where it is decided whether threads pay; a symbolic batch is taken for one."""
+
+MULTIPLY_ADDS = 16
+"""Multiply-adds of a convolution that take as long as storing one result: a few microseconds of them stay serial."""
+
+REDUCTION = 2
+"""TVM's code for a reduction among a block's iteration variables."""
+
+
+def blocks(sch: Schedule) -> list[SBlockRV]:
+    """Return a kernel's blocks in program order."""
+    found: list[SBlockRV] = sch.get_child_blocks(sch.get_sblock("root"))
+    return found
+
+
+def family_of(sch: Schedule, block: SBlockRV) -> str:
+    """Return the family that a block's template names, or the empty string."""
+    return str(sch.get(block).annotations.get(FAMILY, ""))
+
+
+def find(sch: Schedule, family: str) -> SBlockRV:
+    """Return the block that ``family`` is to schedule."""
+    return next(block for block in blocks(sch) if family_of(sch, block) == family)
+
+
+def extent(sch: Schedule, loop: LoopRV) -> int | None:
+    """Return a loop's extent, or None where it is symbolic."""
+    from tvm import tirx
+
+    value = sch.get(loop).extent
+    return int(value) if isinstance(value, tirx.IntImm | int) else None
+
+
+def extents(sch: Schedule, block: SBlockRV) -> list[int | None]:
+    """Return the extents of a block's loops, None where symbolic."""
+    return [extent(sch, loop) for loop in sch.get_loops(block)]
+
+
+def static(sch: Schedule, loop: LoopRV) -> int:
+    """Return a loop's extent that is known to be a number."""
+    value = extent(sch, loop)
+    if value is None:
+        raise ValueError(f"loop {sch.get(loop).loop_var.name} has a symbolic extent")
+    return value
+
+
+def is_reduction(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block sums (or the like) over an axis."""
+    return any(int(variable.iter_type) == REDUCTION for variable in sch.get(block).iter_vars)
+
+
+def is_costly(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block evaluates exp, tanh or the like, which are dozens of instructions each."""
+    return bool(_operators(sch, block) & COSTLY)
+
+
+def chooses(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block picks among its operands by position, as concatenation does."""
+    return "tirx.if_then_else" in _operators(sch, block)
+
+
+def moves_values(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block reads from a tensor of another shape than it writes, as a transposition does."""
+    shapes = [[str(extent) for extent in region.source.ty.shape] for region in sch.get(block).reads]
+    written = [str(extent) for extent in sch.get(block).writes[0].source.ty.shape]
+    return any(shape != written and len(shape) >= len(written) - 1 > 1 for shape in shapes)
+
+
+def _operators(sch: Schedule, block: SBlockRV) -> set[str]:
+    import tvm_ffi
+    from tvm.ir import Call
+
+    found: set[str] = set()
+    tvm_ffi.structural_walk(sch.get(block).body, [(Call, lambda call: found.add(str(getattr(call.op, "name", ""))))])
+    return found
+
+
+def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple[list[SBlockRV], SBlockRV]:
+    """Keep ``anchor``'s results in registers, or in memory of ``scope``.
+
+    Return the blocks that it reads (in order) and the block that writes the output.
+
+    What follows the anchor is inlined into the last block; without any, a copy becomes the last block. What a last
+    block packs stays a block of its own (``integer_pack.hold``).
+    """
+    before = ancestors(sch, anchor)
+    names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
+    after = [block for block in blocks(sch) if sch.get(block).name_hint not in names]
+    if not after:
+        return before, sch.cache_write(anchor, 0, scope)
+    is_packed = PACKED in sch.get(after[-1]).annotations
+    for block in after[: -2 if is_packed else -1]:
+        sch.compute_inline(block)
+    sch.set_scope(anchor, 0, scope)
+    return before, after[-1]
+
+
+def ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """Return the blocks that a block reads, and those that they read, in program order."""
+    found: dict[str, SBlockRV] = {}
+    waiting = list(sch.get_producers(block))
+    while waiting:
+        producer = waiting.pop()
+        if sch.get(producer).name_hint not in found:
+            found[sch.get(producer).name_hint] = producer
+            waiting += sch.get_producers(producer)
+    return [found[name] for name in (sch.get(item).name_hint for item in blocks(sch)) if name in found]
+
+
+def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: int) -> None:
+    """Turn a block's innermost loop into vectors and unroll the loops from depth ``below`` down to it."""
+    loops = sch.get_loops(block)
+    innermost = extent(sch, loops[-1])
+    if innermost is not None and innermost > lanes and innermost % lanes == 0:
+        sch.split(loops[-1], [None, lanes])
+        loops = sch.get_loops(block)
+        innermost = lanes
+    if innermost == lanes:
+        sch.vectorize(loops[-1])
+    if is_costly(sch, block):
+        return
+    for loop in loops[below:-1]:
+        if extent(sch, loop) is not None:
+            sch.unroll(loop)
+
+
+def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Fuse loops, or return the only one."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def product(extents: Iterable[Any]) -> int:
+    """Return the product of the known extents."""
+    result = 1
+    for item in extents:
+        if isinstance(item, int):
+            result *= item
+    return result
+
+
+def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
+    """Run a loop on all threads when ``work`` (results, or multiply-adds) pays for waking them."""
+    if work >= SERIAL_WORK and extent(sch, loop) != 1:
+        sch.parallel(loop)
+
+
+def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+    """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
+    loops = sch.get_loops(block)
+    lanes = machine.lanes
+    extents = [extent(sch, loop) for loop in loops]
+    if not loops or 0 in extents:
+        return
+    work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
+    last = extents[-1]
+    if last is not None and last % lanes == 0 and len(loops) > 1:
+        inner = loops[-1]
+        if last > lanes:
+            _, inner = sch.split(inner, [None, lanes])
+        sch.vectorize(inner)
+        outer = sch.get_loops(block)[:-1]
+        outer = outer if last <= lanes else outer[:-1]
+        if None in extents[1:] and len(outer) > 1:
+            outer = outer[:-1]  # to tell pixels apart in a fused loop takes a division by their number in a row
+        parallel_if_worth(sch, fuse(sch, outer), work)
+        return
+    if None in extents:
+        rest, inner = loops[:-1], loops[-1]
+        if last is not None and last in (lanes, lanes // 2, lanes // 4):
+            sch.vectorize(inner)
+        if rest:
+            parallel_if_worth(sch, fuse(sch, rest), work)
+        return
+    if work < lanes:
+        return
+    if len(loops) > 1 and (chooses(sch, block) or moves_values(sch, block)):  # rows are LLVM's to vectorize
+        parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
+        return
+    flat = fuse(sch, loops)
+    outer_loop, inner = sch.split(flat, [None, lanes])
+    sch.vectorize(inner)
+    if work >= SERIAL_WORK:
+        chunk, _ = sch.split(outer_loop, [4 * machine.cores, None])
+        sch.parallel(chunk)

@@ -1,0 +1,188 @@
+"""Tiles over an extent that is known only when a kernel runs: the last tile is moved back, to end where the others do.
+
+A tile that is cut off needs a test for each of its pixels, and sums that TVM then keeps in memory. One that is moved
+back computes a few pixels twice, to the same values, by the same code as all others. Where the extent is less than a
+tile, a second version of the kernel takes over, with tiles of one pixel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.tir import rewriting
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import SBlockRealize
+
+TILES = "forge.tiles"
+"""The annotation of a loop over tiles: how many pixels each has."""
+
+MARGIN = "forge.margin"
+"""The annotation of a loop over tiles that may be computed whole, also beyond what there is: only stores are tested."""
+
+NARROW = "forge.narrow"
+"""The attribute of a function that is to be scheduled with tiles of one pixel."""
+
+
+def is_open(function: tirx.PrimFunc) -> bool:
+    """Return whether a scheduled kernel has tiles whose last one may reach too far."""
+    return bool(_over_tiles(function))
+
+
+def _over_tiles(function: tirx.PrimFunc) -> list[tirx.For]:
+    return [loop for loop in rewriting.loops(function.body) if TILES in loop.annotations]
+
+
+def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with its last tiles moved back, or ``narrow`` where there is not room for one tile."""
+    from tvm import s_tir, tirx
+
+    wide, least = _moved_back(function.body), {}
+    for loop in _over_tiles(function):
+        tile, extent = int(loop.annotations[TILES]), _extent(loop)
+        least[str(extent)] = extent >= tile
+    fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
+    first, second = wide.block, rewriting.renewed(narrow.body, narrow.body.block.alloc_buffers).block
+    body = tirx.IfThenElse(fits, first.body, second.body)
+    buffers = [*first.alloc_buffers, *second.alloc_buffers]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
+    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def overrun(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with whole tiles where a margin permits that."""
+    import tvm_ffi
+    from tvm import tirx
+
+    larger: dict[Any, Any] = {}
+
+    def widen(loop: tirx.For, mutator: Any) -> Any:
+        return _overrun(loop, larger) if MARGIN in loop.annotations else mutator.default_mutate(loop)
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, widen)])
+    return function.with_body(rewriting.replaced(body, larger.get)) if larger else function.with_body(body)
+
+
+def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
+    """Return a loop over tiles in which values that stay in registers are computed under no condition.
+
+    ``larger`` gets buffers with room for whole tiles.
+    """
+    from tvm import s_tir, tirx
+
+    counter, tile = loop.loop_var, int(loop.annotations[MARGIN])
+    inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
+    outer: dict[str, Any] = {}
+
+    def change(realize: SBlockRealize) -> SBlockRealize:
+        target = realize.block.writes[0].source
+        is_stored = target.scope() != "local"
+        if not is_stored:
+            larger.setdefault(target, _with_whole_tiles(realize, counter, tile))
+        kept: Any = True
+        for condition in rewriting.conjuncts(realize.predicate):
+            if not any(rewriting.reads(condition, variable) for variable in (counter, *inside)):
+                outer[str(condition)] = condition
+            elif is_stored:
+                kept = condition if kept is True else tirx.And(kept, condition)
+        return s_tir.SBlockRealize(realize.iter_values, kept, realize.block)
+
+    body = rewriting.with_realizes(loop.body, change)
+    result: Any = tirx.For(counter, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+    for condition in outer.values():
+        result = tirx.IfThenElse(condition, result, None)
+    return result
+
+
+def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` without those tiles of ``overrun`` that have no pixel at all."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.sym.analyzer import Analyzer
+
+    def bound(loop: tirx.For, mutator: Any) -> Any:
+        if MARGIN not in loop.annotations:
+            return mutator.default_mutate(loop)
+        tile, realize = int(loop.annotations[MARGIN]), rewriting.realizes(loop)[0]
+        (value,) = (value for value in realize.iter_values if rewriting.reads(value, loop.loop_var))
+        first = rewriting.at_zero(value, [inner.loop_var for inner in rewriting.loops(loop)])
+        tiles = tirx.min(loop.extent, tirx.floordiv(_extent(loop) - first + (tile - 1), tile))
+        notes = {name: note for name, note in loop.annotations.items() if name != MARGIN}
+        tiles = Analyzer().simplify(tiles)
+        return tirx.For(loop.loop_var, loop.min, tiles, loop.kind, loop.body, annotations=notes)
+
+    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, bound)]))
+
+
+def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
+    """Return the buffer that a block writes with room for whole tiles along the axis that ``counter`` moves along."""
+    from tvm import tirx
+
+    (region,) = realize.block.writes
+    moved = [
+        axis.var
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if rewriting.reads(value, counter)
+    ]
+    shape = [
+        (extent + (tile - 1)) // tile * tile if any(rewriting.reads(part.min, axis) for axis in moved) else extent
+        for extent, part in zip(region.source.ty.shape, region.region, strict=True)
+    ]
+    buffer = region.source
+    return tirx.decl_buffer(shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
+
+
+def _extent(loop: tirx.For) -> Any:
+    """Return the extent that a loop's tiles are cut from."""
+    for realize in rewriting.realizes(loop):
+        for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if rewriting.reads(value, loop.loop_var):
+                return variable.dom.extent
+    raise ValueError("no block in the loop over tiles depends on it")
+
+
+def _moved_back(body: Any) -> Any:
+    import tvm_ffi
+    from tvm import tirx
+
+    def move(loop: tirx.For, mutator: Any) -> Any:
+        return _moved(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
+
+    return tvm_ffi.structural_mutate(body, [(tirx.For, move)])
+
+
+def _moved(loop: tirx.For) -> Any:
+    """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
+    from tvm import s_tir, tirx
+    from tvm.sym.analyzer import Analyzer
+
+    tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
+    inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
+    outer: dict[str, Any] = {}
+    starts: dict[str, Any] = {}
+
+    def move(realize: SBlockRealize) -> SBlockRealize:
+        values = []
+        for value in realize.iter_values:
+            if not rewriting.reads(value, counter):
+                values.append(value)
+                continue
+            start = analyzer.simplify(rewriting.at_zero(value, inside))
+            starts[str(start)] = start
+            values.append(tirx.min(start, extent - tile) + analyzer.simplify(value - start))
+        for condition in rewriting.conjuncts(realize.predicate):
+            if not rewriting.reads(condition, counter):
+                if any(rewriting.reads(condition, variable) for variable in inside):
+                    raise ValueError(f"the condition {condition} is inside of a tile")
+                outer[str(condition)] = condition
+        return s_tir.SBlockRealize(values, True, realize.block)
+
+    body = rewriting.with_realizes(loop.body, move)
+    (start,) = starts.values()
+    first = rewriting.at_zero(start, [counter])
+    tiles = tirx.min(loop.extent, tirx.floordiv(extent - first + (tile - 1), tile))
+    result: Any = tirx.For(counter, loop.min, analyzer.simplify(tiles), loop.kind, body)
+    for condition in outer.values():
+        result = tirx.IfThenElse(condition, result, None)
+    return result

@@ -1,0 +1,1 @@
+"""TODO(forge_pipeline/passes/data_movement)."""

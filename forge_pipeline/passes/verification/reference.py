@@ -1,0 +1,105 @@
+"""The inputs that models are compared on, and how much rounding they amplify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.nodes import attribute
+from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.verification.division_by_zero import dangerous
+from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.verification.samples import Unsupported, bindings, sample
+
+Outputs = list[Any]
+AMPLIFIED = 8  # how much more rounding passes may add within a model than one unit in its inputs
+ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
+TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices, or sizes that multiply
+
+
+def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
+    """Return inputs that the model runs with: sizes and integers are tried until it does."""
+    divisors, reason = dangerous(model)
+    if reason is not None:
+        raise Unsupported(reason)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in constants]
+    refusal: Exception | None = None
+    for sizes in bindings(values, settings.dims):
+        for top in TOPS:
+            samples = [
+                _without_zeros(sample(values, sizes, seed=settings.seed, index=index, top=top), divisors)
+                for index in range(settings.samples)
+            ]
+            try:
+                for fed in samples:
+                    run(fed)
+            except RUN_ERRORS as error:
+                refusal = refusal or error
+            else:
+                return list(samples)
+    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
+
+
+def _without_zeros(fed: Arrays, names: frozenset[str]) -> Arrays:
+    """Put ones in the place of zeros in the inputs that integers are divided by."""
+    return {
+        name: np.where(array == 0, 1, array).astype(array.dtype) if name in names else array
+        for name, array in fed.items()
+    }
+
+
+def with_specials(inputs: Arrays) -> Arrays:
+    """Return inputs with a NaN and both infinities among the elements of every float one that has room for them."""
+    changed = {}
+    for name, array in inputs.items():
+        changed[name] = array
+        if array.dtype.kind == "f" and array.size >= 6:
+            changed[name] = array.copy()
+            changed[name].reshape(-1)[:: array.size // 3][:3] = [np.nan, np.inf, -np.inf]
+    return changed
+
+
+def noise_of(run: Interpreter, inputs: Sequence[Arrays], outputs: Sequence[Outputs]) -> list[list[float]]:
+    """Return, for each sample and output, AMPLIFIED times what one unit of rounding in the inputs changes.
+
+    Neighbouring elements are moved to opposite sides. Samples that are not float, or that the model refuses when
+    moved, have no noise.
+    """
+    noises = []
+    for fed, want in zip(inputs, outputs, strict=True):
+        got = run({name: _moved(array) for name, array in fed.items()})
+        noises.append([AMPLIFIED * _largest(a, b) for a, b in zip(want, got, strict=True)])
+    return noises
+
+
+def _moved(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind != "f":
+        return array
+    signs = np.resize(np.array([1, -1], array.dtype), array.shape)
+    return np.asarray(array + signs * np.spacing(np.abs(array)))
+
+
+def _largest(want: Any, got: Any) -> float:
+    if not isinstance(want, np.ndarray) or want.dtype.kind != "f" or want.shape != got.shape:
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    return float(error[np.isfinite(error)].max(initial=0.0))
+
+
+def short_mantissa(model: ModelProto) -> float:
+    """Return eight units of rounding of the shortest 16-bit float type in use, 0 where there is none."""
+    used = {tensor.data_type for tensor in model.graph.initializer}
+    used |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    used |= {attribute(node, "to") for node in model.graph.node if node.op_type == "Cast"}
+    return max((8 * unit for elem_type, unit in ROUNDING.items() if elem_type in used), default=0.0)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its kind."""
+    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__

@@ -1,0 +1,51 @@
+"""What the scripts in stages/ call: one function per way of running, with the command line's error handling."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from forge_pipeline.errors import UsageError
+from forge_pipeline.exits import guarded
+from forge_pipeline.pipeline import resolve as resolving
+from forge_pipeline.pipeline.dvc_stage import run_stage
+
+
+def shared(stage: str) -> None:
+    """Run a stage that serves all targets."""
+    _exit(lambda: run_stage(stage))
+
+
+def per_target(stage: str) -> None:
+    """Run a stage for the target named on the command line."""
+    _exit(lambda: run_stage(stage, _argument(stage)))
+
+
+def quantize() -> None:
+    """Run quantize for every target; targets with the same needs share one build through the store."""
+    _exit(lambda: [run_stage("quantize", target) for target in resolving.targets()])
+
+
+def resolve() -> None:
+    """Compose conf/ once per target."""
+    _exit(lambda: print(f"resolve   {', '.join(resolving.resolve())}"))
+
+
+def report() -> None:
+    """Write the page about the finished build and print a summary."""
+    from forge_pipeline.pipeline.summary import write_report
+
+    _exit(lambda: write_report(resolving.targets()))
+
+
+def _argument(stage: str) -> str:
+    if len(sys.argv) != 2:
+        raise UsageError(
+            f"python -m stages.{stage}", "one argument, the target", f"{len(sys.argv) - 1}",
+            f"such as `python -m stages.{stage} raspberry-pi/5`",
+        )  # fmt: skip
+    return sys.argv[1]
+
+
+def _exit(call: Callable[[], object]) -> None:
+    sys.exit(guarded(call))

@@ -1,0 +1,117 @@
+"""From a tensor's statistics to the range that is quantized: one function per method, all from the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_pipeline.quantization.calibration.statistics import BINS, Statistics
+from forge_pipeline.registry import Registry
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """``levels``: steps of the integer type (255 for 8 bits); ``percentile``: the share of values kept, in percent."""
+
+    levels: int
+    percentile: float
+    symmetric: bool
+
+
+def average(statistics: Statistics, options: Options) -> Span:
+    """Mean over samples of each sample's extrema: an outlier in one sample weighs little."""
+    return statistics.average
+
+
+def minmax(statistics: Statistics, options: Options) -> Span:
+    """The extrema over all samples: nothing is clipped."""
+    return statistics.low, statistics.high
+
+
+def percentile(statistics: Statistics, options: Options) -> Span:
+    """Cut half of ``100 - percentile`` percent at either end."""
+    cumulated = np.cumsum(statistics.histogram)
+    total = int(cumulated[-1])
+    tail = (100.0 - options.percentile) / 200.0
+    first = min(int(np.searchsorted(cumulated, tail * total, "right")), BINS - 1)
+    last = min(int(np.searchsorted(cumulated, (1.0 - tail) * total, "left")), BINS - 1)
+    edges = statistics.edges
+    return _within(float(edges[first]), float(edges[last + 1]), statistics)
+
+
+def entropy(statistics: Statistics, options: Options) -> Span:
+    """The cut of |x| with the least Kullback-Leibler divergence between the clipped and the quantized distribution.
+
+    After S. Migacz, "8-bit inference with TensorRT" (GTC 2017). The first bin takes its neighbour's count: the spike
+    of exact zeros behind a ReLU would otherwise decide alone, and clip nearly everything.
+    """
+    magnitudes = _magnitudes(statistics)
+    size = len(magnitudes)
+    levels = (options.levels + 1) // (1 if statistics.low >= 0 and not options.symmetric else 2)
+    if size <= levels:
+        return statistics.low, statistics.high
+    magnitudes[0] = magnitudes[1]
+    sums = np.concatenate([[0.0], np.cumsum(magnitudes)])
+    filled = np.concatenate([[0], np.cumsum(magnitudes > 0)])
+    candidates = range(levels, size + 1, max(1, size // 512))
+    best = min(candidates, key=lambda stop: _divergence(magnitudes, sums, filled, levels, stop))
+    cut = size if best == candidates[-1] else best
+    return _within(-cut * statistics.width, cut * statistics.width, statistics)
+
+
+def mse(statistics: Statistics, options: Options) -> Span:
+    """The range with the least expected squared error of rounding and clipping, by search over both ends."""
+    centres = (statistics.edges[:-1] + statistics.edges[1:]) / 2
+    counts = statistics.histogram.astype(np.float64)
+    centres, counts = centres[counts > 0], counts[counts > 0]
+    low, high = min(statistics.low, 0.0), max(statistics.high, 0.0)
+
+    def error(low: float, high: float) -> float:
+        span = 2 * max(-low, high) if options.symmetric else high - low
+        step = span / options.levels
+        beyond = np.maximum(centres - high, 0.0) + np.maximum(low - centres, 0.0)
+        return float((counts * np.where(beyond > 0, beyond**2, step * step / 12)).sum())
+
+    shares = np.linspace(1.0, 0.3, 71).tolist()  # 1.0 first: at equal error nothing is clipped
+    for _ in range(2):  # one end at a time, twice: each depends on the step that the other allows
+        high = min((max(statistics.high, 0.0) * share for share in shares), key=lambda end: error(low, end))
+        low = min((min(statistics.low, 0.0) * share for share in shares), key=lambda end: error(end, high))
+    return low, high
+
+
+METHODS: Registry[Callable[[Statistics, Options], Span]] = Registry(
+    "calibration method",
+    {"average": average, "minmax": minmax, "percentile": percentile, "entropy": entropy, "mse": mse},
+)
+
+
+def _within(low: float, high: float, statistics: Statistics) -> Span:
+    return max(low, statistics.low), min(high, statistics.high)
+
+
+def _magnitudes(statistics: Statistics) -> NDArray[np.float64]:
+    """The histogram of |x|, up to the largest magnitude seen."""
+    half = BINS // 2
+    folded = (statistics.histogram[half:] + statistics.histogram[:half][::-1]).astype(np.float64)
+    used = int(np.ceil(max(-statistics.low, statistics.high) / statistics.width))
+    return folded[: max(used, 1)]
+
+
+def _divergence(
+    magnitudes: NDArray[np.float64], sums: NDArray[np.float64], filled: NDArray[np.int64], levels: int, stop: int
+) -> float:
+    """D(P || Q) where P is the histogram clipped at bin ``stop`` and Q its quantization to ``levels`` steps."""
+    kept = magnitudes[:stop]
+    p = kept.copy()
+    p[-1] += sums[-1] - sums[stop]
+    bounds = np.arange(levels + 1) * stop // levels
+    mass, occupied = np.diff(sums[bounds]), np.diff(filled[bounds])
+    q = np.repeat(mass / np.maximum(occupied, 1), np.diff(bounds)) * (kept > 0)
+    some = p > 0
+    p, q = p / sums[-1], q / max(float(q.sum()), 1e-30)
+    return float((p[some] * np.log(p[some] / np.maximum(q[some], 1e-9))).sum())

@@ -1,0 +1,197 @@
+"""ONNXModule with calibration and quantization, in place: the stages' work, a call at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from forge_pipeline.config import bind
+from forge_pipeline.errors import ConfigError, DataError, ModelError, did_you_mean
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.quantization.settings import Config
+
+if TYPE_CHECKING:
+    import onnx
+
+    from forge_pipeline.data import Feed
+    from forge_pipeline.quantization.calibration.ranges import Ranges
+
+QUANT_TYPES: Final = ("static", "dynamic", "any")
+HISTOGRAM_VALUES = 16384
+PROBE_BYTES = 32 << 20
+INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
+TOOLS: dict[str, Any] = {
+    "symmetric": False,
+    "reduce_range": False,
+    "percentile": 99.0,  # what Forge documents for its method of that name
+    "keep_float": [],
+    "improve": [],
+    "max_drop": None,
+    "weight_bits": 4,
+    "block_size": 32,
+}
+
+
+class QuantizableModule(ONNXModule):
+    """An ONNX model that can be calibrated, split and quantized, each in place."""
+
+    __slots__ = ("_ranges", "_split")
+
+    def __init__(self, model: onnx.ModelProto, folder: Path | str | None = None) -> None:
+        super().__init__(model, folder)
+        self._ranges: Ranges | None = None
+        self._split = False
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True when statistics of the present graph are there to quantize with."""
+        return self._ranges is not None
+
+    @property
+    def ranges(self) -> Ranges | None:
+        """What calibration saw, by value: extrema and histograms; None where the module is not calibrated."""
+        return self._ranges
+
+    @property
+    def is_quantized(self) -> bool:
+        """True when the model computes with integers."""
+        return any(name in self.operators for name in INTEGER_NODES)
+
+    @property
+    def is_split_tensors(self) -> bool:
+        """True after `split_tensors`."""
+        return self._split
+
+    def copy(self) -> Self:
+        """Return a module with a model of its own, and the same calibration."""
+        duplicate = super().copy()
+        duplicate._ranges, duplicate._split = self._ranges, self._split
+        return duplicate
+
+    def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = False) -> None:
+        """Track the activations on ``calib_data``.
+
+        A sample is an array (for a model with one input), a sequence of arrays in the order of the inputs, or a
+        mapping from input name to array; with or without a batch axis. ``reset=False`` adds to earlier statistics.
+        Statistics are computed on the CPU, alike everywhere: ``use_cuda=True`` raises ConfigError.
+        Raises DataError naming the sample and the input, ModelError for a quantized model.
+        """
+        from forge_pipeline.quantization.calibration.observe import calibrate
+
+        if use_cuda:
+            raise ConfigError(
+                where="calibrate(use_cuda=True)",
+                expected="use_cuda=False: statistics are computed on the CPU, alike on every machine",
+                found="True",
+                fix="leave use_cuda out",
+            )
+        self._refuse_quantized("calibrate")
+        ranges = calibrate(
+            self, self._feeds(calib_data), total=0, histogram_values=HISTOGRAM_VALUES, probe_bytes=PROBE_BYTES
+        )
+        self._ranges = ranges if reset or self._ranges is None else self._ranges.merge(ranges)
+
+    def quantize(
+        self,
+        activation_dtype: str = "int8",
+        kernel_dtype: str | None = None,
+        bias_dtype: str | None = None,
+        per_channel: bool = False,
+        calib_method: str = "average",
+        quant_type: Literal["static", "dynamic", "any"] = "any",
+        **options: Any,
+    ) -> None:
+        """Quantize in place; ``any`` is static where the module is calibrated, else dynamic.
+
+        ``kernel_dtype`` defaults to ``activation_dtype``, or int8 where that has 16 bits; ``bias_dtype`` to int32,
+        since 8 bits do not hold a sum of products. ``options``: further values of conf/quantize/*.yaml, such as
+        ``improve=["equalize"]``. Raises ConfigError for an unknown value, DataError for static without calibration,
+        ModelError for a model that is quantized already or has nothing to quantize.
+        """
+        from forge_pipeline.quantization.build import quantized_dynamically, quantized_statically
+
+        if quant_type not in QUANT_TYPES:
+            raise ConfigError(
+                where="quantize(quant_type)",
+                expected=f"one of {', '.join(QUANT_TYPES)}",
+                found=repr(quant_type),
+                fix=f"{did_you_mean(str(quant_type), QUANT_TYPES)}choose one of those; "
+                "`forge-pipeline run` has other methods, such as quantize=float16",
+            )
+        self._refuse_quantized("quantize")
+        method = quant_type if quant_type != "any" else "static" if self.is_calibrated else "dynamic"
+        values = {
+            "method": method,
+            "activation_dtype": activation_dtype,
+            "kernel_dtype": kernel_dtype or activation_dtype.replace("16", "8"),
+            "bias_dtype": bias_dtype or "int32",
+            "per_channel": per_channel,
+            "calib_method": calib_method,
+        }
+        config = bind(Config, {**TOOLS, **values, **options}, where="quantize")
+        if config.method == "static":
+            if self._ranges is None:
+                raise DataError(
+                    where="quantize(quant_type='static')",
+                    expected="a calibrated module",
+                    found="one without calibration" + (": splitting discarded it" if self._split else ""),
+                    fix="call calibrate(calib_data) first, or use quant_type='dynamic', which needs no data",
+                )
+            output, _ = quantized_statically(config, self, self._ranges)
+        else:
+            output, _ = quantized_dynamically(config, self)
+        self._replace(output.mod)
+
+    def split_tensors(self, force: bool = False) -> None:
+        """Split the weights of convolutions in two, in place. ``force`` discards an earlier calibration.
+
+        Raises DataError where there is one and ``force`` is false, ModelError where no convolution can be split.
+        """
+        from forge_pipeline.quantization.accuracy.split_channels import split
+        from forge_pipeline.quantization.limits import whole
+        from forge_pipeline.quantization.network import Network, prepared
+
+        self._refuse_quantized("split_tensors")
+        if self.is_calibrated and not force:
+            raise DataError(
+                where="split_tensors()",
+                expected="a module without calibration, which the new graph would not fit",
+                found="a calibrated one",
+                fix="call split_tensors(force=True) and calibrate again",
+            )
+        changed = split(Network(prepared(whole(self, "split_tensors()"))))
+        if changed is None:
+            raise ModelError(
+                where="split_tensors()",
+                expected="a convolution with constant weights and at least two output channels",
+                found="none that can be split",
+                fix="quantize the model as it is",
+            )
+        self._replace(changed.model)
+        self._split = True
+
+    def _feeds(self, calib_data: Iterable[Any]) -> Iterator[Feed]:
+        from forge_pipeline.data.fitting import feed_for, input_specs
+
+        specs = input_specs(self.light)
+        for index, sample in enumerate(calib_data):
+            if isinstance(sample, Mapping):
+                named = dict(sample)
+            elif isinstance(sample, list | tuple):
+                named = dict(zip((spec.name for spec in specs), sample, strict=False))
+            else:
+                named = {specs[0].name: sample}
+            yield feed_for(specs, named, f"calibration sample {index}")
+
+    def _replace(self, model: onnx.ModelProto) -> None:
+        self._model, self._file, self._ranges = model, None, None
+
+    def _refuse_quantized(self, action: str) -> None:
+        if self.is_quantized:
+            raise ModelError(
+                where=f"{action}()",
+                expected="a model in float",
+                found="one that computes with integers already",
+                fix=f"call {action}() on the float model; keep a copy of it if both are needed",
+            )

@@ -1,0 +1,1 @@
+"""TODO(forge_pipeline/relax/to_onnx)."""
