@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 def compared(sources: Mapping[str, onnx.ModelProto], tag: str, folder: Path) -> dict[str, float]:
     """Return what both kinds of a model need, in bytes, and the ratios."""
     from forge_pipeline.target import Target
-    from forge_pipeline.target.host import why_not_here
+    from forge_pipeline.target.description import why_not_here
 
     figures = {"planned": {kind: planned(source, tag) for kind, source in sources.items()}}
     if why_not_here(Target.from_tag(tag)) is None:

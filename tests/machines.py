@@ -16,7 +16,7 @@ import pytest
 
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from forge_pipeline.target.host import why_not_here
+from forge_pipeline.target.description import why_not_here
 
 if TYPE_CHECKING:
     from tests.emulated.machine import Machine

@@ -67,6 +67,13 @@ class ONNXModule(QuantizableModule):
             options=options,
         )
 
+    def set_batch_size(self, batch_size: int) -> None:
+        """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
+        from forge_pipeline.ir.batch_size import with_batch_size
+
+        changed = with_batch_size(self, batch_size)
+        self._model, self._file = changed._model, changed._file
+
     @property
     def typed_mod(self) -> onnx.ModelProto:
         """A copy of the model that states the types of all values. Raises ModelError for an invalid model."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import forge_pipeline
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import import_worker
 from forge_pipeline.frontends.contract import Declared, Limits
+from forge_pipeline.locate import PACKAGE
 
 _KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 _SETTINGS: Final = {
@@ -108,7 +108,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _environment(folder: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    places = [str(Path(forge_pipeline.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | _SETTINGS | {"PYTHONPATH": os.pathsep.join(places), "HOME": folder, "TMPDIR": folder}
 
 

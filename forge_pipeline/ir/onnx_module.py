@@ -287,13 +287,6 @@ class ONNXModule:
 
         return draw(self.describe())
 
-    def set_batch_size(self, batch_size: int) -> None:
-        """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
-        from forge_pipeline.ir.batch_size import with_batch_size
-
-        changed = with_batch_size(self, batch_size)
-        self._model, self._file = changed._model, changed._file
-
     def get_inference_function(self, target: str = "llvm") -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` on numpy arrays: ONNX Runtime without graph optimisations.
 

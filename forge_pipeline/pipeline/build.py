@@ -25,7 +25,7 @@ from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store
 from forge_pipeline.target import Target
-from forge_pipeline.target.host import why_not_here
+from forge_pipeline.target.description import why_not_here
 
 
 def build(config: Mapping[str, Any], folder: str | None = None) -> Path:

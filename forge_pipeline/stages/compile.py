@@ -14,7 +14,7 @@ from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.stages.contract import Result
 from forge_pipeline.target import Target
-from forge_pipeline.target.host import why_not_here
+from forge_pipeline.target.description import why_not_here
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule

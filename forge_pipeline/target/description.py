@@ -6,13 +6,15 @@ Nothing here imports TVM until a target is handed to the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import TargetError, did_you_mean
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.target.host import ARCHITECTURES, Machine, this_machine
 
 if TYPE_CHECKING:
     import tvm
@@ -110,9 +112,8 @@ class Target:
         this machine is, and its number of cores. Raises ConfigError and TargetError.
         """
         if isinstance(values, Mapping) and values.get("tag") == HOST:
-            from forge_pipeline.target.host import resolve_host
-
-            return resolve_host(values, where=where)
+            bind(_HostFile, values, where=where)
+            return _this_target()
         return bind(cls, values, where=where)
 
     @property
@@ -161,3 +162,59 @@ def tags() -> list[str]:
 def described() -> list[Target]:
     """Return every target that has a fixed description, sorted by tag: all but `host`."""
     return [Target.from_tag(tag) for tag in tags() if tag != HOST]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostFile:
+    """All that conf/target/host.yaml says: the machine itself says the rest."""
+
+    tag: str
+    description: str
+
+
+@functools.cache
+def _this_target() -> Target:
+    """Match this machine once: neither it nor the described targets change while a process runs."""
+    machine = this_machine()
+    match = best_match(machine, described())
+    return replace(match, tag=HOST, description=f"this machine, as {match.tag}", cores=machine.cores)
+
+
+def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
+    """Return the most capable CPU target whose flags and id ``machine`` has.
+
+    A named CPU is preferred to a generic level with as many flags: its caches are known. Raises TargetError.
+    """
+    fitting = [
+        target
+        for target in targets
+        if target.kind == "llvm"
+        and ARCHITECTURES[target.arch] == machine.arch
+        and target.libc == machine.libc
+        and machine.flags.issuperset(target.cpu_flags)
+        and (target.cpu_id is None or target.cpu_id in machine.ids)
+    ]
+    if not fitting:
+        raise TargetError(
+            where="target host",
+            expected="a machine that one of conf/target describes",
+            found=f"{machine.arch} on {machine.system}, CPU {', '.join(sorted(machine.ids)) or 'unknown'}",
+            fix="name a target (`forge-pipeline targets` lists them), or describe this CPU in conf/target",
+        )
+    return max(
+        fitting,
+        key=lambda target: (len(target.cpu_flags), target.cpu_id is not None, -len(target.tag), target.tag),
+    )
+
+
+def why_not_here(target: Target) -> str | None:
+    """Return why this machine cannot run code for ``target``, or None where it can."""
+    machine = this_machine()
+    if target.kind != "llvm":
+        return f"needs a GPU ({target.cuda_arch})"
+    if ARCHITECTURES[target.arch] != machine.arch:
+        return f"needs {target.arch}, this machine is {machine.arch}"
+    if target.libc != machine.libc:
+        return f"needs {target.libc}, this machine has {machine.libc}"
+    missing = sorted(set(target.cpu_flags) - machine.flags)
+    return f"this machine's CPU lacks {', '.join(missing)}" if missing else None

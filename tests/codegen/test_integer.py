@@ -24,7 +24,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from forge_pipeline.target.host import why_not_here
+from forge_pipeline.target.description import why_not_here
 from tests.machines import AMX, CHOSEN, expect, load
 
 VNNI, PLAIN, SDOT = "intel/sapphire-rapids", "x86-64/v3", "arm/cortex-a76"

@@ -25,7 +25,7 @@ from mutate import mutant, seeds
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.frontends.inspect import inspect  # noqa: F401  imported once, before the forks
-from forge_pipeline.ir import shape_inference, shape_inference_worker  # noqa: F401
+from forge_pipeline.ir import shape_inference, shape_inference_worker
 from forge_pipeline.pipeline.model_commands import inspected
 
 SECONDS = 10  # of processor time, the checker's included: machines that run tests are busy

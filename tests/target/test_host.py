@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from forge_pipeline.errors import TargetError
 from forge_pipeline.target import Target, described
-from forge_pipeline.target.host import Machine, best_match, parse_cpuinfo, this_machine, why_not_here
+from forge_pipeline.target.description import best_match, why_not_here
+from forge_pipeline.target.host import Machine, parse_cpuinfo, this_machine
 
 ALL = described()
 CPUS = [target for target in ALL if target.kind == "llvm" and target.libc == "glibc" and target.cpu_id is not None]

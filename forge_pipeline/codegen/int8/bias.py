@@ -1,23 +1,36 @@
-"""TODO(forge_pipeline/codegen/int8/bias.py)."""
+"""The bias of a product or convolution of bytes: in int32 where it has their unit, else added to results in float."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.conv.match import Convolution
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Value
 from forge_pipeline.codegen.layout.quantized_values import IntegerWeight
 
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.int8.ops.matmul import Product
+
+class Sums(Protocol):
+    """Sums of a product or a convolution that wait to be stored: dataclasses, with an ``offset`` in real units."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def bias(self) -> Array:
+        """What int32 sums start at."""
+
+    @property
+    def scale(self) -> Array:
+        """The unit of the sums, one for each channel."""
+
+    @property
+    def measured(self) -> object | None:
+        """The scale of activations that is measured when the model runs."""
 
 
-Pending = TypeVar("Pending", "Convolution", "Product")
-"""Sums that wait to be stored."""
+Pending = TypeVar("Pending", bound=Sums)
 
 
 def with_constant(pending: Pending, term: Value) -> Pending:

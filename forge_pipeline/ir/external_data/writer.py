@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from onnx import GraphProto, ModelProto, TensorProto
 
@@ -17,10 +17,6 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.content import content
 from forge_pipeline.ir.external_data.mapped import held_of, put_inside, range_of
 from forge_pipeline.ir.tensors import byte_count
-
-if TYPE_CHECKING:
-    from forge_pipeline.ir.onnx_module import ONNXModule
-
 
 INLINE_BYTES = 1 << 30
 """Weights up to this are worked with in memory and lie inside the model's own file; more stay in files of their own."""
@@ -36,7 +32,22 @@ DIGEST: Final = "forge.data.sha256"
 """The metadata of a model with the SHA-256 of its data file: it changes when a weight does."""
 
 
-def files(module: ONNXModule, name: str, data: str, inline_bytes: int = INLINE_BYTES) -> dict[str, Content]:
+class Writable(Protocol):
+    """What is written of a model."""
+
+    @property
+    def light(self) -> ModelProto:
+        """The model, with large weights by reference."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether weights stay in files."""
+
+    def to_bytes(self) -> bytes:
+        """Return the model as one file."""
+
+
+def files(module: Writable, name: str, data: str, inline_bytes: int = INLINE_BYTES) -> dict[str, Content]:
     """Return the files of a model: ``name``, and ``data`` with the large weights. Raises ModelError.
 
     There is no second file for a model in memory with at most ``inline_bytes`` of weights. Same content, same bytes:
@@ -54,7 +65,7 @@ def files(module: ONNXModule, name: str, data: str, inline_bytes: int = INLINE_B
     return {name: bytes(model.SerializeToString(deterministic=True)), data: made}
 
 
-def size(module: ONNXModule, data: str = "model.data") -> int:
+def size(module: Writable, data: str = "model.data") -> int:
     """Return how many bytes a model takes in files. Raises ModelError."""
     split = _split(module, data, INLINE_BYTES)
     if split is None:
@@ -68,7 +79,7 @@ Parts = list[tuple[int, Content]]
 """Where in the data file each weight begins, and its content."""
 
 
-def _split(module: ONNXModule, data: str, inline_bytes: int) -> tuple[ModelProto, Parts] | None:
+def _split(module: Writable, data: str, inline_bytes: int) -> tuple[ModelProto, Parts] | None:
     """Return the model with references to the file ``data``, and what is in that; None where all fits into one."""
     light = module.light
     sizes = [byte_count(item) if item.data_type != TensorProto.STRING else 0 for item in light.graph.initializer]
@@ -127,7 +138,7 @@ def _laid_out(parts: Parts) -> Iterator[Buffer]:
         position = start + len(part)
 
 
-def save(module: ONNXModule, path: Path, inline_bytes: int) -> None:
+def save(module: Writable, path: Path, inline_bytes: int) -> None:
     """Write a model to ``path``, and its weights beside it where they stay outside; see ``ONNXModule.save``."""
     data = f"{path.name}.data"
     try:

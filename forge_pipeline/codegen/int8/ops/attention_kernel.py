@@ -14,6 +14,7 @@ those of the band.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from forge_pipeline.codegen.int8.dot_product import BYTES, Dot, dot, products
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
+from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from tvm import te
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
-
-    from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
 
 NAME = "integer_batched"
 SOFTMAX = "integer_softmax"
@@ -43,6 +43,45 @@ ROWS = "forge.rows"
 
 TOP_BIT = 128
 """What an exclusive or with it takes from an unsigned byte that is then read as a signed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is done to a product in float: ``kind`` of operator, and its constant, or a tensor of the same rank."""
+
+    kind: str
+    constant: float | None = None
+    tensor: Value | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchedProduct:
+    """What a kernel knows of a product of bytes, (batch, rows, depth) and (batch, depth, columns).
+
+    ``zeros`` are the zero points, ``scale`` is the product of both scales, ``shape`` the result's. ``softmax`` is
+    applied to its rows last. ``joined``: rows of the left operand are read from (1, rows, batch * depth).
+    """
+
+    zeros: tuple[int, int]
+    scale: float
+    depth: int
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...] = ()
+    softmax: bool = False
+    joined: bool = False
+    clip: Clip = field(default_factory=Clip)
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The axes of operands and result in front of the last two: ones and the batch, or the batch alone."""
+        leading = self.shape[:-2]
+        return leading if leading and primitives.product(leading[:-1]) == 1 else (primitives.product(leading),)
+
+    def left(self, tensor: te.Tensor, b: Any, m: Any, k: Any) -> Any:
+        """Return an element of the left operand."""
+        if self.joined:
+            return tensor(0, m, b * self.depth + k)
+        return tensor(*[0] * (len(self.leading) - 1), b, m, k)
 
 
 def pack(right: te.Tensor, width: int, group: int) -> te.Tensor:
@@ -77,7 +116,7 @@ def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
     return te.compute((batch, panels, width), lambda *at: sums(*at) * -zero, name="column_terms")
 
 
-def row_terms(left: te.Tensor, product: Batched, zero: int) -> te.Tensor:
+def row_terms(left: te.Tensor, product: BatchedProduct, zero: int) -> te.Tensor:
     """Describe what is added to the sums of each row, (batch, rows): what a ``zero`` of the columns makes of it."""
     from tvm import te
 
@@ -92,7 +131,7 @@ def row_terms(left: te.Tensor, product: Batched, zero: int) -> te.Tensor:
 
 def by_bands(
     left: te.Tensor, packed: te.Tensor, *terms: te.Tensor,
-    product: Batched, affine: Affine | None, names: list[str], high: int, way: Dot, machine: Machine,
+    product: BatchedProduct, affine: Affine | None, names: list[str], high: int, way: Dot, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., batch, rows, steps) times a packed operand, and what is done to the sums."""
     from tvm import te, tirx
@@ -136,7 +175,7 @@ def by_bands(
     return _softmax(scores, (*ones, batch, rows, columns), product.clip, affine, machine)
 
 
-def _source(left: te.Tensor, shape: tuple[int, int, int], product: Batched, way: Dot) -> Callable[..., Any]:
+def _source(left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, way: Dot) -> Callable[..., Any]:
     """Describe the left operand with its margin, of zeros, widened where it has to be."""
     from tvm import te, tirx
 
@@ -157,7 +196,9 @@ def _source(left: te.Tensor, shape: tuple[int, int, int], product: Batched, way:
     return source
 
 
-def _finish(product: Batched, affine: Affine | None, terms: list[te.Tensor], *, fused: bool) -> Callable[..., Any]:
+def _finish(
+    product: BatchedProduct, affine: Affine | None, terms: list[te.Tensor], *, fused: bool
+) -> Callable[..., Any]:
     """Return what becomes of an exact sum at a place: a score, or what is stored."""
     from tvm import tirx
 

@@ -5,14 +5,14 @@ They wait for what follows them, up to a softmax and to the QuantizeLinear behin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
 from forge_pipeline.codegen.int8.ops import attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT
+from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT, BatchedProduct, Step
 from forge_pipeline.codegen.int8.ops.matmul import choose_tile
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
@@ -21,50 +21,17 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 if TYPE_CHECKING:
-    from tvm import relax, te
+    from tvm import relax
 
 BAND_BYTES = 1 << 16
 """Scores of a band, in bytes, up to which a softmax is computed with the product: they are on the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What is done to a product in float: ``kind`` of operator, and its constant, or a tensor of the same rank."""
-
-    kind: str
-    constant: float | None = None
-    tensor: Value | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batched(Storable):
-    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), that waits to be stored.
-
-    ``zeros`` are the zero points, ``scale`` is the product of both scales, ``shape`` the result's. ``softmax`` is
-    applied to its rows last. ``joined``: rows of the left operand are read from (1, rows, batch * depth).
-    """
+class Batched(BatchedProduct, Storable):
+    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), that waits to be stored."""
 
     sources: tuple[Value, Value]
-    zeros: tuple[int, int]
-    scale: float
-    depth: int
-    shape: tuple[int, ...]
-    steps: tuple[Step, ...] = ()
-    softmax: bool = False
-    joined: bool = False
-    clip: Clip = field(default_factory=Clip)
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        """The axes of operands and result in front of the last two: ones and the batch, or the batch alone."""
-        leading = self.shape[:-2]
-        return leading if leading and primitives.product(leading[:-1]) == 1 else (primitives.product(leading),)
-
-    def left(self, tensor: te.Tensor, b: Any, m: Any, k: Any) -> Any:
-        """Return an element of the left operand."""
-        if self.joined:
-            return tensor(0, m, b * self.depth + k)
-        return tensor(*[0] * (len(self.leading) - 1), b, m, k)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
