@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/codegen/generators.py)."""
+"""The table of code generators, best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/passes/errors.py)."""
+"""Errors of passes."""
 
 from __future__ import annotations
 

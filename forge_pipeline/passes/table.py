@@ -27,67 +27,116 @@ PASSES = Registry(
     "pass",
     {
         "constants-not-inputs": _row(
-            "interface", "ConstantsNotInputs", "cleanup", "stop listing initializers among the inputs"
+            "interface.initializers", "ConstantsNotInputs", "cleanup", "stop listing initializers among the inputs"
         ),
-        "remove-dead": _row("dead", "RemoveDead", "cleanup", "remove what no output depends on"),
-        "remove-identities": _row("identities", "RemoveIdentities", "cleanup", "bypass x + 0, x * 1, same casts ..."),
-        "cleanup": _row("cleanup", "Cleanup", "cleanup", "fold, merge and remove, until nothing changes"),
-        "fold-constants": _row("constants", "FoldConstants", "constants", "compute what depends on constants alone"),
-        "merge-constants": _row("constants", "MergeConstants", "constants", "keep one of equal constants"),
-        "fold-shapes": _row("shapes", "FoldShapes", "shapes", "compute what depends on known dimensions alone"),
-        "static-reshapes": _row("shapes", "StaticReshapes", "shapes", "write out the target of a Reshape"),
-        "infer-shapes": _row("shapes", "InferShapes", "shapes", "state the types of all inner values"),
+        "remove-dead": _row("simplify.dead", "RemoveDead", "cleanup", "remove what no output depends on"),
+        "remove-identities": _row(
+            "simplify.identities", "RemoveIdentities", "cleanup", "bypass x + 0, x * 1, same casts ..."
+        ),
+        "cleanup": _row("simplify.cleanup", "Cleanup", "cleanup", "fold, merge and remove, until nothing changes"),
+        "fold-constants": _row(
+            "simplify.constants", "FoldConstants", "constants", "compute what depends on constants alone"
+        ),
+        "merge-constants": _row("simplify.constants", "MergeConstants", "constants", "keep one of equal constants"),
+        "fold-shapes": _row(
+            "simplify.shapes", "FoldShapes", "shapes", "compute what depends on known dimensions alone"
+        ),
+        "static-reshapes": _row("simplify.shapes", "StaticReshapes", "shapes", "write out the target of a Reshape"),
+        "infer-shapes": _row("simplify.shapes", "InferShapes", "shapes", "state the types of all inner values"),
         "merge-subexpressions": _row(
-            "subexpressions", "MergeSubexpressions", "cleanup", "keep one of nodes that compute the same"
+            "simplify.subexpressions", "MergeSubexpressions", "cleanup", "keep one of nodes that compute the same"
         ),
-        "merge-transposes": _row("chains", "MergeTransposes", "chains", "two transposes in a row are one"),
+        "merge-transposes": _row(
+            "data_movement.chains", "MergeTransposes", "chains", "two transposes in a row are one"
+        ),
         "transposes-to-reshapes": _row(
-            "chains", "TransposesToReshapes", "chains", "moving axes of size 1 is a reshape"
+            "data_movement.chains", "TransposesToReshapes", "chains", "moving axes of size 1 is a reshape"
         ),
-        "merge-reshapes": _row("chains", "MergeReshapes", "chains", "of reshapes in a row the last one decides"),
-        "cancel-reshapes": _row("chains", "CancelReshapes", "chains", "reshape, elementwise operators, reshape back"),
-        "merge-casts": _row("chains", "MergeCasts", "chains", "casts in a row, where the first one is exact"),
-        "merge-clips": _row("chains", "MergeClips", "chains", "Relu and Clip in a row are one"),
-        "fold-pad": _row("pad", "FoldPad", "linear", "Pad into the convolution or pooling that reads it"),
-        "fuse-gemm": _row("gemm", "FuseGemm", "linear", "MatMul with Add or Transpose into Gemm"),
-        "merge-slices": _row("slices", "MergeSlices", "chains", "slices of slices and of concatenations"),
-        "merge-concats": _row("slices", "MergeConcats", "chains", "concatenations of concatenations and of slices"),
+        "merge-reshapes": _row(
+            "data_movement.chains", "MergeReshapes", "chains", "of reshapes in a row the last one decides"
+        ),
+        "cancel-reshapes": _row(
+            "data_movement.chains", "CancelReshapes", "chains", "reshape, elementwise operators, reshape back"
+        ),
+        "merge-casts": _row(
+            "data_movement.chains", "MergeCasts", "chains", "casts in a row, where the first one is exact"
+        ),
+        "merge-clips": _row("data_movement.chains", "MergeClips", "chains", "Relu and Clip in a row are one"),
+        "fold-pad": _row("data_movement.pad", "FoldPad", "linear", "Pad into the convolution or pooling that reads it"),
+        "fuse-gemm": _row("fusion.gemm", "FuseGemm", "linear", "MatMul with Add or Transpose into Gemm"),
+        "merge-slices": _row("data_movement.slices", "MergeSlices", "chains", "slices of slices and of concatenations"),
+        "merge-concats": _row(
+            "data_movement.slices", "MergeConcats", "chains", "concatenations of concatenations and of slices"
+        ),
         "sink-transposes": _row(
-            "transposes", "SinkTransposes", "chains", "move transposes below elementwise operators"
+            "data_movement.transposes", "SinkTransposes", "chains", "move transposes below elementwise operators"
         ),
-        "merge-scales": _row("scales", "MergeScales", "chains", "constant arithmetic in a row is one operator"),
-        "fuse-gelu": _row("activations", "FuseGelu", "fusion", "Erf and arithmetic -> Gelu (operator set 20)"),
-        "fuse-silu": _row("activations", "FuseSilu", "fusion", "x * Sigmoid(x) -> Swish (operator set 24)"),
-        "fuse-hardswish": _row("activations", "FuseHardSwish", "fusion", "x * relu6(x + 3) / 6 -> HardSwish (set 14)"),
-        "fuse-layernorm": _row("normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"),
-        "fuse-rmsnorm": _row("normalization", "FuseRMSNorm", "fusion", "-> RMSNormalization (operator set 23)"),
+        "merge-scales": _row(
+            "simplify.scales", "MergeScales", "chains", "constant arithmetic in a row is one operator"
+        ),
+        "fuse-gelu": _row("fusion.activations", "FuseGelu", "fusion", "Erf and arithmetic -> Gelu (operator set 20)"),
+        "fuse-silu": _row("fusion.activations", "FuseSilu", "fusion", "x * Sigmoid(x) -> Swish (operator set 24)"),
+        "fuse-hardswish": _row(
+            "fusion.activations", "FuseHardSwish", "fusion", "x * relu6(x + 3) / 6 -> HardSwish (set 14)"
+        ),
+        "fuse-layernorm": _row(
+            "fusion.normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"
+        ),
+        "fuse-rmsnorm": _row("fusion.normalization", "FuseRMSNorm", "fusion", "-> RMSNormalization (operator set 23)"),
         "fuse-attention": _row(
-            "attention", "FuseAttention", "fusion", "softmax(q kT) v -> Attention (operator set 23)"
+            "fusion.attention", "FuseAttention", "fusion", "softmax(q kT) v -> Attention (operator set 23)"
         ),
-        "merge-products": _row("attention", "MergeProducts", "fusion", "products of one value are one, and a Split"),
-        "inline-branches": _row("branches", "InlineBranches", "control", "If with a constant condition"),
-        "inline-functions": _row("branches", "InlineFunctions", "control", "calls of local functions"),
-        "set-batch-size": _row("boundary", "SetBatchSize", "interface", "another leading dimension of the inputs"),
-        "change-layout": _row("boundary", "ChangeLayout", "interface", "channels first or last, at the interface"),
-        "change-input-dtype": _row("boundary", "ChangeInputDtype", "interface", "inputs of another element type"),
-        "convert-opset": _row("opset", "ConvertOpset", "interface", "another version of ONNX's operator set"),
-        "decompose-functions": _row("decompose", "DecomposeFunctions", "decomposition", "Gelu, LayerNormalization ..."),
+        "merge-products": _row(
+            "fusion.attention", "MergeProducts", "fusion", "products of one value are one, and a Split"
+        ),
+        "inline-branches": _row("simplify.branches", "InlineBranches", "control", "If with a constant condition"),
+        "inline-functions": _row("simplify.branches", "InlineFunctions", "control", "calls of local functions"),
+        "set-batch-size": _row(
+            "interface.boundary", "SetBatchSize", "interface", "another leading dimension of the inputs"
+        ),
+        "change-layout": _row(
+            "interface.boundary", "ChangeLayout", "interface", "channels first or last, at the interface"
+        ),
+        "change-input-dtype": _row(
+            "interface.boundary", "ChangeInputDtype", "interface", "inputs of another element type"
+        ),
+        "convert-opset": _row("decompose.opset", "ConvertOpset", "interface", "another version of ONNX's operator set"),
+        "decompose-functions": _row(
+            "decompose.functions", "DecomposeFunctions", "decomposition", "Gelu, LayerNormalization ..."
+        ),
         "unroll-recurrent": _row(
-            "unroll", "UnrollRecurrent", "decomposition", "LSTM, GRU and RNN over short sequences"
+            "decompose.recurrent", "UnrollRecurrent", "decomposition", "LSTM, GRU and RNN over short sequences"
         ),
-        "annotate-ranges": _row("intervals", "AnnotateRanges", "analysis", "ranges that values cannot leave"),
+        "annotate-ranges": _row(
+            "quantization.value_ranges", "AnnotateRanges", "analysis", "ranges that values cannot leave"
+        ),
         "qonnx-to-qdq": _row(
-            "qonnx", "QonnxToQDQ", "quantization", "Quant, BipolarQuant, Trunc, MultiThreshold -> ONNX"
+            "quantization.qonnx", "QonnxToQDQ", "quantization", "Quant, BipolarQuant, Trunc, MultiThreshold -> ONNX"
         ),
-        "qdq-to-qonnx": _row("qonnx", "QDQToQonnx", "quantization", "QuantizeLinear + DequantizeLinear -> Quant"),
+        "qdq-to-qonnx": _row(
+            "quantization.qonnx", "QDQToQonnx", "quantization", "QuantizeLinear + DequantizeLinear -> Quant"
+        ),
         "split-tensors": _row(
-            "split", "SplitTensors", "quantization", "a convolution in two, with a weight scale each"
+            "quantization.split_channels",
+            "SplitTensors",
+            "quantization",
+            "a convolution in two, with a weight scale each",
         ),
-        "move-scales": _row("streamline", "MoveScales", "quantization", "scales and shifts past linear operators"),
-        "integer-products": _row("streamline", "IntegerProducts", "quantization", "QDQ around MatMul -> MatMulInteger"),
-        "drop-defaults": _row("recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"),
-        "fold-batchnorm": _row("affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"),
-        "fold-affine": _row("affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"),
+        "move-scales": _row(
+            "quantization.streamline", "MoveScales", "quantization", "scales and shifts past linear operators"
+        ),
+        "integer-products": _row(
+            "quantization.streamline", "IntegerProducts", "quantization", "QDQ around MatMul -> MatMulInteger"
+        ),
+        "drop-defaults": _row(
+            "fusion.recurrent", "DropDefaults", "recurrent", "leave out initial states that are zero"
+        ),
+        "fold-batchnorm": _row(
+            "fusion.fold_affine", "FoldBatchNorm", "linear", "BatchNormalization into the operator before it"
+        ),
+        "fold-affine": _row(
+            "fusion.fold_affine", "FoldAffine", "linear", "add, sub, mul, div by constants into the one before"
+        ),
     },
 )
 

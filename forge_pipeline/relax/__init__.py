@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/relax)."""
+"""TVM's Relax modules as users hold them: looking, editing, folding, identity."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/float32)."""
+"""Operator families in float32: the templates of their kernels and their schedules."""

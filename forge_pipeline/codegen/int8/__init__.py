@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/int8)."""
+"""Quantized operators computed in integers."""

@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/codegen/layout/affine.py)."""
+"""Affine quantization in tensor expressions: scales, zero points, clipping and rounding."""
 
 from __future__ import annotations
 

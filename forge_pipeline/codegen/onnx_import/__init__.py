@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/onnx_import)."""
+"""From canonical ONNX to a Relax module: TVM's importer, with its operators corrected and completed."""

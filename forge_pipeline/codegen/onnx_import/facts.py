@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/codegen/onnx_import/facts.py)."""
+"""What is known of a graph before it is imported: constants, shapes, element types."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/tir)."""
+"""What schedules of every element type share: the machine, primitives, tails, registers and rewriting."""

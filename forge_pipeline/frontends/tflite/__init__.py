@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/frontends/tflite)."""
+"""From TensorFlow Lite's files to ONNX: the reader, a module for each family of operators, and what they write with."""

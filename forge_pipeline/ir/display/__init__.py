@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/ir/display)."""
+"""A model as people see it: descriptions, tables and drawings."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/ir/external_data)."""
+"""Weights that lie outside of the model's own file: their rules, reading without loading, and writing."""

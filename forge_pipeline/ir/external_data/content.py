@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/ir/external_data/content.py)."""
+"""What the elements of a tensor are, wherever they are stored."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/ir/qdq)."""
+"""Quantized models of other forms (QOperator, com.microsoft, blocks, channels last), written with QDQ pairs."""

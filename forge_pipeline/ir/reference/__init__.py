@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/ir/reference)."""
+"""ONNX Runtime as the reference that every result is compared with."""

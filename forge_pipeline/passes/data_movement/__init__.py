@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/data_movement)."""
+"""Passes over operators that move data: transposes, reshapes, slices, concatenations and padding."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/decompose)."""
+"""Passes that write an operator out by others."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/fusion)."""
+"""Passes that make one operator of several."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/interface)."""
+"""Passes that change a model's inputs and outputs."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/quantization)."""
+"""Passes over quantized models."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/simplify)."""
+"""Passes that compute what is known and remove what is not needed."""

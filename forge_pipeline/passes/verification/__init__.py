@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/passes/verification)."""
+"""The check of each pass: the same inputs before and after, compared, and the search for the node to blame."""

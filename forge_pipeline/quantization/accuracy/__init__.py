@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/quantization/accuracy)."""
+"""What wins accuracy back after quantization: equalization, bias correction, rounding, splits, and their search."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/relax/to_onnx)."""
+"""From Relax to ONNX, one module for each family of operators."""

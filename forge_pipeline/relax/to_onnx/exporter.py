@@ -1,4 +1,4 @@
-"""TODO(forge_pipeline/relax/to_onnx/exporter.py)."""
+"""The ONNX graph in the making, that the families of operators write to."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/int8/conv)."""
+"""Convolutions of bytes: what is matched, and one module for each algorithm."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/int8/neon)."""
+"""Kernels of bytes for 64-bit ARM: NEON, with or without a dot product."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/int8/ops)."""
+"""Operators on bytes other than convolution."""

@@ -1,1 +1,1 @@
-"""TODO(forge_pipeline/codegen/int8/x86)."""
+"""What is particular to bytes on x86: pmaddubsw, AMX, and stores that narrow."""
