@@ -1,7 +1,7 @@
 """Where values between kernels lie: in one piece of memory for a run (``offsets``), allocated once.
 
 TVM's own plan gives every value a block that other values may take later, whole and only for the same type. Values of
-unknown size are left to it. What is put side by side (``schedules/joining.py``) is written there in the first place.
+unknown size are left to it. What is put side by side (``float32/concat.py``) is written there in the first place.
 """
 
 from __future__ import annotations
