@@ -37,11 +37,13 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.stages import fold, load, quantize
+from forge_pipeline.quantization.settings import Config
+from forge_pipeline.stages import fold, load
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "examples" / "digits"
@@ -159,24 +161,17 @@ def measure(case: Case) -> dict[str, Any]:
     """Return top-1 of the float model, and the loss and SQNR of every quantized one."""
     model = folded(case.model)
     calibration, evaluation = samples(case, input_specs(model.mod))
-    labels = (
-        None
-        if case.data is None
-        else np.concatenate([probe.labels for probe in calibration if probe.labels is not None])
-    )
-    ranges: Ranges = calibrate(
-        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
-        probe_bytes=32 << 20, labels=labels,
-    )  # fmt: skip
+    feeds = [probe.feed for probe in calibration]
+    ranges: Ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
     trial = Trial.of(Network(prepared(model.mod)), evaluation)
     rows: dict[str, Any] = {"float": {"top1": _top1(trial)}}
     for name, changes in SETTINGS.items():
-        config = bind(quantize.Config, {**_conf("quantize/static"), "reduce_range": False, **changes}, where="quantize")
-        result = quantize.run(config, model=model, ranges=ranges)
-        rows[name] = _row(trial, result.output.mod) | {
-            key: result.report[key] for key in ("improvements", "calib_method") if key in result.report
+        config = bind(Config, {**_conf("quantize/static"), "reduce_range": False, **changes}, where="quantize")
+        result, report = quantized_statically(config, model, ranges, calibration)
+        rows[name] = _row(trial, result.mod) | {
+            key: report[key] for key in ("improvements", "calib_method") if key in report
         }
-    rows["onnxruntime"] = _row(trial, by_onnx_runtime(model, [probe.feed for probe in calibration]))
+    rows["onnxruntime"] = _row(trial, by_onnx_runtime(model, feeds))
     return {"samples": len(evaluation), "calibration": len(calibration), "results": rows}
 
 
@@ -187,13 +182,14 @@ def compare_draws(case: Case, draws: int) -> list[dict[str, Any]]:
     for draw in range(draws):
         calibration, evaluation = samples(case, input_specs(model.mod), draw)
         feeds = [probe.feed for probe in calibration]
-        ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384, probe_bytes=32 << 20)
+        ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
         trial = Trial.of(Network(prepared(model.mod)), evaluation)
         exact = _right(trial, prepared(model.mod))
         for bits in (8, 7):
             changes = {"reduce_range": bits == 7}
-            config = bind(quantize.Config, {**_conf("quantize/static"), **changes}, where="quantize")
-            ours = _right(trial, quantize.run(config, model=model, ranges=ranges).output.mod)
+            config = bind(Config, {**_conf("quantize/static"), **changes}, where="quantize")
+            probes = [replace(probe, labels=None) for probe in calibration]
+            ours = _right(trial, quantized_statically(config, model, ranges, probes)[0].mod)
             theirs = _right(trial, by_onnx_runtime(model, feeds, reduce_range=bits == 7))
             rows.append(
                 {

@@ -49,7 +49,7 @@ def feeds(model: onnx.ModelProto, count: int) -> Iterator[Feed]:
 def ours(path: Path, count: int) -> None:
     """Calibrate for every method, and compute the ranges of one."""
     model = ONNXModule.from_file(path)
-    ranges = calibrate(model, feeds(model.mod, count), total=count, histogram_values=16384, probe_bytes=32 << 20)
+    ranges = calibrate(model, feeds(model.mod, count), total=count, histogram_values=16384)
     for statistics in ranges.values():
         METHODS["percentile"](statistics, PERCENTILE)
 

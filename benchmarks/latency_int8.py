@@ -101,8 +101,8 @@ def quantize(model: Any, feeds: Sequence[Any]) -> onnx.ModelProto:
     from forge_pipeline.quantization.calibration.observe import calibrate
     from forge_pipeline.stages import quantize as stage
 
-    ranges = calibrate(model, feeds, total=len(feeds), histogram_values=1024, probe_bytes=0)
-    changes = {"reduce_range": False, "calib_method": "minmax", "improve": []}
+    ranges = calibrate(model, feeds, total=len(feeds), histogram_values=1024)
+    changes = {"reduce_range": False, "calib_method": "minmax", "improve": [], "data": None}
     config = bind(stage.Config, {**_conf("quantize/static"), **changes}, where="quantize")
     quantized: onnx.ModelProto = stage.run(config, model=model, ranges=ranges).output.mod
     return quantized

@@ -10,6 +10,7 @@ import click
 
 from forge_pipeline.errors import UsageError, did_you_mean
 from forge_pipeline.exits import guarded
+from forge_pipeline.text import shown
 
 
 class Commands(click.Group):
@@ -79,7 +80,7 @@ def password(path: Path) -> None:
     from forge_pipeline.crypto.keys import generate_password_file
 
     generate_password_file(path)
-    click.echo(f"wrote {path}: keep it, it opens what is encrypted with it")
+    click.echo(f"wrote {shown(str(path))}: keep it, it opens what is encrypted with it")
 
 
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")

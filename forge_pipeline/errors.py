@@ -6,9 +6,16 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from forge_pipeline.text import shown
+
+FIX = 400
+
 
 class ForgeError(Exception):
-    """Says where it went wrong, what was expected, what was found, and what to do next."""
+    """Says where it went wrong, what was expected, what was found, and what to do next.
+
+    Its text is two printable lines of bounded length, whatever the names in it; the attributes are as they were given.
+    """
 
     exit_code: ClassVar[int] = 1
 
@@ -17,7 +24,9 @@ class ForgeError(Exception):
         self.where, self.expected, self.found, self.fix = where, expected, found, fix
 
     def __str__(self) -> str:
-        return f"{self.where}: expected {self.expected}, found {self.found}\nfix: {self.fix}"
+        said = f"{self.where}: expected {self.expected}, found {self.found}"
+        first, second = (text.replace("\n", " ") for text in (said, self.fix))  # tools have messages of several lines
+        return f"{shown(first)}\nfix: {shown(second, FIX)}"
 
 
 class UsageError(ForgeError):

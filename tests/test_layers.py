@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "forge_pipeline"
 
 FLOORS = (
-    {"errors", "digest", "locate"},
+    {"digest", "locate", "redact"},
+    {"text"},
+    {"errors"},
     {"config", "content", "exits", "registry", "data", "report"},
     {"crypto", "ir", "store"},
     {"frontends", "passes", "relax", "runtime"},

@@ -14,8 +14,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
-from forge_pipeline.stages import quantize
+from forge_pipeline.quantization.calibration.probes import Probe
+from forge_pipeline.quantization.settings import Config
 
 MODELS = Path(__file__).parents[2] / "shared" / "models"
 CASES = {case.name: case for case in cases(MODELS, MODELS.parent / "eval")}
@@ -41,10 +43,8 @@ def in_bytes(name: str) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
     case, model = _folded(name)
     calibration, evaluation = (part[:CALIBRATION] for part in samples(case, input_specs(model.mod)))
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
-    ranges = calibrate(
-        model, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
-        probe_bytes=32 << 20,
-    )  # fmt: skip
-    config = bind(quantize.Config, {**values, "improve": []}, where="quantize")
-    result = quantize.run(config, model=model, ranges=ranges).output
+    feeds = [probe.feed for probe in calibration]
+    ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
+    config = bind(Config, {**values, "improve": []}, where="quantize")
+    result, _ = quantized_statically(config, model, ranges, [Probe.of(feed, None) for feed in feeds])
     return result.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from forge_pipeline.text import shown
+
 NAME, BAR, NUMBERS, ROW, WORST = 230, 380, 320, 20, 3
 STYLE = "text{font:11px ui-monospace,monospace;fill:#222}.bar{fill:#3b6ea5}.worst{fill:#c33}.head{font-weight:bold}"
 
@@ -33,12 +35,13 @@ def layers_svg(layers: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _bar(row: Mapping[str, Any], top: int, length: float, rank: int | None) -> str:
-    name = row["layer"] if len(row["layer"]) <= 30 else f"{row['layer'][:14]}..{row['layer'][-14:]}"
+    layer = shown(row["layer"])
+    name = layer if len(layer) <= 30 else f"{layer[:14]}..{layer[-14:]}"
     size = BAR * 0.8 * length
     mark = f" #{rank}" if rank else ""
-    figures = f"{_decibel(row['own_sqnr_db'])}  {_decibel(row['sqnr_db'])}  {row['operator']}"
+    figures = f"{_decibel(row['own_sqnr_db'])}  {_decibel(row['sqnr_db'])}  {shown(row['operator'], 100)}"
     return (
-        f'<g><title>{escape(row["layer"])}</title><text x="8" y="{top + 14}">{escape(name)}</text>'
+        f'<g><title>{escape(layer)}</title><text x="8" y="{top + 14}">{escape(name)}</text>'
         f'<rect class="{"worst" if rank else "bar"}" x="{NAME}" y="{top + 3}" width="{size:.1f}" height="{ROW - 6}"/>'
         f'<text x="{NAME + size + 6:.1f}" y="{top + 14}">{row["noise_share"]:.4g} %{mark}</text>'
         f'<text x="{NAME + BAR + 12}" y="{top + 14}">{escape(figures)}</text></g>'

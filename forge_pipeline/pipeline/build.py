@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
 from forge_pipeline.crypto import keys
@@ -20,12 +21,19 @@ from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.stage_configs import Model, Slice, password_sources, slices
+from forge_pipeline.pipeline.stage_configs import Model, Slice, password_sources, slices, uses_ranges
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
+from forge_pipeline.text import shown
+
+if TYPE_CHECKING:
+    from forge_pipeline.store.remote import Remote, Terms
+
+REMOTE = "FORGE_STORE_REMOTE"
+"""The environment variable that names the remote: the URL may hold a key, and this is in no file."""
 
 
 def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
@@ -47,10 +55,11 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
         warn(f"another run delivers to {out}; waiting for it to end")
 
     with prepared(out, on_wait=waiting), opened_store(config.get("store")) as store:
-        runner = make_runner(store, password_sources(config), label=str(config["target"]["tag"]))
+        passwords = password_sources(config)
+        runner = make_runner(store, passwords, label=str(config["target"]["tag"]), sealed=bool(passwords))
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, out)
-    print(f"delivered  {out}", flush=True)
+    print(f"delivered  {shown(str(out))}", flush=True)
     return out
 
 
@@ -61,13 +70,10 @@ def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str,
         if name == "calibrate" and not uses_ranges(parts):
             continue
         inputs = {parameter: done.get(origin) or sources.get(origin) for parameter, origin in stage.takes.items()}
+        if name == "quantize" and not uses_ranges(parts):
+            inputs |= {"ranges": None, "data": None}
         done[name] = runner.run(name, parts[name], inputs)
     return done
-
-
-def uses_ranges(parts: Mapping[str, Slice]) -> bool:
-    """Tell whether quantization will ask for calibrated ranges."""
-    return bool(parts["quantize"]["method"] == "static")
 
 
 def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
@@ -91,8 +97,11 @@ def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
     return {"data": External(data), "calibration data": External(data.for_calibration())}
 
 
-def make_runner(store: Store, passwords: tuple[str, ...], *, label: str) -> Runner:
-    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work."""
+def make_runner(store: Store, passwords: tuple[str, ...], *, label: str, sealed: bool) -> Runner:
+    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
+
+    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model.
+    """
     password = keys.read_password(passwords) if passwords else None
 
     def opens(output: Output) -> bool:
@@ -104,6 +113,7 @@ def make_runner(store: Store, passwords: tuple[str, ...], *, label: str) -> Runn
         store=store,
         ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate")},
         accept={"encrypt": opens, "compile": checked_where_possible},
+        sealed=sealed,
         announce=lambda output: print(stage_line(output, label), flush=True),
     )
 
@@ -123,6 +133,10 @@ class StoreOptions:
 
     path: str | None
     remote: str | None
+    remote_mode: Literal["read-write", "read-only"]
+    remote_answer: float
+    remote_rate: float
+    remote_patience: float
     enabled: bool
 
 
@@ -130,13 +144,42 @@ class StoreOptions:
 def opened_store(options: Any) -> Iterator[Store]:
     """Open the store that the configuration names; a throw-away one when it is switched off."""
     config = bind(StoreOptions, options, where="store")
+    for name in ("remote_answer", "remote_rate", "remote_patience"):
+        if not 0 < getattr(config, name) < float("inf"):
+            raise ConfigError(f"store.{name}", "a number above 0", str(getattr(config, name)), "see conf/config.yaml")
     if not config.enabled:
         with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn) as store:
             yield store
         return
     root = store_root(None if config.path is None else Path(config.path))
-    with Store(root, config.remote, on_damage=warn, on_wait=_waiting) as store:
+    with Store(root, _remote(config), on_damage=warn, on_wait=_waiting) as store:
         yield store
+
+
+def _remote(config: StoreOptions) -> Remote | None:
+    """Return the remote that the configuration names, else FORGE_STORE_REMOTE's; None without one."""
+    url = config.remote or os.environ.get(REMOTE)
+    if not url:
+        return None
+    from forge_pipeline.store.remote import Terms
+
+    return _opened_remote(
+        Terms(
+            url=url,
+            writable=config.remote_mode == "read-write",
+            answer=config.remote_answer,
+            rate=config.remote_rate,
+            patience=config.remote_patience,
+        )
+    )
+
+
+@cache
+def _opened_remote(terms: Terms) -> Remote:
+    """Open a remote once for all jobs of a sweep: one that failed in a job is not waited for in the next."""
+    from forge_pipeline.store.remote import Remote
+
+    return Remote(terms, warn)
 
 
 def store_root(chosen: Path | None) -> Path:

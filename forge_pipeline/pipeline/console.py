@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forge_pipeline.report.figures import size
+from forge_pipeline.text import shown
 
 if TYPE_CHECKING:
     from forge_pipeline.pipeline.runner import Output
@@ -19,17 +20,13 @@ def stage_line(output: Output, label: str) -> str:
     outside = sum(output.action.sizes.get(file, 0) for file in output.kind.copied)
     length = size(output.action.sizes[name] + outside)
     result = "hit" if output.hit else "built"
-    return f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {length:>9}  {digest[:16]}  {label}".rstrip()
-
-
-def printable(text: str) -> str:
-    """Leave out control characters: a model's names are a stranger's, and a terminal obeys some of them."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    line = f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {length:>9}  {digest[:16]}  {label}"
+    return shown(line.rstrip())
 
 
 def warn(message: str) -> None:
     """Print a warning on stderr."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {shown(message)}", file=sys.stderr, flush=True)
 
 
 def progress_for(description: str) -> Callable[[int, int], None]:

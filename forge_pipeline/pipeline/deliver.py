@@ -16,7 +16,7 @@ from forge_pipeline.store.locks import locked
 MANIFEST = "manifest.json"
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 DELIVERABLES = {
-    "calibrate": ("ranges.svg",),  # not ranges.npz: it holds some of the user's samples
+    "calibrate": ("ranges.svg",),  # not ranges.npz: what quantize reads, and nobody else
     "quantize": ("model.onnx", "model.data"),
     "evaluate": ("metrics.json", "layers.json", "layers.svg"),
     "encrypt": ("model_library.so", "modelKey.bin", "metadata.json"),

@@ -9,6 +9,7 @@ from forge_pipeline.errors import UsageError
 from forge_pipeline.exits import guarded
 from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.dvc_stage import run_stage
+from forge_pipeline.text import shown
 
 
 def shared(stage: str) -> None:
@@ -28,7 +29,7 @@ def quantize() -> None:
 
 def resolve() -> None:
     """Compose conf/ once per target."""
-    _exit(lambda: print(f"resolve   {', '.join(resolving.resolve())}"))
+    _exit(lambda: print(shown(f"resolve   {', '.join(resolving.resolve())}")))
 
 
 def report() -> None:

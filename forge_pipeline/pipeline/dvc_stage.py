@@ -12,10 +12,11 @@ import yaml
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError
-from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store, uses_ranges
+from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store
 from forge_pipeline.pipeline.deliver import export, write_atomically
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
+from forge_pipeline.pipeline.stage_configs import uses_ranges
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 
@@ -68,10 +69,10 @@ def run_stage(name: str, target: str | None = None) -> Output:
     portable = described["config"]
     inputs = {parameter: _input(origin, target, places) for parameter, origin in STAGES[name].takes.items()}
     if name == "quantize" and not uses_ranges({name: portable}):
-        inputs["ranges"] = None
+        inputs |= {"ranges": None, "data": None}
     passwords = tuple(places["password"]) if name == "encrypt" else ()
-    with opened_store(places["store"]) as store:
-        runner = make_runner(store, passwords, label=target or "")
+    with opened_store({**places["store"], "remote": None}) as store:
+        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
         folder = folder_of(name, target)
         write_atomically(folder / f"{name}.action.json", _action(output))

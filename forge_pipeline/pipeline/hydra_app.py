@@ -6,13 +6,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
+from forge_pipeline.redact import HIDDEN, redacted
+from forge_pipeline.text import shown
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -31,43 +35,48 @@ def launch(arguments: Sequence[str], task: Task) -> None:
 
     Without a flag of Hydra's there is one job, and its application (plugins, a second composition) is not needed.
     Hydra's own flags work: ``-m`` for sweeps, ``--cfg job``, ``--config-dir``, ``--info``. Raises UsageError for
-    an override that does not fit the configuration, and whatever ``task`` raises.
+    an override that does not fit the configuration, ConfigError for a password that would be written down, and
+    whatever ``task`` raises.
     """
     if not any(argument.startswith("-") for argument in arguments):
         task(compose([quote_path(argument) for argument in arguments]), None)
         return
     import hydra
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
 
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
     quoted = [argument if _parsed(argument) else quote_path(argument) for argument in rest]
-    if sweeping:
-        quoted.insert(0, "--multirun")
+    parsed = [_parsed(argument) for argument in quoted]
+    refuse_secrets(parsed)
     failed: list[str] = []
-    swept = _swept_keys(quoted) if sweeping else ()
+    swept = [item.key_or_group for item in parsed if item is not None and item.is_sweep_override()]
 
     def job(config: DictConfig) -> None:
-        plain = _plain(OmegaConf.to_container(config, resolve=True))
-        if not sweeping:
-            task(plain, None)
-            return
-        folder = _folder(plain, swept)
+        folder = None
         try:
+            plain = resolved(config)
+            folder = _folder(plain, swept) if sweeping else None
             task(plain, folder)
-        except ForgeError as error:  # said here, so that the other jobs go on and none is passed over
-            print(f"error in {folder}: {error}", file=sys.stderr, flush=True)
+        except Exception as error:
+            if folder is None or not isinstance(error, ForgeError):
+                raise _EndedError from error
+            # said here, so that the other jobs go on and none is passed over
+            print(f"error in {shown(folder)}: {error}", file=sys.stderr, flush=True)
             failed.append(folder)
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
-    with _hydra_process(["forge-pipeline run", *quoted]):
-        try:
-            _explained(main, quoted)
-        except SystemExit as stop:  # of argparse inside Hydra: it has printed its help, or its usage line
-            if stop.code not in (0, None):
-                fix = "see `forge-pipeline run --help`"
-                raise UsageError("run", "overrides and Hydra's flags", " ".join(arguments), fix) from stop
+    with ExitStack() as during:
+        if sweeping:
+            # Hydra writes a sweep's overrides into a folder, with every password that is in a URL: nothing of it stays.
+            notes = during.enter_context(TemporaryDirectory(prefix="forge-hydra-"))
+            last = max((place for place, item in enumerate(parsed) if item), default=len(quoted))
+            quoted.insert(last + 1, f"hydra.sweep.dir={_quoted(notes)}")
+            quoted.insert(0, "--multirun")
+        during.enter_context(_hydra_process(["forge-pipeline run", *quoted]))
+        _refuse_flags(quoted)
+        _explained(lambda: _unwrapped(main), quoted)
     if failed:
         raise ForgeError(
             where="sweep",
@@ -75,6 +84,33 @@ def launch(arguments: Sequence[str], task: Task) -> None:
             found=f"{len(failed)} that failed: {', '.join(failed)}",
             fix="see the errors above; the other jobs are delivered",
         )
+
+
+class _EndedError(BaseException):
+    """Carries a job's error past Hydra, which would print all overrides for any other."""
+
+
+def _unwrapped(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except _EndedError as ended:
+        if ended.__cause__ is not None:
+            raise ended.__cause__ from None
+
+
+def _refuse_flags(arguments: Sequence[str]) -> None:
+    """Raise UsageError for a flag that Hydra does not know, or that lacks its value: Hydra would repeat all of it."""
+    from hydra._internal.utils import get_args_parser
+
+    try:
+        _, unknown = get_args_parser().parse_known_args(arguments)
+    except SystemExit as stop:  # its usage line is printed; or its version, which is all that was asked for
+        if not stop.code:
+            raise
+        unknown = list(arguments)
+    if unknown:
+        found = " ".join(map(quotable, unknown))
+        raise UsageError("run", "overrides and Hydra's flags", found, "see `forge-pipeline run --help`")
 
 
 @contextmanager
@@ -103,16 +139,9 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, A
 def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from omegaconf import OmegaConf
 
     with initialize_config_dir(str((folder or conf_dir()).resolve()), version_base="1.3", job_name="forge-pipeline"):
-        return _plain(OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True))
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    if not isinstance(config, dict):
-        raise UsageError("configuration", "a mapping", type(config).__name__, "look at conf/config.yaml")
-    return {str(key): value for key, value in config.items()}
+        return resolved(hydra_compose("config", overrides=list(overrides)))
 
 
 def quote_path(argument: str) -> str:
@@ -120,14 +149,13 @@ def quote_path(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument
+    return f"{key}={_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))
-    return f"{key}='{escaped}'"
-
-
-def _swept_keys(arguments: Sequence[str]) -> tuple[str, ...]:
-    overrides = [_parsed(argument) for argument in arguments]
-    return tuple(item.key_or_group for item in overrides if item is not None and item.is_sweep_override())
+    return f"'{escaped}'"
 
 
 def _parsed(argument: str) -> Override | None:
@@ -158,7 +186,7 @@ def _folder(config: dict[str, Any], swept: Sequence[str]) -> str:
 
 def _file_name(value: str) -> str:
     """Return ``value`` as a part of a file name; another value gives another name."""
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", value)
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", redacted(value))
     return plain if plain == value else f"{plain}-{digest_bytes(value.encode())[:8]}"
 
 
@@ -182,11 +210,12 @@ def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
 
 def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
     message = str(error)
-    shown = [item.replace("='", "=").removesuffix("'") for item in overrides if not item.startswith("-")]
-    where = next((item for item in shown if item in message), "command line")
+    given = [item.replace("='", "=").removesuffix("'") for item in overrides if not item.startswith("-")]
+    named = [item for item in given if item in message]
+    where = quotable(named[0]) if named else "command line"
     if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", message):
         key = match[1] or match[2]
-        where = next((item for item in overrides if item.lstrip("+~").startswith(key)), key)
+        where = quotable(next((item for item in overrides if item.lstrip("+~").startswith(key)), key))
         siblings = _options(key)
         return UsageError(
             where=where,
@@ -196,21 +225,25 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
         )
     if match := re.search(r"Could not find '(.+?)/([^']+)'", message):
         group, option = _split_group(match[1] + "/" + match[2])
-        where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), f"{group}={option}")
+        chosen = f"{group}={option}"
+        where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)
         options = _choices(group)
         return UsageError(
-            where=where,
+            where=quotable(chosen if is_secretive(chosen) else where),
             expected=f"one of conf/{group}: " + ", ".join(options),
-            found=repr(option),
+            found=f"another choice ({NOT_SHOWN})" if is_secretive(chosen) else repr(option),
             fix=f"{did_you_mean(option, options)}choose one of those listed",
         )
-    if match := re.search(r"Ambiguous value for argument '(?:\w[^=]*)=([^']*)'", message):
+    if match := re.search(r"Ambiguous value for argument '(\w[^=]*)=([^']*)'", message):
+        several = HIDDEN if is_secretive(f"{match[1]}={match[2]}") else match[2]
         return UsageError(
             where=where,
             expected="one value, or -m to build every one of several",
-            found=f"{match[1]!r} without -m",
+            found=f"{several!r} without -m",
             fix="add -m to build each of them (a sweep); a value that is a list is written key=[a,b]",
         )
+    if any(map(is_secretive, named or overrides)):  # Hydra quotes overrides, whole or in parts
+        message = f"another form ({NOT_SHOWN})"
     found = " ".join(message.split()) or type(error).__name__
     return UsageError(where, "overrides that compose with conf/config.yaml", found, "correct the override")
 

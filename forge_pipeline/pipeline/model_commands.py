@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import files
-from forge_pipeline.pipeline.console import printable
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.report.figures import size
+from forge_pipeline.text import shown
 
 if TYPE_CHECKING:
     import onnx
@@ -43,7 +43,7 @@ def _table(found: Mapping[str, Any]) -> str:
         f"arithmetic   {found['macs']:,} multiply-adds",
         "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
     ]
-    return printable("\n".join(lines))
+    return "\n".join(map(shown, lines))
 
 
 def _value(value: Mapping[str, Any]) -> str:
@@ -67,12 +67,12 @@ def applied(
     )
     rows = [f"{row.name:<28}{row.nodes[0]:>6} -> {row.nodes[1]} nodes" for row in outcome.history if row.changes]
     unverified = [f"not verified: {name}, {reason}" for name, reason in outcome.unverified.items()]
-    return "\n".join([*rows, *unverified, f"wrote {output}"])
+    return "\n".join(map(shown, [*rows, *unverified, f"wrote {output}"]))
 
 
 def bisected(model: Path, names: Sequence[str], *, config: Path | None) -> str:
     """Find the first application of a pass that changes what the model computes."""
-    return files.bisect_file(_recipe(config, names), model, feeds=_feeds)
+    return shown(files.bisect_file(_recipe(config, names), model, feeds=_feeds))
 
 
 def _recipe(config: Path | None, names: Sequence[str]) -> files.Recipe:

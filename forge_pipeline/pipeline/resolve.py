@@ -50,6 +50,7 @@ def resolve(root: Path = Path()) -> Sequence[str]:
         raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
     parts = {target: slices(config) for target, config in configs.items()}
     inputs = inputs_of(next(iter(configs.values())))
+    inputs["sealed"] = any(password_sources(config) for config in configs.values())
     files = {INPUTS: inputs}
     importer = importer_tools(root, inputs["model"])
     for name, stage in STAGES.items():
@@ -94,12 +95,23 @@ def importer_tools(root: Path, model: str | None) -> dict[str, str]:
 
 
 def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where things are on this machine: files, the store and the password's place. No part of any key."""
+    """Return where things are on this machine: files, the store and the password's place. No part of any key.
+
+    What is returned is committed, and a remote's URL may hold a key: ConfigError where the configuration names one.
+    """
+    store = dict(config["store"])
+    if store.pop("remote", None) is not None:
+        raise ConfigError(
+            where="store.remote",
+            expected="null, since resolved/ is committed and a URL may hold a key",
+            found="a URL",
+            fix="name the remote in the environment variable FORGE_STORE_REMOTE",
+        )
     return {
         "model": config["model"]["path"],
         "data": config["data"],
         "evaluation": config["data"].get("eval_path") or config["data"].get("path"),
-        "store": config["store"],
+        "store": store,
         "password": list(password_sources(config)),
     }
 

@@ -98,13 +98,15 @@ class Runner:
 
     ``ambient`` provides what a stage may want beside its inputs (a password, randomness, a progress display);
     none of it enters the action key. ``accept`` may refuse a hit, by stage name: the sealed artifact whose key
-    file the supplied password does not open.
+    file the supplied password does not open. With ``sealed``, what shows the model or the samples stays on this
+    machine: the remote store gets only what their kind of artifact does not disclose them in.
     """
 
     store: Store
     ambient: Mapping[str, Any] = field(default_factory=dict)
     accept: Mapping[str, Callable[[Output], bool]] = field(default_factory=dict)
     announce: Callable[[Output], None] = lambda output: None
+    sealed: bool = False
 
     def run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
         """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs."""
@@ -124,8 +126,11 @@ class Runner:
             check = self.accept.get(name)
             return check is None or check(Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store))
 
+        def shared(contents: Mapping[str, Content]) -> bool:
+            return not (self.sealed and KINDS[stage.gives].discloses(contents))
+
         start = time.perf_counter()
-        action, hit = self.store.get_or_build(key, build, accept=accepted)
+        action, hit = self.store.get_or_build(key, build, accept=accepted, share=shared)
         output = Output(stage=stage, action=action, hit=hit, seconds=time.perf_counter() - start, store=self.store)
         self.announce(output)
         return output

@@ -59,13 +59,20 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     raw["calibrate"]["data"] = data
     raw["evaluate"]["data"] = data
     raw["compile"]["target"] = target
-    raw["encrypt"].pop("password", None)  # where the secret is: see `password_sources`
+    password_sources(config)
+    raw["encrypt"].pop("password", None)  # where the secret is: a part of no key
     if raw["quantize"].get("method") == ANY:
         raw["quantize"]["method"] = "dynamic" if _section(config, "data").get("path") is None else "static"
+    raw["quantize"]["data"] = data if uses_ranges(raw) else None
     checked = {name: localized(name, values) for name, values in raw.items()}
     portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
     plain: dict[str, Slice] = json.loads(canonical_json(portable))  # tuples become lists: what YAML can hold
     return plain
+
+
+def uses_ranges(parts: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tell whether quantization will ask for calibrated ranges, and for the data that they were calibrated with."""
+    return bool(parts["quantize"].get("method") == "static")
 
 
 def localized(stage: str, portable: Slice) -> Slice:

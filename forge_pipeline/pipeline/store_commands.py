@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import store_root
 from forge_pipeline.pipeline.console import warn
 from forge_pipeline.report.figures import size
-from forge_pipeline.store import Store
+from forge_pipeline.store import Action, Store
+from forge_pipeline.text import shown
 
 DAY = 86_400
 
@@ -16,14 +18,21 @@ DAY = 86_400
 def listing(path: Path | None) -> str:
     """Return a line per action: stage, key, size, seconds of its build, and the target where it has one."""
     with _existing(path) as store:
-        rows = []
-        for action in store.actions():
-            parts = action.report
-            target = parts["config"].get("target") or {}
-            kept = size(sum(action.sizes.values()))
-            label = target.get("tag", "")
-            rows.append(f"{parts['stage']:<10}{action.key[:16]}  {kept:>9}{action.seconds:>9.2f} s  {label}".rstrip())
+        rows = [_row(action) for action in store.actions()]
     return "\n".join(rows) if rows else "empty"
+
+
+def _row(action: Action) -> str:
+    """Describe an action. What its record says beside the outputs may be anything: whoever wrote it chose it."""
+    stage, tag = (_text(action.report, *keys) for keys in (("stage",), ("config", "target", "tag")))
+    kept = size(max(0, min(sum(action.sizes.values()), 1 << 60)))
+    return shown(f"{stage:<10}{action.key[:16]}  {kept:>9}{min(action.seconds, 1e9):>9.2f} s  {tag}".rstrip(), 200)
+
+
+def _text(report: object, *keys: str) -> str:
+    for key in keys:
+        report = report.get(key) if isinstance(report, Mapping) else None
+    return report if isinstance(report, str) else ""
 
 
 def verified(path: Path | None) -> str:

@@ -15,6 +15,7 @@ from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES
+from forge_pipeline.text import shown
 
 PAGE = OUT / "report.html"
 
@@ -59,7 +60,7 @@ def summary(builds: Sequence[Build]) -> str:
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, f"report: {PAGE}"])
+    return "\n".join(map(shown, [*lines, f"report: {PAGE}"]))
 
 
 def _score(value: Any) -> str:

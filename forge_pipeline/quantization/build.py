@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import ArtifactError, ConfigError, ModelError, did_you_mean
+from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.accuracy.search import Candidate, improved
 from forge_pipeline.quantization.accuracy.sensitivity import within
 from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.calibration.probes import Probe, trimmed
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.integers import INTEGERS
@@ -27,8 +28,14 @@ if TYPE_CHECKING:
 FULL, REDUCED = 127, 64
 
 
-def quantized_statically(config: Config, model: ONNXModule, ranges: Ranges) -> tuple[ONNXModule, dict[str, Any]]:
-    """Return the model with QDQ pairs, and a report. Raises as `stages.quantize.run`."""
+def quantized_statically(
+    config: Config, model: ONNXModule, ranges: Ranges, probes: Sequence[Probe] = ()
+) -> tuple[ONNXModule, dict[str, Any]]:
+    """Return the model with QDQ pairs, and a report. Raises as `stages.quantize.run`.
+
+    ``probes``: samples to try choices on, of which ``config.probe_mib`` are used; none are needed where there is no
+    choice.
+    """
     if ranges.fingerprint != model.fingerprint:
         raise ArtifactError(
             where="ranges",
@@ -43,16 +50,25 @@ def quantized_statically(config: Config, model: ONNXModule, ranges: Ranges) -> t
     if missing:
         raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
     candidate = Candidate(network=network, statistics=ranges, scheme=scheme, config=config)
-    written, report = _tried(candidate, ranges)
-    return ONNXModule(written.model), report | {"samples": ranges.samples, "probes": len(ranges.probes)}
+    chosen = trimmed(probes, config.probe_mib << 20)
+    written, report = _tried(candidate, chosen)
+    return ONNXModule(written.model), report | {"samples": ranges.samples, "probes": len(chosen)}
 
 
-def _tried(candidate: Candidate, ranges: Ranges) -> tuple[Quantized, dict[str, Any]]:
+def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, dict[str, Any]]:
     """Write the candidate as the configuration asks: with tools, within the budget."""
     config, report = candidate.config, {}
     written = None
-    if ranges.probes and (config.improve or config.max_drop is not None or config.calib_method == "auto"):
-        trial = Trial.of(candidate.network, ranges.probes)
+    if config.tries:
+        if not probes:
+            raise DataError(
+                where="quantize",
+                expected="samples to try choices on",
+                found="none",
+                fix="give the data that was calibrated with, or leave no choice: improve=[], max_drop=null and a "
+                "calib_method other than auto",
+            )
+        trial = Trial.of(candidate.network, probes)
         best = improved(candidate, trial)
         candidate, written = best.candidate, best.written
         report = {"sqnr_db": round(best.sqnr, 2), "improvements": best.log}

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import onnx
 
     from forge_pipeline.data import Feed
+    from forge_pipeline.quantization.calibration.probes import Probe
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
 QUANT_TYPES: Final = ("static", "dynamic", "any")
 HISTOGRAM_VALUES = 16384
-PROBE_BYTES = 32 << 20
+PROBE_MIB = 32
 INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 TOOLS: dict[str, Any] = {
     "symmetric": False,
@@ -28,6 +29,7 @@ TOOLS: dict[str, Any] = {
     "keep_float": [],
     "improve": [],
     "max_drop": None,
+    "probe_mib": PROBE_MIB,
     "weight_bits": 4,
     "block_size": 32,
 }
@@ -36,11 +38,12 @@ TOOLS: dict[str, Any] = {
 class QuantizableModule(ONNXModule):
     """An ONNX model that can be calibrated, split and quantized, each in place."""
 
-    __slots__ = ("_ranges", "_split")
+    __slots__ = ("_probes", "_ranges", "_split")
 
     def __init__(self, model: onnx.ModelProto, folder: Path | str | None = None) -> None:
         super().__init__(model, folder)
         self._ranges: Ranges | None = None
+        self._probes: tuple[Probe, ...] = ()
         self._split = False
 
     @property
@@ -66,7 +69,7 @@ class QuantizableModule(ONNXModule):
     def copy(self) -> Self:
         """Return a module with a model of its own, and the same calibration."""
         duplicate = super().copy()
-        duplicate._ranges, duplicate._split = self._ranges, self._split
+        duplicate._ranges, duplicate._probes, duplicate._split = self._ranges, self._probes, self._split
         return duplicate
 
     def calibrate(self, calib_data: Iterable[Any], reset: bool = True, use_cuda: bool = False) -> None:
@@ -78,6 +81,7 @@ class QuantizableModule(ONNXModule):
         Raises DataError naming the sample and the input, ModelError for a quantized model.
         """
         from forge_pipeline.quantization.calibration.observe import calibrate
+        from forge_pipeline.quantization.calibration.probes import Keeper, trimmed
 
         if use_cuda:
             raise ConfigError(
@@ -87,10 +91,12 @@ class QuantizableModule(ONNXModule):
                 fix="leave use_cuda out",
             )
         self._refuse_quantized("calibrate")
-        ranges = calibrate(
-            self, self._feeds(calib_data), total=0, histogram_values=HISTOGRAM_VALUES, probe_bytes=PROBE_BYTES
-        )
-        self._ranges = ranges if reset or self._ranges is None else self._ranges.merge(ranges)
+        keeper = Keeper(PROBE_MIB << 20)
+        feeds = keeper.watch(self._feeds(calib_data))
+        ranges, probes = calibrate(self, feeds, total=0, histogram_values=HISTOGRAM_VALUES), keeper.probes
+        if not reset and self._ranges is not None:
+            ranges, probes = self._ranges.merge(ranges), trimmed((*self._probes, *probes), keeper.budget)
+        self._ranges, self._probes = ranges, probes
 
     def quantize(
         self,
@@ -138,7 +144,7 @@ class QuantizableModule(ONNXModule):
                     found="one without calibration" + (": splitting discarded it" if self._split else ""),
                     fix="call calibrate(calib_data) first, or use quant_type='dynamic', which needs no data",
                 )
-            output, _ = quantized_statically(config, self, self._ranges)
+            output, _ = quantized_statically(config, self, self._ranges, self._probes)
         else:
             output, _ = quantized_dynamically(config, self)
         self._replace(output.mod)
@@ -185,7 +191,7 @@ class QuantizableModule(ONNXModule):
             yield feed_for(specs, named, f"calibration sample {index}")
 
     def _replace(self, model: onnx.ModelProto) -> None:
-        self._model, self._file, self._ranges = model, None, None
+        self._model, self._file, self._ranges, self._probes = model, None, None, ()
 
     def _refuse_quantized(self, action: str) -> None:
         if self.is_quantized:

@@ -18,7 +18,8 @@ class Config:
     ``percentile``: the share of values, in percent, that the method of that name keeps; ``keep_float``: names of
     layers that stay in float; ``improve``: accuracy tools, each kept only where it helps on the calibration samples;
     ``max_drop``: the loss of top-1, in percentage points on the calibration samples, that is bought off with as many
-    layers in float as it takes; ``weight_bits`` and ``block_size``: for method `weights`, the integers of a matrix
+    layers in float as it takes; ``probe_mib``: how much of these samples all of that is tried on, in MiB (one at
+    least); ``weight_bits`` and ``block_size``: for method `weights`, the integers of a matrix
     product's weights and how many input channels share a scale.
     """
 
@@ -34,6 +35,7 @@ class Config:
     keep_float: tuple[str, ...]
     improve: tuple[Literal["split", "equalize", "round_weights", "correct_bias"], ...]
     max_drop: float | None
+    probe_mib: int
     weight_bits: Literal[4, 8]
     block_size: int
 
@@ -46,7 +48,14 @@ class Config:
             raise ConfigError(
                 "quantize.max_drop", "null, or percentage points from 0 to 100", f"{self.max_drop:g}", "try 0.5"
             )
+        if self.probe_mib < 0:
+            raise ConfigError("quantize.probe_mib", "a size in MiB, 0 or more", str(self.probe_mib), "try 32")
         if self.block_size < 16 or self.block_size & (self.block_size - 1):
             raise ConfigError(
                 "quantize.block_size", "a power of two of at least 16", str(self.block_size), "try 32"
             )  # what ONNX Runtime has kernels for
+
+    @property
+    def tries(self) -> bool:
+        """True where static quantization has choices to make, each tried on samples."""
+        return bool(self.improve) or self.max_drop is not None or self.calib_method == "auto"

@@ -9,6 +9,7 @@ from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import figures
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.chart import Chart, chart
+from forge_pipeline.text import shown
 
 TEMPLATE = "page.html.j2"
 MAIN_OUTPUTS = ("model_library.so", "model.onnx", "ranges.npz", "metrics.json")
@@ -26,6 +27,7 @@ def render(builds: Sequence[Build]) -> str:
         loader=PackageLoader("forge_pipeline.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -19,12 +19,13 @@ STAGES = Registry(
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="calibrate", version=1, takes={"model": "fold", "data": "calibration data"}, gives="ranges",
+                name="calibrate", version=2, takes={"model": "fold", "data": "calibration data"}, gives="ranges",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, wants=("progress",),
             ),
             Stage(
-                name="quantize", version=2, takes={"model": "fold", "ranges": "calibrate"}, gives="model",
-                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+                name="quantize", version=3,
+                takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"},
+                gives="model", tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
                 name="compile", version=44, takes={"model": "quantize"}, gives="library",
@@ -32,7 +33,7 @@ STAGES = Registry(
                 wants=("key",),
             ),
             Stage(
-                name="evaluate", version=4,
+                name="evaluate", version=5,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
                 gives="metrics", tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True,
             ),

@@ -33,7 +33,8 @@ class Kind:
     """A kind of artifact. ``write`` gives its files; the runner adds the report from the stage's result.
 
     A file named in ``optional`` may be absent: a plain library has no key file. One named in ``copied`` is delivered
-    as a file of its own, never as a link: who reads it afterwards may refuse links.
+    as a file of its own, never as a link: who reads it afterwards may refuse links. ``discloses`` says whether its
+    files show the model (weights, code, inner names) or the samples to whoever reads them without a password.
     """
 
     identity: tuple[str, ...]
@@ -42,6 +43,7 @@ class Kind:
     copied: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
+    discloses: Callable[[Mapping[str, Content]], bool] = lambda contents: True
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -142,6 +144,7 @@ KINDS = Registry(
             optional=(SEALED_FILES["key"],),
             read=_read_sealed,
             write=_write_sealed,
+            discloses=lambda contents: SEALED_FILES["key"] not in contents,  # without a key file it is a plain library
         ),
         "metrics": Kind(
             identity=("metrics.json", "layers.json"), extra=("layers.svg",), read=_read_metrics, write=_write_metrics

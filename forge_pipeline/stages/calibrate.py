@@ -19,12 +19,10 @@ class Config:
     """conf/calibrate/*.yaml, and the part of conf/data/*.yaml that says how samples become inputs.
 
     ``histogram_values``: how many values of a tensor each sample adds to its histogram at most; minimum and maximum
-    always see every value. ``probe_mib``: how much of the samples is kept with the ranges for quantize to try its
-    choices on, in MiB.
+    always see every value.
     """
 
     histogram_values: int
-    probe_mib: int
     data: Preparation
 
     def __post_init__(self) -> None:
@@ -32,8 +30,6 @@ class Config:
             raise ConfigError(
                 "calibrate.histogram_values", "a count of at least 1", str(self.histogram_values), "try 16384"
             )
-        if self.probe_mib < 0:
-            raise ConfigError("calibrate.probe_mib", "a size in MiB, 0 or more", str(self.probe_mib), "try 32")
 
 
 def run(
@@ -50,17 +46,9 @@ def run(
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
         )  # fmt: skip
     samples = data.samples(config.data, input_specs(whole(model, "calibrate")), "calibration")
-    ranges = calibrate(
-        model,
-        samples,
-        total=len(samples),
-        histogram_values=config.histogram_values,
-        probe_bytes=config.probe_mib << 20,
-        labels=samples.labels(),
-        progress=progress,
-    )
+    ranges = calibrate(model, samples, total=len(samples), histogram_values=config.histogram_values, progress=progress)
     tensors = {
         name: {"low": statistics.low, "high": statistics.high, "average": list(statistics.average)}
         for name, statistics in sorted(ranges.items())
     }
-    return Result(output=ranges, report={"samples": ranges.samples, "probes": len(ranges.probes), "tensors": tensors})
+    return Result(output=ranges, report={"samples": ranges.samples, "tensors": tensors})

@@ -1,34 +1,45 @@
-"""model, ranges -> model: the model with integers where integers are enough."""
+"""model, ranges, data -> model: the model with integers where integers are enough."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import DataError
-from forge_pipeline.quantization.settings import Config
+from forge_pipeline.quantization import settings
 from forge_pipeline.registry import Registry
 from forge_pipeline.stages.contract import Result
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.quantization.calibration.probes import Probe
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
 
-def run(config: Config, model: ONNXModule, ranges: Ranges | None = None) -> Result:
-    """Return a new model; both inputs stay as they were.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(settings.Config):
+    """conf/quantize/*.yaml, and the part of conf/data/*.yaml that says how samples become inputs; null without data."""
 
+    data: Preparation | None
+
+
+def run(config: Config, model: ONNXModule, ranges: Ranges | None = None, data: Dataset | None = None) -> Result:
+    """Return a new model; the inputs stay as they were.
+
+    ``data``: what the ranges were calibrated with, to try choices on; needed where the configuration leaves any.
     Raises DataError where static quantization has no ranges or an activation is constant, ConfigError for a layer
     in ``keep_float`` that is not there, ModelError where nothing can be quantized or a bias overflows.
     """
-    return METHODS[config.method](config, model, ranges)
+    return METHODS[config.method](config, model, ranges, data)
 
 
-def _none(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+def _none(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
     return Result(output=model, report={"method": "none"})
 
 
-def _static(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+def _static(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
     from forge_pipeline.quantization.build import quantized_statically
 
     if ranges is None:
@@ -38,32 +49,47 @@ def _static(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
             found="none",
             fix="give data.path=FILE to calibrate with, or choose quantize=dynamic, which needs no data",
         )
-    output, report = quantized_statically(config, model, ranges)
+    output, report = quantized_statically(config, model, ranges, _probes(config, model, data))
     return Result(output=output, report={"method": "static", **report})
 
 
-def _dynamic(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+def _probes(config: Config, model: ONNXModule, data: Dataset | None) -> tuple[Probe, ...]:
+    """Read the samples that choices are tried on, where there is a choice."""
+    from forge_pipeline.data.fitting import input_specs
+    from forge_pipeline.quantization.calibration.probes import Keeper
+    from forge_pipeline.quantization.limits import whole
+
+    if not config.tries or data is None or config.data is None:
+        return ()
+    samples = data.samples(config.data, input_specs(whole(model, "quantize")), "calibration")
+    keeper = Keeper(config.probe_mib << 20, samples.labels(), len(samples))
+    for _ in keeper.watch(samples):
+        pass
+    return keeper.probes
+
+
+def _dynamic(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
     from forge_pipeline.quantization.build import quantized_dynamically
 
     output, report = quantized_dynamically(config, model)
     return Result(output=output, report={"method": "dynamic", **report})
 
 
-def _float16(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+def _float16(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
     from forge_pipeline.quantization.build import in_float16
 
     output, report = in_float16(model)
     return Result(output=output, report={"method": "float16", **report})
 
 
-def _weights(config: Config, model: ONNXModule, ranges: Ranges | None) -> Result:
+def _weights(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
     from forge_pipeline.quantization.build import with_small_weights
 
     output, report = with_small_weights(config, model)
     return Result(output=output, report={"method": "weights", **report})
 
 
-METHODS: Registry[Callable[[Config, ONNXModule, Ranges | None], Result]] = Registry(
+METHODS: Registry[Callable[[Config, ONNXModule, Ranges | None, Dataset | None], Result]] = Registry(
     "quantization method",
     {"none": _none, "static": _static, "dynamic": _dynamic, "float16": _float16, "weights": _weights},
 )

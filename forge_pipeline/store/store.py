@@ -40,22 +40,24 @@ class Collected:
 class Store:
     """An action cache over content-addressed objects, for any number of processes at once.
 
-    ``on_damage`` receives one line for people when something was damaged or the remote fails (unless given, it is the
-    log, as a warning); ``on_wait`` the key, before waiting for another process that builds it. Close the store, or use
-    it in a ``with`` block, to have uploads finished. Every method raises StoreError where the folder cannot be read or
-    written, and ValueError for a key or digest that is none.
+    ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
+    ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
+    behind; it stays its owner's to close. Close the store, or use it in a ``with`` block, to have uploads finished.
+    Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
+    is none.
     """
 
     def __init__(
         self,
         root: Path,
-        remote: str | None = None,
+        remote: Remote | None = None,
         *,
         on_damage: Callable[[str], None] = _log.warning,
         on_wait: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._on_damage, self._on_wait = on_damage, on_wait
-        self._remote = None if remote is None else _open_remote(remote, on_damage)
+        self._remote = remote
+        self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root)
         self._objects, self._index = Objects(self._disk), Index(self._disk)
 
@@ -65,22 +67,29 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(cancel=isinstance(error, KeyboardInterrupt))
+        self.close(cancel=error is not None and not isinstance(error, Exception))  # somebody wants to end
 
     def close(self, *, cancel: bool = False) -> None:
-        """Finish the uploads (with ``cancel``, only the one under way), and leave the store to others."""
-        if self._remote is not None:
-            self._remote.flush(cancel=cancel)
-        self._disk.close()
+        """Finish the uploads (with ``cancel``, drop them), and leave the store to others."""
+        try:
+            if self._remote is not None:
+                self._remote.flush(cancel=cancel)
+        finally:
+            self._disk.close()
 
     def get_or_build(
-        self, key: str, build: Build, *, accept: Callable[[Action], bool] = lambda action: True
+        self,
+        key: str,
+        build: Build,
+        *,
+        accept: Callable[[Action], bool] = lambda action: True,
+        share: Callable[[Contents], bool] = lambda contents: True,
     ) -> tuple[Action, bool]:
         """Return the action of ``key``, and whether it was there already; if not, ``build`` it and keep it.
 
         ``build`` returns the contents by file name, and a JSON report. Of all processes and threads that ask for one
         key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. A result
-        that ``accept`` refuses is built again and replaced.
+        that ``accept`` refuses is built again and replaced. What ``share`` refuses is not sent to the remote.
         """
         action = self.lookup(key)
         if action is not None and accept(action):
@@ -91,7 +100,8 @@ class Store:
                 return action, True
             begun = time.perf_counter()
             contents, report = build()
-            return self.record(key, contents, seconds=time.perf_counter() - begun, report=report), False
+            seconds = time.perf_counter() - begun
+            return self.record(key, contents, seconds=seconds, report=report, share=share(contents)), False
 
     def lookup(self, key: str) -> Action | None:
         """Return the action with all its objects verified, from here or from the remote; None when it is to be built.
@@ -117,9 +127,12 @@ class Store:
         with self._disk.building(key, lambda: self._on_wait(key)):
             yield
 
-    def record(self, key: str, contents: Contents, *, seconds: float, report: Mapping[str, Any]) -> Action:
+    def record(
+        self, key: str, contents: Contents, *, seconds: float, report: Mapping[str, Any], share: bool = True
+    ) -> Action:
         """Keep what was built, objects first, so that a record never points at what is not there yet.
 
+        It is sent to the remote as well, unless ``share`` is false.
         Raises TypeError or ValueError when ``report`` has no canonical JSON form or a name is not a plain file name.
         """
         outputs = {}
@@ -131,7 +144,8 @@ class Store:
         record = encode(Action(key=key, outputs=outputs, sizes=sizes, seconds=float(seconds), report=dict(report)))
         action = decode(record, key)  # a built action equals the same one looked up: lists for tuples, keys in order
         self._index.put(action)
-        if self._remote is not None:
+        self._note_sizes(action)
+        if self._remote is not None and share:
             self._remote.upload(key, record, {digest: self.path(digest) for digest in outputs.values()})
         return action
 
@@ -223,21 +237,25 @@ class Store:
         return action
 
     def _complete(self, action: Action, *, owed: bool) -> bool:
+        self._note_sizes(action)
         # Every one is looked at, so that all that is damaged is told at once.
-        sound = [self._sound(digest, action.sizes[name], owed=owed) for name, digest in action.outputs.items()]
+        sound = [self._sound(digest, owed=owed) for digest in action.outputs.values()]
         return all(sound)
 
-    def _sound(self, digest: str, size: int | None = None, *, owed: bool = True) -> bool:
+    def _note_sizes(self, action: Action) -> None:
+        self._sizes.update((digest, action.sizes[name]) for name, digest in action.outputs.items())
+
+    def _sound(self, digest: str, *, owed: bool = True) -> bool:
         """Say whether the object is sound, or was fetched. ``owed``: that it is not there at all is damage too."""
         damage = self._objects.check(digest)
         if damage is None:
             return True
         if owed or damage.moved_to is not None:
             self._on_damage(f"damaged in the store: {damage}")
-        return self._fetch(digest, size)
+        return self._fetch(digest)
 
-    def _fetch(self, digest: str, size: int | None) -> bool:
-        if self._remote is None:
+    def _fetch(self, digest: str) -> bool:
+        if self._remote is None or digest not in self._sizes:
             return False
         hasher = hashlib.sha256()
         with self._disk.draft() as draft:
@@ -246,7 +264,7 @@ class Store:
                 hasher.update(piece)
                 draft.write(piece)
 
-            if not self._remote.fetch(OBJECTS, digest, sink, limit=size):
+            if not self._remote.fetch(OBJECTS, digest, sink, limit=self._sizes[digest]):
                 return False
             if hasher.hexdigest() != digest:
                 self._remote.distrust(OBJECTS, digest)
@@ -261,9 +279,3 @@ class Store:
             found="none that is sound, here or in a remote",
             fix="run the command again: what is missing is built anew",
         )
-
-
-def _open_remote(url: str, notify: Callable[[str], None]) -> Remote:
-    from forge_pipeline.store.remote import Remote  # with fsspec: a tenth of a second, for those who have a remote
-
-    return Remote(url, notify)

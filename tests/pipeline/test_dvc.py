@@ -63,6 +63,7 @@ def shell(folder: Path, *command: str) -> str:
         **{key: value for key, value in os.environ.items() if not key.startswith(("DVC", "GIT"))},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FORGE_STORE": str(folder / ".forge" / "store"),
+        "FORGE_STORE_REMOTE": f"file://{folder.parent}/remote?sig=hunter2",
         "DVC_NO_ANALYTICS": "1",
     }
     done = subprocess.run(
@@ -104,6 +105,18 @@ def test_every_target_gets_its_sealed_library_key_metadata_and_metrics(checkout:
     assert json.loads((out / "metadata.json").read_text())["target"]["tag"] == target
     assert json.loads((out / "metrics.json").read_text())
     assert (checkout / "out" / "report.html").stat().st_size > 1000
+
+
+def test_only_what_is_sealed_is_sent_to_a_remote(checkout: Path) -> None:
+    records = list((checkout.parent / "remote?sig=hunter2" / "actions").rglob("*/*/*"))
+    stages = [json.loads(path.read_bytes().splitlines()[0])["report"]["stage"] for path in records]
+    assert stages == ["encrypt"] * len(TARGETS)
+
+
+def test_the_remote_is_in_no_file_that_is_committed(checkout: Path) -> None:
+    assert "remote:" not in (checkout / "resolved" / "inputs.yaml").read_text()
+    for path in (checkout / "resolved").rglob("*.yaml"):
+        assert "hunter2" not in path.read_text()
 
 
 def test_a_second_repro_runs_nothing(checkout: Path) -> None:

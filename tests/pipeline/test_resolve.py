@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forge_pipeline.errors import ConfigError
 from forge_pipeline.pipeline.resolve import resolve
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,3 +36,30 @@ def test_the_slice_of_load_names_the_importers_of_this_kind_of_model(tmp_path: P
     written = yaml.safe_load((tmp_path / "resolved" / "load.yaml").read_text())
     assert written["tools"] == {tool: importlib.metadata.version(tool) for tool in tools}
     assert "tflite" not in (tmp_path / "resolved" / "fold.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "encrypt", [{"password": ["hunter2canary"]}, {"key_ref": "${oc.env:CANARY}"}], ids=["literal", "environment"]
+)
+def test_a_secret_in_the_configuration_is_refused_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypt: dict[str, object]
+) -> None:
+    monkeypatch.setenv("CANARY", "hunter2canary")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    chosen = yaml.safe_load((tmp_path / "conf" / "encrypt" / "password.yaml").read_text())
+    (tmp_path / "conf" / "encrypt" / "password.yaml").write_text(yaml.safe_dump(chosen | encrypt))
+    with pytest.raises(ConfigError) as refusal:
+        resolve(tmp_path)
+    assert "hunter2canary" not in str(refusal.value)
+    assert not (tmp_path / "resolved").exists()
+
+
+def test_a_remote_in_the_configuration_is_refused_because_what_is_resolved_is_committed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    config = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())
+    config["store"]["remote"] = "ftp://me:hunter2@host/cache"
+    (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    with pytest.raises(ConfigError, match="FORGE_STORE_REMOTE") as refusal:
+        resolve(tmp_path)
+    assert "hunter2" not in str(refusal.value)
+    assert not (tmp_path / "resolved").exists()

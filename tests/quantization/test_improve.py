@@ -12,7 +12,7 @@ import yaml
 
 from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
-from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.errors import ConfigError, DataError, VerificationError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import equalized, links
@@ -61,12 +61,12 @@ def settings(**changes: Any) -> Config:
     return bind(Config, {**values, "reduce_range": False, "calib_method": "minmax", **changes}, where="quantize")
 
 
-def learn(model: ONNXModule, feeds: list[Feed], labels: Any = None) -> Ranges:
-    return calibrate(model, feeds, total=len(feeds), histogram_values=1 << 20, probe_bytes=1 << 22, labels=labels)
+def learn(model: ONNXModule, feeds: list[Feed]) -> Ranges:
+    return calibrate(model, feeds, total=len(feeds), histogram_values=1 << 20)
 
 
-def probes(feeds: list[Feed]) -> list[Probe]:
-    return [Probe.of(feed, None) for feed in feeds]
+def probes(feeds: list[Feed], labels: Any = None) -> list[Probe]:
+    return [Probe.of(feed, None if labels is None else labels[i : i + 1]) for i, feed in enumerate(feeds)]
 
 
 def hostile(model: ONNXModule) -> ONNXModule:
@@ -111,7 +111,7 @@ def test_a_hostile_net_is_found_and_mended(chain: ONNXModule, images: list[Feed]
 
     def noise(model: ONNXModule, **changes: Any) -> float:
         config = settings(per_channel=per_channel, **changes)
-        return trial.sqnr(quantized_statically(config, model, learn(model, images))[0].mod)
+        return trial.sqnr(quantized_statically(config, model, learn(model, images), probes(images))[0].mod)
 
     plain, mended = noise(spoiled, improve=[]), noise(spoiled, improve=["equalize"])
     assert mended > plain + 6.0
@@ -133,7 +133,7 @@ def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: P
     feeds: list[Feed] = [{"x": draw.normal(size=(1, 7, 32)).astype(np.float32)} for _ in range(12)]
     ranges = learn(net, feeds)
     _, plain = quantized_statically(settings(improve=[]), net, ranges)
-    _, report = quantized_statically(settings(improve=["equalize"]), net, ranges)
+    _, report = quantized_statically(settings(improve=["equalize"]), net, ranges, probes(feeds))
     assert "sqnr_db" not in plain
     entry = report["improvements"]["equalize"]
     assert entry["kept"]
@@ -143,7 +143,7 @@ def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: P
 def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[Feed]) -> None:
     ranges = learn(chain, images)
     model, report = quantized_statically(
-        settings(improve=["split", "equalize", "correct_bias", "round_weights"]), chain, ranges
+        settings(improve=["split", "equalize", "correct_bias", "round_weights"]), chain, ranges, probes(images)
     )
     assert report["improvements"].pop("split") == {"kept": False, "why": "nothing to do"}  # each channel has a scale
     assert set(report["improvements"]) == {"equalize", "correct_bias", "round_weights"}
@@ -159,7 +159,7 @@ def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[
     ranges = learn(chain, images)
 
     def shift(improve: list[str]) -> float:
-        model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges)
+        model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges, probes(images))
         one, two = Session(chain.mod), Session(model.mod)
         return float(np.abs(np.mean([two.run(feed)["y"] - one.run(feed)["y"] for feed in images], axis=0)).max())
 
@@ -171,7 +171,8 @@ def test_auto_chooses_the_best_method(chain: ONNXModule, images: list[Feed]) -> 
     trial = Trial.of(Network(prepared(chain.mod)), probes(images))
 
     def noise(method: str) -> float:
-        return trial.sqnr(quantized_statically(settings(improve=[], calib_method=method), chain, ranges)[0].mod)
+        config = settings(improve=[], calib_method=method)
+        return trial.sqnr(quantized_statically(config, chain, ranges, probes(images))[0].mod)
 
     methods = ("minmax", "mse", "percentile", "entropy", "average")
     assert noise("auto") == max(noise(method) for method in methods)
@@ -200,12 +201,12 @@ def classes(model: ONNXModule, feeds: list[Feed]) -> Any:
 
 def test_a_budget_puts_as_few_layers_as_it_takes_back_to_float(chain: ONNXModule, images: list[Feed]) -> None:
     spoiled = hostile(chain)
-    ranges = learn(spoiled, images, classes(chain, images))
+    ranges, labelled = learn(spoiled, images), probes(images, classes(chain, images))
     coarse = {"improve": [], "per_channel": False, "reduce_range": True}
-    _, before = quantized_statically(settings(max_drop=100.0, **coarse), spoiled, ranges)
+    _, before = quantized_statically(settings(max_drop=100.0, **coarse), spoiled, ranges, labelled)
     assert before["put_back_to_float"] == []
     assert before["drop"] > 0.0
-    model, report = quantized_statically(settings(max_drop=0.0, **coarse), spoiled, ranges)
+    model, report = quantized_statically(settings(max_drop=0.0, **coarse), spoiled, ranges, labelled)
     assert report["drop"] <= 0.0
     assert 0 < len(report["put_back_to_float"]) < 5
     assert set(report["put_back_to_float"]) == set(report["float_layers"])
@@ -223,8 +224,9 @@ def test_a_budget_that_only_floats_keep_is_refused(parse: Parse) -> None:
     feeds: list[Feed] = [{"x": np.array([[i - 4.0, 0.03]], np.float32)} for i in range(9)]
     with pytest.raises(VerificationError) as refusal:
         quantized_statically(
-            settings(improve=[], max_drop=0.0, per_channel=False), net, learn(net, feeds, classes(net, feeds))
-        )
+            settings(improve=[], max_drop=0.0, per_channel=False), net, learn(net, feeds),
+            probes(feeds, classes(net, feeds)),
+        )  # fmt: skip
     assert refusal.value.where == "quantize.max_drop"
 
 
@@ -236,8 +238,13 @@ def test_a_budget_needs_classes(parse: Parse) -> None:
     )
     feeds: list[Feed] = [{"x": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}]
     with pytest.raises(ConfigError) as refusal:
-        quantized_statically(settings(max_drop=1.0), net, learn(net, feeds))
+        quantized_statically(settings(max_drop=1.0), net, learn(net, feeds), probes(feeds))
     assert refusal.value.expected == "a model whose first output is [batch, classes], to count top-1 on"
+
+
+def test_choices_without_samples_to_try_them_on_are_refused(chain: ONNXModule, images: list[Feed]) -> None:
+    with pytest.raises(DataError, match="quantize: expected samples to try choices on, found none"):
+        quantized_statically(settings(improve=["equalize"]), chain, learn(chain, images))
 
 
 def test_a_budget_out_of_range_is_refused() -> None:

@@ -16,9 +16,11 @@ from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import links
 from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.stages import quantize
+from forge_pipeline.quantization.settings import Config
 
 SHARED = Path(__file__).parents[3] / "shared"
 CASES = {case.name: case for case in cases(SHARED / "models", SHARED / "eval")}
@@ -61,13 +63,11 @@ def test_the_default_mends_a_hostile_net_to_within_a_point(name: str) -> None:
     calibration, evaluation = samples(CASES[name], input_specs(model.mod))
     spoiled = hostile(model)
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
-    config = bind(quantize.Config, {**values, "reduce_range": False}, where="quantize")
-    ranges = calibrate(
-        spoiled, [probe.feed for probe in calibration], total=len(calibration), histogram_values=16384,
-        probe_bytes=32 << 20,
-    )  # fmt: skip
-    result = quantize.run(config, model=spoiled, ranges=ranges)
-    drop = Trial.of(Network(prepared(model.mod)), evaluation).drop(result.output.mod)
+    config = bind(Config, {**values, "reduce_range": False}, where="quantize")
+    feeds = [probe.feed for probe in calibration]
+    ranges = calibrate(spoiled, feeds, total=len(feeds), histogram_values=16384)
+    result, report = quantized_statically(config, spoiled, ranges, [Probe.of(feed, None) for feed in feeds])
+    drop = Trial.of(Network(prepared(model.mod)), evaluation).drop(result.mod)
     assert drop is not None
     assert drop <= 1.0
-    assert result.report["improvements"]["equalize"]["kept"]
+    assert report["improvements"]["equalize"]["kept"]

@@ -35,7 +35,7 @@ def settings(**changes: Any) -> Config:
 
 
 def learn(net: ONNXModule, feeds: list[Feed]) -> Ranges:
-    return calibrate(net, feeds, total=len(feeds), histogram_values=1 << 20, probe_bytes=1 << 20)
+    return calibrate(net, feeds, total=len(feeds), histogram_values=1 << 20)
 
 
 def sqnr(net: ONNXModule, other: ONNXModule, feeds: list[Feed]) -> float:

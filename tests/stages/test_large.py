@@ -104,7 +104,7 @@ def built(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, 
 
 def quantized(model: ONNXModule) -> ONNXModule:
     result: ONNXModule = quantize.run(
-        configured(quantize, "quantize/static.yaml", method="none", reduce_range=False), model
+        configured(quantize, "quantize/static.yaml", method="none", reduce_range=False, data=None), model
     ).output
     return result
 
@@ -161,9 +161,11 @@ def test_a_model_that_is_too_large_to_quantize_is_refused_with_what_to_do(built:
     model = built[OUTSIDE]["model"]
     with pytest.raises(ModelError) as refusal:
         if method == "static":
-            calibrate(model, [], total=0, histogram_values=1, probe_bytes=0)
+            calibrate(model, [], total=0, histogram_values=1)
         else:
-            quantize.run(configured(quantize, "quantize/static.yaml", method=method, reduce_range=False), model)
+            quantize.run(
+                configured(quantize, "quantize/static.yaml", method=method, reduce_range=False, data=None), model
+            )
     assert str(refusal.value) == (
         f"{'calibrate' if method == 'static' else 'quantize'}: expected a model whose weights are inside model.onnx: "
         f"they are worked on in memory, found {model.outside_bytes} bytes of weights outside, more than "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ DATA = Preparation(calibration_samples=200, shuffle=False, seed=0, scale=1.0, of
 
 def settings(**changes: Any) -> quantize.Config:
     values = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
-    return bind(quantize.Config, {**values, "reduce_range": False, **changes}, where="quantize")
+    return bind(quantize.Config, {**values, "reduce_range": False, "data": asdict(DATA), **changes}, where="quantize")
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,13 @@ def model() -> ONNXModule:
 
 @pytest.fixture(scope="module")
 def ranges(model: ONNXModule) -> Ranges:
-    config = calibrate.Config(histogram_values=32768, probe_mib=8, data=DATA)
-    data = Dataset.open(str(DIGITS / "calibration.npz"))
-    output: Ranges = calibrate.run(config, model=model, data=data).output
+    config = calibrate.Config(histogram_values=32768, data=DATA)
+    output: Ranges = calibrate.run(config, model=model, data=samples()).output
     return output
+
+
+def samples() -> Dataset:
+    return Dataset.open(str(DIGITS / "calibration.npz"))
 
 
 def accuracy(model: ONNXModule) -> float:
@@ -49,7 +53,8 @@ def accuracy(model: ONNXModule) -> float:
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 def test_the_bundled_model_loses_at_most_half_a_point(model: ONNXModule, ranges: Ranges, method: str) -> None:
-    result = quantize.run(settings(method=method), model=model, ranges=ranges if method == "static" else None)
+    inputs = {"ranges": ranges, "data": samples()} if method == "static" else {}
+    result = quantize.run(settings(method=method), model=model, **inputs)
     onnx.checker.check_model(result.output.mod, full_check=True)
     assert accuracy(model) - accuracy(result.output) <= 0.5
     assert result.report["method"] == method
@@ -81,3 +86,8 @@ def test_a_misspelt_value_is_refused_with_the_nearest_one() -> None:
 def test_a_percentile_out_of_range_is_refused(percentile: float) -> None:
     with pytest.raises(ConfigError, match=r"quantize\.percentile: expected a share in percent"):
         settings(percentile=percentile)
+
+
+def test_a_negative_size_of_probes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"quantize\.probe_mib: expected a size in MiB"):
+        settings(probe_mib=-1)

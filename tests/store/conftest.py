@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store import Store
 from forge_pipeline.store.actions import decode
+from forge_pipeline.store.remote import Remote, Terms
+from tests.store.web import Web
 
 HERE = Path(__file__).parent
 KEY = digest_json("a key")
@@ -33,7 +36,11 @@ class Bench:
     builds: int = 0
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def store(self, name: str = "store", remote: str | None = None) -> Store:
+    def remote(self, url: str, **terms: Any) -> Remote:
+        return self._open.enter_context(closing(Remote(Terms(url=url, **terms), self.told.append)))
+
+    def store(self, name: str = "store", url: str | None = None, **terms: Any) -> Store:
+        remote = None if url is None else self.remote(url, **terms)
         return self._open.enter_context(Store(self.root / name, remote, on_damage=self.told.append))
 
     def close(self) -> None:
@@ -105,3 +112,10 @@ def damage() -> Callable[..., None]:
             os.close(descriptor)
 
     return change
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    """Return a web server on this machine, sound as long as nobody gives it a fault."""
+    with Web() as server:
+        yield server

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from forge_pipeline.text import shown
+
 
 def html(description: Mapping[str, Any]) -> str:
     """Return tables and picture for what ``describe`` returned."""
     from forge_pipeline.ir.display.svg import draw
 
     interface = [
-        [kind, _shown(value.get("original", value["name"])), str(value["dtype"]), _shape(value["shape"])]
+        [kind, value.get("original", value["name"]), str(value["dtype"]), _shape(value["shape"])]
         for kind, key in (("input", "inputs"), ("output", "outputs"))
         for value in description[key]
     ]
@@ -26,7 +28,7 @@ def html(description: Mapping[str, Any]) -> str:
         ["multiply-adds", f"{description['macs']:,}"],
         ["graphs inside", str(description["subgraphs"])],
     ]
-    operators = [[_shown(name), str(count)] for name, count in description["operators"].items()]
+    operators = [[name, str(count)] for name, count in description["operators"].items()]
     return "\n".join(
         [
             _table(["", "name", "dtype", "shape"], interface),
@@ -39,13 +41,9 @@ def html(description: Mapping[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{escape(shown(cell, 200))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _shape(shape: Sequence[int | str] | None) -> str:
     return "?" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
-
-
-def _shown(name: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)[:200]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
+from forge_pipeline.text import shown
+
 WIDTH: Final = 168
 HEIGHT: Final = 40
 LANE: Final = 12
@@ -34,11 +36,11 @@ _OTHER: Final = "#f4f4f4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A node, an input or an output: two lines of text, and which boxes it reads."""
+    """A node, an input or an output: two lines of text, those of its tooltip, and which boxes it reads."""
 
     title: str
     text: str
-    hint: str
+    hint: tuple[str, ...]
     reads: tuple[int, ...]
 
 
@@ -80,17 +82,17 @@ def _boxes(description: Mapping[str, Any]) -> list[Box]:
     maker: dict[str, int] = {}
     for value in description["inputs"]:
         maker[value["name"]] = len(boxes)
-        boxes.append(Box(title="input", text=value["name"], hint=_type(value), reads=()))
+        boxes.append(Box(title="input", text=value["name"], hint=(_type(value),), reads=()))
     for layer in description["layers"]:
         reads = tuple(dict.fromkeys(maker[name] for name in layer["reads"] if name in maker))
         for name in layer["values"]:
             maker[name] = len(boxes)
-        hint = f"{layer['name']}\n{_type(layer)}"
+        hint = (layer["name"], _type(layer))
         boxes.append(Box(title=layer["operator"], text=_type(layer), hint=hint, reads=reads))
     for value in description["outputs"]:
         source = maker.get(value["name"])
         reads = () if source is None else (source,)
-        boxes.append(Box(title="output", text=value["name"], hint=_type(value), reads=reads))
+        boxes.append(Box(title="output", text=value["name"], hint=(_type(value),), reads=reads))
     return boxes
 
 
@@ -167,8 +169,9 @@ def _lines(items: Sequence[Item], centres: Sequence[tuple[float, float]]) -> Ite
 
 def _rectangle(box: Box, middle: float, y: float) -> str:
     colour = _COLOURS.get(box.title, _OTHER)
+    hint = "\n".join(_text(line, 200) for line in box.hint)
     return (
-        f'<g><title>{_text(box.hint, 400)}</title><rect x="{middle - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" '
+        f'<g><title>{hint}</title><rect x="{middle - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" '
         f'height="{HEIGHT}" rx="5" fill="{colour}"/><g stroke="none"><text x="{middle:g}" y="{y + 16:g}" '
         f'font-weight="bold">{_text(box.title)}</text><text x="{middle:g}" y="{y + 31:g}">{_text(box.text)}</text>'
         "</g></g>"
@@ -176,8 +179,4 @@ def _rectangle(box: Box, middle: float, y: float) -> str:
 
 
 def _text(text: str, limit: int = _LABEL) -> str:
-    """Escape, shorten, and leave out what XML cannot hold."""
-    shown = "".join(
-        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}" for character in text
-    )
-    return escape(shown if len(shown) <= limit else shown[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}")
+    return escape(shown(text, limit))

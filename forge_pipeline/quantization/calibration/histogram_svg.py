@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forge_pipeline.text import shown
+
 if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
     from forge_pipeline.quantization.calibration.statistics import Statistics
@@ -63,9 +65,10 @@ def _strip(name: str, statistics: Statistics, top: int) -> str:
     line = (
         f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="{top + 4}" y2="{base}"/>' if low <= 0 <= high else ""
     )
-    shown = name if len(name) <= 20 else f"{name[:9]}..{name[-9:]}"
+    name = shown(name)
+    short = name if len(name) <= 20 else f"{name[:9]}..{name[-9:]}"
     return (
-        f'<g><title>{escape(name)}</title><text x="8" y="{base - 4}">{escape(shown)}</text>'
+        f'<g><title>{escape(name)}</title><text x="8" y="{base - 4}">{escape(short)}</text>'
         f'<line class="base" x1="{NAME}" x2="{NAME + STRIP}" y1="{base}" y2="{base}"/>{bars}{line}{ticks}'
         f'<text x="{NAME + STRIP + 12}" y="{base - 4}">{low:.5g} .. {high:.5g}</text></g>'
     )

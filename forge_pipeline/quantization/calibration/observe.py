@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import DataError
-from forge_pipeline.quantization.calibration.probes import Probe, trimmed
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.calibration.statistics import Observer, Statistics
 from forge_pipeline.quantization.limits import whole
@@ -18,8 +17,6 @@ from forge_pipeline.quantization.plan import make_plan
 from forge_pipeline.quantization.session import Session
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from forge_pipeline.ir import ONNXModule
 
 Progress = Callable[[int, int], None]
@@ -31,40 +28,19 @@ def calibrate(
     *,
     total: int,
     histogram_values: int,
-    probe_bytes: int,
-    labels: NDArray[Any] | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
     """Observe every value that quantization may store as integers.
 
     ``total``: how many feeds there are; ``histogram_values``: how many values of a tensor one sample adds to its
-    histogram at most (extrema see all); ``probe_bytes``: how much of the samples is kept to try choices on;
-    ``labels``: the same number of rows for each feed, in order; ``progress`` is called with (feeds done, ``total``).
+    histogram at most (extrema see all); ``progress`` is called with (feeds done, ``total``).
     Raises DataError where there are no samples or an activation is not finite, ModelError where the model does not run.
     """
     network = Network(prepared(whole(model, "calibrate")))
-    keeper = _Keeper(probe_bytes, labels, total)
     statistics = observe(
-        network.model, tuple(make_plan(network).values), keeper.watch(feeds), histogram_values,
-        total=total, progress=progress,
-    )  # fmt: skip
-    return Ranges(fingerprint=model.fingerprint, tensors=statistics, probe_bytes=probe_bytes, probes=keeper.probes)
-
-
-class _Keeper:
-    """Lets samples pass by, and keeps the probes among them."""
-
-    def __init__(self, budget: int, labels: NDArray[Any] | None, total: int) -> None:
-        self.budget, self.labels = budget, labels
-        self.rows = 0 if labels is None else len(labels) // max(total, 1)
-        self.probes: tuple[Probe, ...] = ()
-
-    def watch(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
-        for index, feed in enumerate(feeds):
-            start = index * self.rows
-            rows = None if self.labels is None else self.labels[start : start + self.rows]
-            self.probes = trimmed((*self.probes, Probe.of(feed, rows)), self.budget)
-            yield feed
+        network.model, tuple(make_plan(network).values), feeds, histogram_values, total=total, progress=progress
+    )
+    return Ranges(fingerprint=model.fingerprint, tensors=statistics)
 
 
 def observe(

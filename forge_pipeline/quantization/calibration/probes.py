@@ -1,13 +1,13 @@
-"""A few of the calibration samples, kept with the ranges: what quantization tries its choices on.
+"""A few of the calibration samples: what quantization tries its choices on. They are held in memory, written nowhere.
 
-Kept are the samples with the smallest digests, as many as fit a budget of bytes. Which ones these are depends on the
+Taken are the samples with the smallest digests, as many as fit a budget of bytes. Which ones these are depends on the
 set of samples alone, not on their order or on how they are sharded.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,3 +52,21 @@ def trimmed(probes: Iterable[Probe], budget: int) -> tuple[Probe, ...]:
             break
         kept.append(probe)
     return tuple(kept)
+
+
+class Keeper:
+    """Lets samples pass by, and keeps the probes among them."""
+
+    def __init__(self, budget: int, labels: NDArray[Any] | None = None, total: int = 0) -> None:
+        """``labels``: the same number of rows for each of the ``total`` feeds, in order."""
+        self.budget, self.labels = budget, labels
+        self.rows = 0 if labels is None else len(labels) // max(total, 1)
+        self.probes: tuple[Probe, ...] = ()
+
+    def watch(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """Yield the feeds as they are."""
+        for index, feed in enumerate(feeds):
+            start = index * self.rows
+            rows = None if self.labels is None else self.labels[start : start + self.rows]
+            self.probes = trimmed((*self.probes, Probe.of(feed, rows)), self.budget)
+            yield feed

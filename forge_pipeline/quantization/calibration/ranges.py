@@ -1,6 +1,6 @@
 """Ranges: what calibration knows about a model's activations, as an artifact that one can look at and merge.
 
-Beside the statistics it holds a few samples (see `probes`), so that whoever has the ranges can try a choice on them.
+It holds counts, extrema, sums and histograms, and never a sample: it is kept, and sent to where others read it.
 
 Stored as an .npz that `numpy.load` opens: no pickle, no clock, so that equal statistics are equal bytes.
 """
@@ -16,28 +16,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.quantization.calibration.probes import Probe, trimmed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge_pipeline.quantization.calibration.statistics import Statistics
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS = ("name", "count", "low", "high", "low_sum", "high_sum", "exponent", "histogram")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges(Mapping[str, "Statistics"]):
-    """Statistics by tensor name, for the model with this ``fingerprint``.
-
-    ``probes`` are samples whose sizes add up to ``probe_bytes`` at most.
-    """
+    """Statistics by tensor name, for the model with this ``fingerprint``."""
 
     fingerprint: str
     tensors: Mapping[str, Statistics] = field(repr=False)
-    probe_bytes: int
-    probes: tuple[Probe, ...] = field(repr=False)
 
     def __getitem__(self, name: str) -> Statistics:
         return self.tensors[name]
@@ -55,8 +49,7 @@ class Ranges(Mapping[str, "Statistics"]):
 
     def merge(self, other: Ranges) -> Ranges:
         """Return the ranges over both sets of samples. Raises ArtifactError when they are of different models."""
-        kinds = [(item.fingerprint, item.tensors.keys(), item.probe_bytes) for item in (self, other)]
-        if kinds[0] != kinds[1]:
+        if (self.fingerprint, self.tensors.keys()) != (other.fingerprint, other.tensors.keys()):
             raise ArtifactError(
                 where="ranges to merge",
                 expected=f"ranges of the same model and options, {self.fingerprint[:16]}",
@@ -64,8 +57,7 @@ class Ranges(Mapping[str, "Statistics"]):
                 fix="calibrate every shard on the same model, with the same configuration",
             )
         merged = {name: statistics.merge(other.tensors[name]) for name, statistics in self.tensors.items()}
-        probes = trimmed((*self.probes, *other.probes), self.probe_bytes)
-        return Ranges(fingerprint=self.fingerprint, tensors=merged, probe_bytes=self.probe_bytes, probes=probes)
+        return Ranges(fingerprint=self.fingerprint, tensors=merged)
 
     def to_bytes(self) -> bytes:
         """Serialise; equal ranges give equal bytes."""
@@ -74,7 +66,7 @@ class Ranges(Mapping[str, "Statistics"]):
         names = sorted(self.tensors)
         rows = [self.tensors[name] for name in names]
         arrays: dict[str, NDArray[Any]] = {
-            "format": np.array(json.dumps(self._header(), sort_keys=True)),
+            "format": np.array(json.dumps({"format": FORMAT, "fingerprint": self.fingerprint}, sort_keys=True)),
             "name": np.array(names, dtype=np.str_),
             "histogram": np.stack([row.histogram for row in rows]) if rows else np.zeros((0, 0), np.int64),
         }
@@ -84,10 +76,6 @@ class Ranges(Mapping[str, "Statistics"]):
             arrays[column] = np.array([getattr(row, column) for row in rows], np.float32)
         for column in ("low_sum", "high_sum"):  # integers of any length
             arrays[column] = np.array([str(getattr(row, column)) for row in rows], dtype=np.str_)
-        for index, probe in enumerate(self.probes):
-            arrays.update({f"probe/{index}/{name}": array for name, array in probe.feed.items()})
-            if probe.labels is not None:
-                arrays[f"labels/{index}"] = probe.labels
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
             for name, array in sorted(arrays.items()):
@@ -95,16 +83,6 @@ class Ranges(Mapping[str, "Statistics"]):
                 np.lib.format.write_array(member, array, allow_pickle=False)
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())  # dated 1980
         return buffer.getvalue()
-
-    def _header(self) -> dict[str, Any]:
-        inputs = sorted(self.probes[0].feed) if self.probes else []
-        return {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "probe_bytes": self.probe_bytes,
-            "probes": len(self.probes),
-            "inputs": inputs,
-        }
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ranges:
@@ -119,7 +97,6 @@ class Ranges(Mapping[str, "Statistics"]):
                 if header["format"] != FORMAT:
                     raise _damaged(f"format {header['format']}")
                 columns = {name: archive[name] for name in ARRAYS}
-                probes = tuple(_read_probe(archive, index, header["inputs"]) for index in range(header["probes"]))
             count = len(columns["name"])
             lengths = {name: len(column) for name, column in columns.items()}
             if set(lengths.values()) != {count} or (count and columns["histogram"].shape[1] != BINS):
@@ -138,20 +115,9 @@ class Ranges(Mapping[str, "Statistics"]):
             }
             if any(not math.isfinite(row.low + row.high) or row.count < 1 for row in tensors.values()):
                 raise _damaged("a range that is not finite")
-            return cls(
-                fingerprint=str(header["fingerprint"]),
-                tensors=tensors,
-                probe_bytes=int(header["probe_bytes"]),
-                probes=probes,
-            )
+            return cls(fingerprint=str(header["fingerprint"]), tensors=tensors)
         except (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile) as error:
             raise _damaged(str(error)) from error
-
-
-def _read_probe(archive: Mapping[str, NDArray[Any]], index: int, inputs: list[str]) -> Probe:
-    labels = f"labels/{index}"
-    feed = {name: archive[f"probe/{index}/{name}"] for name in inputs}
-    return Probe.of(feed, archive.get(labels, None))
 
 
 def _damaged(found: str) -> ArtifactError:
