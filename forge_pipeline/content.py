@@ -2,34 +2,115 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from forge_pipeline.errors import ArtifactError
+from forge_pipeline.errors import ArtifactError, ForgeError
 
 PIECE = 1 << 18  # bytes read at once: a piece stays in the processor's cache until it is used
 Buffer = bytes | bytearray | memoryview
+State = tuple[int, ...]
+_digested: ContextVar[dict[Path, tuple[State, str]] | None] = ContextVar("digested", default=None)
+
+
+class NotPlainError(OSError):
+    """What has the name is no plain file: a pipe, a device, a socket, a folder, or a link where none may be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "something that is no plain file", str(path))
+
+
+def open_plain(path: Path, *, follow: bool = True) -> int:
+    """Open a plain file to read it, waiting for nobody; a link to one too, to ``follow``. Raises OSError."""
+    # Looked at before it is opened, because that does things to some devices, and after, because it may be another.
+    if not stat.S_ISREG(path.stat(follow_symlinks=follow).st_mode):
+        raise NotPlainError(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotPlainError(path)
+    return descriptor
+
+
+def open_stream(path: Path) -> BinaryIO:
+    """Open a plain file, which is still the one that was digested (``unchanging``). Raises OSError, and ForgeError."""
+    stream = os.fdopen(open_plain(path), "rb")
+    try:
+        check_unchanged(path, stream.fileno())
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """Inside, a file whose digest was taken is to be the same whenever it is opened or digested again.
+
+    A change is a ForgeError with the file's name, from whatever notices it.
+    """
+    token = _digested.set({})
+    try:
+        yield
+    finally:
+        _digested.reset(token)
+
+
+def state_of(descriptor: int) -> State:
+    """Return what changes when a file is exchanged or written to."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def was_digested(path: Path, state: State, digest: str) -> None:
+    """Note the digest of a file, and the state that it had before its bytes were read. Raises ForgeError."""
+    known = _digested.get()
+    if known is not None and known.setdefault(path.absolute(), (state, digest)) != (state, digest):
+        raise _changed(path)
+
+
+def check_unchanged(path: Path, descriptor: int) -> None:
+    """Raise ForgeError where the digest of ``path`` was taken, and the file is another one now."""
+    known = (_digested.get() or {}).get(path.absolute())
+    if known is not None and known[0] != state_of(descriptor):
+        raise _changed(path)
+
+
+def _changed(path: Path) -> ForgeError:
+    return ForgeError(
+        where=str(path),
+        expected="a file that stays as it is while it is read",
+        found="other content, or another file in its place",
+        fix="run this again once nothing writes to it",
+    )
 
 
 class OpenFile:
-    """A file that stays open for as long as somebody holds this."""
+    """A file that stays open for as long as somebody holds this; one with a ``path`` is to stay as it is."""
 
-    __slots__ = ("__weakref__", "descriptor")
+    __slots__ = ("__weakref__", "_path", "_state", "descriptor")
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, path: Path | None = None) -> None:
+        self.descriptor, self._path = descriptor, path
         weakref.finalize(self, os.close, descriptor)
+        self._state = state_of(descriptor)
 
     @classmethod
     def of(cls, path: Path) -> OpenFile:
-        """Open ``path`` to read it. Raises OSError."""
-        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        """Open the plain file ``path`` to read it. Raises OSError, and ForgeError (see ``unchanging``)."""
+        file = cls(open_plain(path), path)
+        check_unchanged(path, file.descriptor)
+        return file
 
     @classmethod
     def temporary(cls) -> OpenFile:
@@ -41,6 +122,11 @@ class OpenFile:
     def size(self) -> int:
         """The length of the file in bytes, as it is now."""
         return os.fstat(self.descriptor).st_size
+
+    def check(self) -> None:
+        """Raise ForgeError where the file is to stay as it is, and was written to since it was opened."""
+        if self._path is not None and state_of(self.descriptor) != self._state:
+            raise _changed(self._path)
 
     def __repr__(self) -> str:
         return f"OpenFile({self.size} bytes)"
@@ -58,7 +144,7 @@ class FileRange:
         return self.length
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes, PIECE at a time. Raises ArtifactError where the file has become shorter."""
+        """Yield the bytes, PIECE at a time. Raises ForgeError where the file has changed, such as become shorter."""
         done = 0
         while done < self.length:
             piece = os.pread(self.file.descriptor, min(PIECE, self.length - done), self.start + done)
@@ -66,6 +152,7 @@ class FileRange:
                 raise _shorter(self.length, done)
             done += len(piece)
             yield piece
+        self.file.check()
 
     def opened(self) -> io.BufferedIOBase:
         """Return a stream over the bytes."""

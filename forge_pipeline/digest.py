@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import math
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from forge_pipeline.content import open_plain, state_of, was_digested
+from forge_pipeline.errors import ForgeError
+
 CHUNK = 1 << 20
+_DIGEST = "__forge_digest__"  # of a module: its file's, when it was imported
 
 
 def canonical_json(value: Any) -> bytes:
@@ -51,15 +59,28 @@ def digest_json(value: Any) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file, read in pieces, so that memory stays flat."""
-    with path.open("rb") as stream:
+    """Return the SHA-256 of a plain file, read in pieces, so that memory stays flat.
+
+    Raises OSError, and ForgeError where it was digested before and has changed (see ``content.unchanging``).
+    """
+    with os.fdopen(open_plain(path), "rb", buffering=0) as stream:
+        state = state_of(stream.fileno())
+        digest = digest_open(stream.fileno())
+    was_digested(path, state, digest)
+    return digest
+
+
+def digest_open(descriptor: int) -> str:
+    """Return the SHA-256 of an open file, from its beginning, with flat memory. Raises OSError."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest_module(name: str) -> str | None:
     """Return the SHA-256 of the source file of a Python module, without importing it; None where there is no such file.
 
-    Modules that it imports are not looked at.
+    Modules that it imports are not looked at. Raises ForgeError where `import_module` gave code that is not the file's.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -67,4 +88,20 @@ def digest_module(name: str) -> str | None:
         return None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
-    return digest_file(Path(spec.origin))
+    digest = digest_file(Path(spec.origin))
+    if getattr(sys.modules.get(name), _DIGEST, digest) != digest:
+        raise ForgeError(
+            where=spec.origin,
+            expected="the code that this process has imported",
+            found="a file that was edited since",
+            fix="run the command again",
+        )
+    return digest
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module whose digest is to stand for its code. Raises what importing it raises, and ForgeError."""
+    digest = digest_module(name)
+    module = importlib.import_module(name)
+    vars(module).setdefault(_DIGEST, digest)
+    return module

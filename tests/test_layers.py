@@ -16,10 +16,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "forge_pipeline"
 
 FLOORS = (
-    {"digest", "locate", "redact"},
+    {"locate", "redact"},
     {"text"},
     {"errors"},
-    {"config", "content", "exits", "registry", "data", "report"},
+    {"config", "content", "exits", "limits", "registry", "report"},
+    {"children", "digest"},
+    {"data"},
     {"crypto", "ir", "store"},
     {"frontends", "passes", "relax", "runtime"},
     {"quantization", "target"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.content import Content, write
 from forge_pipeline.digest import digest_json
-from forge_pipeline.errors import ConfigError, ForgeError, did_you_mean
+from forge_pipeline.errors import ConfigError, ForgeError, ModelError, did_you_mean
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -63,8 +63,16 @@ def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], passwo
 
     secret = None if password is None else Secret.of_password(password)  # refused before the work, not after
     config = _bound(compile_stage.Config, "compile/default.yaml", {**values, "target": machine}, "compile")
-    key = digest_json({"stage": "compile", "config": _plain(config), "model": model.fingerprint})
+    fingerprint = model.fingerprint
+    key = digest_json({"stage": "compile", "config": _plain(config), "model": fingerprint})
     compiled = compile_stage.run(config, model, key=key)
+    if model.is_held and model.fingerprint != fingerprint:
+        raise ModelError(
+            where="a model's weights",
+            expected="a file that stays as it is while it is compiled",
+            found="other weights than before",
+            fix="load the model again once nothing writes to it",
+        )
     if secret is None:
         settings = encrypt_stage.Config(method="none", key_ref=None, chunk_kib=None, kdf=None)
     else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.content import check_unchanged, open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import DataError
 
@@ -176,9 +177,12 @@ class NpzFile(ArrayFile):
 
     def _archive(self) -> zipfile.ZipFile:
         try:
-            return zipfile.ZipFile(self._path)
+            archive = zipfile.ZipFile(self._path)
         except zipfile.BadZipFile as error:
             raise DataError(self._where, "an undamaged .npz file", str(error), "copy the file again") from error
+        if archive.fp is not None:
+            check_unchanged(self._path, archive.fp.fileno())
+        return archive
 
 
 class NpyFile(ArrayFile):
@@ -189,4 +193,4 @@ class NpyFile(ArrayFile):
 
     def open(self, name: str) -> BinaryIO:
         """Open the file."""
-        return self._path.open("rb")
+        return open_stream(self._path)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forge_pipeline.content import open_stream
 from forge_pipeline.data.arrays import LABELS, UNNAMED, NpyFile, NpzFile, Row
 from forge_pipeline.digest import digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import DataError
@@ -48,9 +49,14 @@ def open_source(location: str, where: str) -> Source:
     path = Path(location)
     if path.is_dir():
         return _open_folder(path, where)
-    if path.is_file():
-        with path.open("rb") as stream:
-            head = stream.read(6)
+    if path.exists():
+        try:
+            with open_stream(path) as stream:
+                head = stream.read(6)
+        except OSError as error:
+            raise DataError(
+                where, "a file that can be read", f"{location}: {error.strerror}", "name another"
+            ) from error
         if head[:4] == b"PK\x03\x04":
             return NpzFile(path, where)
         if head == b"\x93NUMPY":
@@ -67,7 +73,10 @@ def open_source(location: str, where: str) -> Source:
 
 
 def _open_folder(path: Path, where: str) -> Source:
-    files = sorted((item for item in path.rglob("*") if item.is_file()), key=lambda item: item.parts)
+    files = sorted((item for item in path.rglob("*") if not item.is_dir()), key=lambda item: item.parts)
+    odd = [item for item in files if item.suffix.lower() in (".npz", *IMAGES) and not item.is_file()]
+    if odd:
+        raise DataError(f"{where}, {odd[0]}", "a plain file", "something else, or a link to nothing", "take it away")
     samples = tuple(item for item in files if item.suffix.lower() == ".npz")
     pictures = tuple(item for item in files if item.suffix.lower() in IMAGES)
     if samples and pictures:
@@ -171,7 +180,7 @@ class ImageFolder:
         except ImportError as error:
             raise DataError(self._where, "Pillow, to read images", "no module PIL", "pip install pillow") from error
         try:
-            with Image.open(self._files[index]) as image:
+            with open_stream(self._files[index]) as stream, Image.open(stream) as image:
                 return np.asarray(image.convert("RGB"))
         except (UnidentifiedImageError, OSError) as error:
             raise DataError(self.place(index), "an image", str(error), "replace or remove the file") from error

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from forge_pipeline.digest import digest_module
+from forge_pipeline.digest import digest_module, import_module
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.registry import Registry
 
@@ -195,7 +193,7 @@ def source_digest(metric: str) -> str | None:
 def _import(reference: str) -> UserMetric:
     module, _, name = reference.partition(":")
     try:
-        function: UserMetric = getattr(importlib.import_module(module), name)
+        function: UserMetric = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             OPTION, "an importable module:function", str(error), "correct the name, or put its folder in PYTHONPATH"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from forge_pipeline.content import open_stream
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire
 
@@ -89,7 +90,7 @@ def kind_of(path: Path) -> str:
             return "savedmodel" if (path / "saved_model.pb").is_file() else "folder"
         if path.exists() and not path.is_file():
             raise ModelError(str(path), "a plain file", "a device, a pipe or a socket", "give the name of a model file")
-        with path.open("rb") as stream:
+        with open_stream(path) as stream:
             head = stream.read(_HEAD)
             if not head:
                 return "empty"

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge_pipeline.content import open_plain, open_stream, state_of, was_digested
 from forge_pipeline.digest import CHUNK, digest_file, digest_json
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire, rules
@@ -47,7 +48,7 @@ class Source:
         if not refers:
             return own
         try:
-            with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with open_stream(self.path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 locations = protobuf_wire.external_locations(data)
         except protobuf_wire.WireError:  # not an ONNX model, or a damaged one: its own bytes are all there is
             return own
@@ -80,9 +81,11 @@ def _not_plain(path: Path) -> ModelError:
 def _digest_and_mark(path: Path) -> tuple[str, bool]:
     """Return a file's SHA-256, and whether it holds the mark of a reference, in one pass."""
     digest, found, carried = hashlib.sha256(), False, b""
-    with path.open("rb") as stream:
+    with os.fdopen(open_plain(path), "rb") as stream:
+        state = state_of(stream.fileno())
         while chunk := stream.read(CHUNK):
             digest.update(chunk)
             found = found or _MARK in chunk or _MARK in carried + chunk[: len(_MARK)]
             carried = chunk[-len(_MARK) :]
+    was_digested(path, state, digest.hexdigest())
     return digest.hexdigest(), found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from forge_pipeline.digest import import_module
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.passes.contract import PassRow
 from forge_pipeline.registry import Registry
@@ -187,7 +187,7 @@ def _of_module(name: str) -> Mapping[str, PassRow]:
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             where="fold.imports",

@@ -17,7 +17,7 @@ def stage_line(output: Output, label: str) -> str:
     """Return `compile  built  2.31 s  1.2 MB  3f9a0c...  raspberry-pi/5` for one finished stage."""
     digests = output.digest()
     name, digest = next(iter(digests.items()))
-    outside = sum(output.action.sizes.get(file, 0) for file in output.kind.copied)
+    outside = sum(output.action.sizes.get(file, 0) for file in output.kind.outside)
     length = size(output.action.sizes[name] + outside)
     result = "hit" if output.hit else "built"
     line = f"{output.stage.name:<10}{result:<6}{output.seconds:>8.2f} s  {length:>9}  {digest[:16]}  {label}"

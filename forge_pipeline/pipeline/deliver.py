@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
@@ -14,6 +15,7 @@ from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
+STAGING = ".delivery"  # in the folder, while it is delivered to
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 DELIVERABLES = {
     "calibrate": ("ranges.svg",),  # not ranges.npz: what quantize reads, and nobody else
@@ -60,18 +62,34 @@ def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
     with a manifest is a whole build.
     """
-    with _refusing(f"out={folder}"), TemporaryDirectory(prefix=".delivery-", dir=folder) as staging:
-        staged = Path(staging)
-        for stage, names in DELIVERABLES.items():
-            for name in names if stage in outputs else ():
-                export(outputs[stage], name, staged / name)
-        write_atomically(staged / MANIFEST, manifest(outputs))
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for name in (*(name for names in DELIVERABLES.values() for name in names), MANIFEST):
-            if (staged / name).exists():
-                (staged / name).replace(folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
+    staged = folder / STAGING
+    with _refusing(f"out={folder}"):
+        _clear(staged)  # of a run that was killed
+        staged.mkdir(mode=0o700)
+        try:
+            _deliver(outputs, folder, staged)
+        finally:
+            _clear(staged)
+
+
+def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path) -> None:
+    for stage, names in DELIVERABLES.items():
+        for name in names if stage in outputs else ():
+            export(outputs[stage], name, staged / name)
+    write_atomically(staged / MANIFEST, manifest(outputs))
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in (*(name for names in DELIVERABLES.values() for name in names), MANIFEST):
+        if (staged / name).exists():
+            (staged / name).replace(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -88,10 +106,11 @@ def _refusing(where: str) -> Iterator[None]:
         ) from error
 
 
-def export(output: Output, name: str, destination: Path) -> None:
+def export(output: Output, name: str, destination: Path, *, private: bool = False) -> None:
     """Put one file of ``output`` at ``destination``, or remove a stale one there when the output has no such file."""
     if name in output.action.outputs:
-        output.store.export(output.action.outputs[name], destination, link=name not in output.kind.copied)
+        digest, size = output.action.outputs[name], output.action.sizes[name]
+        output.store.export(digest, destination, size=size, private=private)
     else:
         destination.unlink(missing_ok=True)
 
@@ -101,13 +120,18 @@ def manifest(outputs: Mapping[str, Output]) -> bytes:
     return canonical_json({"format": 1, "stages": [output.manifest() for output in outputs.values()]}) + b"\n"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path``, flush it to the disk and rename it into place. Raises ForgeError."""
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write ``content`` beside ``path``, flush it to the disk and rename it into place. Raises ForgeError.
+
+    ``private``: for its owner alone.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with _refusing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
         try:
-            with temporary.open("wb") as stream:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())

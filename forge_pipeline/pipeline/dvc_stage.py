@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store
@@ -45,7 +47,8 @@ class Files:
     def _path(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
-            raise ArtifactError(str(path), "an output of an earlier stage", "no such file", "run `dvc repro`")
+            found = "something that is no plain file" if path.exists() else "no such file"
+            raise ArtifactError(str(path), "an output of an earlier stage", found, "run `dvc repro`")
         return path
 
 
@@ -74,13 +77,26 @@ def run_stage(name: str, target: str | None = None) -> Output:
     with opened_store({**places["store"], "remote": None}) as store:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
-        folder = folder_of(name, target)
-        write_atomically(folder / f"{name}.action.json", _action(output))
-        for file in output.kind.files:
-            export(output, file, folder / file)
-        if name not in ("evaluate", "encrypt"):
-            export(output, REPORT, folder / REPORT)
+        folder, between = folder_of(name, target), name not in ("evaluate", "encrypt")
+        if between:
+            _make_private(folder)
+        write_atomically(folder / f"{name}.action.json", _action(output), private=between)
+        for file in (*output.kind.files, *((REPORT,) if between else ())):
+            export(output, file, folder / file, private=between)
     return output
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder below `out/shared` or `out/plain`, which are for their owner alone, as the store is."""
+    for part in reversed([folder, *folder.parents]):
+        if OUT in part.parents:
+            try:
+                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if stat.S_IMODE(part.stat().st_mode) & 0o077:
+                    part.chmod(0o700)
+            except OSError as error:
+                found = error.strerror or type(error).__name__
+                raise ArtifactError(str(part), "a folder that can be written", found, "make room for it") from error
 
 
 def _input(origin: str, target: str | None, places: Mapping[str, Any]) -> Input | None:
@@ -100,7 +116,8 @@ def _action(output: Output) -> bytes:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        with open_stream(path) as stream:
+            content = yaml.safe_load(stream.read().decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         found = " ".join(str(error).split())
         raise ConfigError(str(path), "the stage's resolved options", found, "run `dvc repro`") from error

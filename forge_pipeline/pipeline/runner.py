@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_pipeline.config import bind
-from forge_pipeline.content import Content
+from forge_pipeline.content import Content, unchanging
 from forge_pipeline.digest import canonical_json, digest_json
+from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.stage_configs import Slice, localized
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
@@ -109,7 +110,15 @@ class Runner:
     sealed: bool = False
 
     def run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
-        """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs."""
+        """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs.
+
+        What the stage reads is what its key says: a file that changes in between is a ForgeError, an object of the
+        store a StoreError, and nothing is recorded.
+        """
+        with unchanging():
+            return self._run(name, portable, inputs)
+
+    def _run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
         stage = STAGES[name]
         config = localized(name, portable)
         ingredients = key_parts(stage, config, inputs)
@@ -122,6 +131,14 @@ class Runner:
             contents = KINDS[stage.gives].write(result.output)
             return {**contents, REPORT: canonical_json(result.report)}, ingredients
 
+        def confirm() -> None:
+            for item in inputs.values():
+                if isinstance(item, Output):
+                    item.store.confirm(item.action, item.digest())
+            again = key_parts(stage, localized(name, portable), inputs)
+            if again != ingredients:
+                raise _unlike(name, ingredients, again)
+
         def accepted(action: Action) -> bool:
             check = self.accept.get(name)
             return check is None or check(Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store))
@@ -130,7 +147,7 @@ class Runner:
             return not (self.sealed and KINDS[stage.gives].discloses(contents))
 
         start = time.perf_counter()
-        action, hit = self.store.get_or_build(key, build, accept=accepted, share=shared)
+        action, hit = self.store.get_or_build(key, build, accept=accepted, share=shared, confirm=confirm)
         output = Output(stage=stage, action=action, hit=hit, seconds=time.perf_counter() - start, store=self.store)
         self.announce(output)
         return output
@@ -149,6 +166,16 @@ def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -
         "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
         "tools": {tool: tool_version(tool) for tool in sorted(tools)},
     }
+
+
+def _unlike(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ForgeError:
+    changed = [item for item, digest in before["inputs"].items() if digest != after["inputs"][item]]
+    return ForgeError(
+        where=f"{name}: {', '.join(changed) or 'code that the configuration names'}",
+        expected="the same content each time it is read",
+        found="other content than before",
+        fix="run this again once nothing changes it",
+    )
 
 
 @cache

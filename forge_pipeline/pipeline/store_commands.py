@@ -10,6 +10,7 @@ from forge_pipeline.pipeline.build import store_root
 from forge_pipeline.pipeline.console import warn
 from forge_pipeline.report.figures import size
 from forge_pipeline.store import Action, Store
+from forge_pipeline.store.disk import refusing
 from forge_pipeline.text import shown
 
 DAY = 86_400
@@ -48,7 +49,9 @@ def verified(path: Path | None) -> str:
             where=f"store {root}",
             expected="objects and records as they were written",
             found=f"{len(damages)} damaged, such as {damages[0].path.name}",
-            fix="nothing to do: they are in quarantine and are built again when asked for; suspect the disk",
+            fix="nothing to do: what was moved is built again when asked for; suspect the disk"
+            if any(damage.moved_to for damage in damages)
+            else "what is missing is built again when asked for; where this store can only be read, mend it there",
         )
     return f"{count} actions, all sound"
 
@@ -65,6 +68,7 @@ def collected(path: Path | None, *, keep_mb: int | None, keep_days: float | None
 
 def _existing(path: Path | None) -> Store:
     root = store_root(path)
-    if not root.is_dir():
-        raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
+    with refusing(root):
+        if not root.is_dir():
+            raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
     return Store(root, on_damage=warn)

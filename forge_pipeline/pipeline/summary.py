@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
@@ -69,6 +70,8 @@ def _score(value: Any) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ArtifactError(str(path), "a file of a finished build", "no such file", "run `dvc repro`") from error
+        with open_stream(path) as stream:
+            return json.loads(stream.read())
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise ArtifactError(str(path), "a file of a finished build", found, "run `dvc repro`") from error

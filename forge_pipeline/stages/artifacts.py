@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.content import Content, FileRange, OpenFile
+from forge_pipeline.content import Content, FileRange, OpenFile, open_stream
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.registry import Registry
 
@@ -32,15 +32,15 @@ REPORT = "report.json"
 class Kind:
     """A kind of artifact. ``write`` gives its files; the runner adds the report from the stage's result.
 
-    A file named in ``optional`` may be absent: a plain library has no key file. One named in ``copied`` is delivered
-    as a file of its own, never as a link: who reads it afterwards may refuse links. ``discloses`` says whether its
-    files show the model (weights, code, inner names) or the samples to whoever reads them without a password.
+    A file named in ``optional`` may be absent: a plain library has no key file. One named in ``outside`` holds what is
+    too large for the first file: for people, the two are one. ``discloses`` says whether its files show the model
+    (weights, code, inner names) or the samples to whoever reads them without a password.
     """
 
     identity: tuple[str, ...]
     extra: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    copied: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
     discloses: Callable[[Mapping[str, Content]], bool] = lambda contents: True
@@ -70,7 +70,7 @@ def _write_model(model: ONNXModule) -> Contents:
 def _read_ranges(files: Files) -> Ranges:
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
-    return Ranges.from_bytes(files["ranges.npz"].read_bytes())
+    return Ranges.from_bytes(_bytes(files["ranges.npz"]))
 
 
 def _write_ranges(ranges: Ranges) -> Contents:
@@ -95,7 +95,12 @@ def _read_sealed(files: Files) -> Sealed:
     model, key, metadata = (files.get(file) for file in SEALED_FILES.values())
     if model is None or metadata is None:
         raise ArtifactError("sealed artifact", "a library and its metadata", ", ".join(files), "build it again")
-    return Sealed(model=_on_disk(model), key=None if key is None else key.read_bytes(), metadata=metadata.read_bytes())
+    return Sealed(model=_on_disk(model), key=None if key is None else _bytes(key), metadata=_bytes(metadata))
+
+
+def _bytes(path: Path) -> bytes:
+    with open_stream(path) as stream:
+        return stream.read()
 
 
 def _on_disk(path: Path) -> FileRange:
@@ -111,7 +116,7 @@ def _write_sealed(sealed: Sealed) -> Contents:
 def _read_metrics(files: Files) -> Metrics:
     from forge_pipeline.stages.evaluate import Metrics
 
-    return Metrics.from_bytes(files["metrics.json"].read_bytes(), files["layers.json"].read_bytes())
+    return Metrics.from_bytes(_bytes(files["metrics.json"]), _bytes(files["layers.json"]))
 
 
 def _write_metrics(metrics: Metrics) -> Contents:
@@ -133,7 +138,7 @@ KINDS = Registry(
     "kind of artifact",
     {
         "model": Kind(
-            identity=("model.onnx", DATA), optional=(DATA,), copied=(DATA,), read=_read_model, write=_write_model
+            identity=("model.onnx", DATA), optional=(DATA,), outside=(DATA,), read=_read_model, write=_write_model
         ),
         "ranges": Kind(identity=("ranges.npz",), extra=("ranges.svg",), read=_read_ranges, write=_write_ranges),
         "library": Kind(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_pipeline.config import bind
+from forge_pipeline.content import NotPlainError
 from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.store.disk import ACTIONS, Damage, Disk, is_digest, refusing
+from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, Damage, Disk, is_digest, refusing
 
 _SOUND = "a record of this action with its checksum"
 
@@ -84,12 +85,12 @@ class Index:
         """Return the action, or what was wrong with its record (which is then in quarantine); None without one."""
         slot = self.path(key)
         try:
-            return _read(slot, key)
+            return self._read(slot, key)
         except DamagedRecordError:
             pass
         with refusing(slot), self._disk.naming():
             try:
-                return _read(slot, key)  # again: another process may have put a sound one in its place
+                return self._read(slot, key)  # again: another process may have put a sound one in its place
             except DamagedRecordError as error:
                 return Damage(path=slot, expected=_SOUND, found=str(error), moved_to=self._disk.set_aside(slot))
 
@@ -104,11 +105,13 @@ class Index:
         """Move the record of ``action`` to quarantine, unless another has taken its place."""
         slot = self.path(action.key)
         with refusing(slot), self._disk.naming(), suppress(DamagedRecordError):
-            if _read(slot, action.key) == action:
+            if self._read(slot, action.key) == action:
                 self._disk.set_aside(slot)
 
     def touch(self, key: str) -> None:
         """Note that the action was used now. Another user's record, or one just moved, keeps its time."""
+        if self._disk.read_only is not None:
+            return
         with suppress(PermissionError, FileNotFoundError):
             os.utime(self.path(key))
 
@@ -117,11 +120,15 @@ class Index:
         with refusing(self.path(key)):
             return self.path(key).stat().st_mtime
 
-
-def _read(slot: Path, key: str) -> Action | None:
-    try:
-        return decode(slot.read_bytes(), key)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:  # a folder in its place, or a medium that fails
-        raise DamagedRecordError(f"a file that cannot be read ({error.strerror})") from error
+    def _read(self, slot: Path, key: str) -> Action | None:
+        try:
+            with os.fdopen(self._disk.opened(slot), "rb") as stream:
+                if os.fstat(stream.fileno()).st_size > MAX_RECORD:
+                    raise DamagedRecordError("a file that is too large for one")
+                return decode(stream.read(MAX_RECORD), key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except NotPlainError as error:
+            raise DamagedRecordError(error.strerror) from error
+        except OSError as error:  # a medium that fails
+            raise DamagedRecordError(f"a file that cannot be read ({error.strerror})") from error

@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
-from collections.abc import Callable
 from pathlib import Path
 
-from forge_pipeline.content import Content, FileRange, Made
-from forge_pipeline.digest import CHUNK, digest_bytes, digest_file
+from forge_pipeline.content import Content, FileRange, Made, NotPlainError
+from forge_pipeline.digest import CHUNK, digest_bytes, digest_open
 from forge_pipeline.store.disk import OBJECTS, Damage, Disk, refusing, write_all
 from forge_pipeline.store.locks import locked
 
 MOVE_OUTPUT = "choose an output that you can write to"
-_NO_LINK = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_KERNEL_COPY = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 )
 
 
@@ -30,13 +28,16 @@ class Objects:
         """Return where the object is, or would be."""
         return self._disk.slot(OBJECTS, digest)
 
-    def check(self, digest: str) -> Damage | None:
-        """Read the object through, in flat memory. None when it is sound; otherwise it is moved to quarantine."""
+    def check(self, digest: str, size: int | None = None) -> Damage | None:
+        """Read the object through, in flat memory. None when it is sound; otherwise it is moved to quarantine.
+
+        One of more than ``size`` bytes, where that is known, is not read.
+        """
         slot = self.path(digest)
-        if _fault(slot, digest) is None:
+        if self._fault(slot, digest, size) is None:
             return None
         with refusing(slot), self._disk.naming():
-            found = _fault(slot, digest)  # again: another process may have put a sound one in its place
+            found = self._fault(slot, digest, size)  # again: another process may have put a sound one in its place
             if found is None:
                 return None
             moved = self._disk.set_aside(slot)
@@ -50,7 +51,7 @@ class Objects:
         if isinstance(data, FileRange | Made):
             return self._put_pieces(data)
         digest = digest_bytes(data)
-        damage = self.check(digest)
+        damage = self.check(digest, len(data))
         if damage is None:
             return digest, None
         with self._disk.draft() as draft:
@@ -65,7 +66,7 @@ class Objects:
                 hasher.update(piece)
                 draft.write(piece)
             digest = hasher.hexdigest()
-            damage = self.check(digest)
+            damage = self.check(digest, len(data))
             if damage is None:
                 return digest, None
             draft.place(self.path(digest))
@@ -74,73 +75,75 @@ class Objects:
     def read(self, digest: str) -> bytes | None:
         """Return the object's verified bytes; None when there is no sound object (which is left where it is)."""
         try:
-            data = self.path(digest).read_bytes()
+            with os.fdopen(self._disk.opened(self.path(digest)), "rb") as stream:
+                data = stream.read()
         except OSError:
             return None  # `check` says what is wrong
         return data if digest_bytes(data) == digest else None
 
-    def export(self, digest: str, destination: Path, *, link: bool = True) -> bool:
-        """Give the verified object a second name: a hard link where possible and allowed, else a copy, both read-only.
+    def export(self, digest: str, destination: Path, *, size: int | None = None, private: bool = False) -> bool:
+        """Copy the object to a read-only file, for its owner alone if ``private``, else as the umask says.
 
-        False when the object is not sound: ``destination`` is then as it was. It is replaced in one step, with the
-        bytes that were verified.
+        The copy shares the object's blocks where the file system can do that, and no later change of either: it is no
+        hard link. False when the object is not sound: ``destination`` is then as it was. It is replaced in one step,
+        with the bytes that were verified.
         """
-        slot = self.path(digest)
-        if not slot.is_file():
+        try:
+            source = self._disk.opened(self.path(digest))
+        except OSError:
             return False
-        with refusing(destination, MOVE_OUTPUT):
-            folder = destination.parent
-            folder.mkdir(parents=True, exist_ok=True)
-            if link and folder.stat().st_dev == slot.stat().st_dev:
-                temporary = self._disk.temporary()  # in the store: nothing is left beside the output after a kill
-                try:
-                    if _offered(lambda: os.link(slot, temporary)):
-                        if _fault(temporary, digest) is not None:
-                            return False
-                        if _offered(lambda: temporary.replace(destination)):
-                            return True
-                finally:
-                    temporary.unlink(missing_ok=True)  # replace() does nothing between two names of one file
-            return _copy(slot, digest, destination)
+        try:
+            if size is not None and os.fstat(source).st_size > size:
+                return False
+            with refusing(destination, MOVE_OUTPUT):
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                return _copy(source, digest, destination, 0o600 if private else 0o666)
+        finally:
+            os.close(source)
+
+    def _fault(self, path: Path, digest: str, size: int | None) -> str | None:
+        """Say what is wrong with the file at ``path``; None when its bytes have that digest."""
+        try:
+            descriptor = self._disk.opened(path)
+            try:
+                length = os.fstat(descriptor).st_size
+                if size is not None and length > size:
+                    return f"{length} bytes, not {size}"
+                actual = digest_open(descriptor)
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return "nothing"
+        except NotPlainError as error:
+            return error.strerror
+        except OSError as error:  # a medium that fails, or a file that somebody locked away
+            return f"a file that cannot be read ({error.strerror})"
+        return None if actual == digest else f"{length} bytes with digest {actual}"
 
 
-def _copy(slot: Path, digest: str, destination: Path) -> bool:
+def _copy(source: int, digest: str, destination: Path, mode: int) -> bool:
     # One name per destination, locked: a copy that died is continued from the start, not left for ever.
     partial = destination.with_name(f".{destination.name}.partial")
-    with slot.open("rb") as source, locked(partial) as descriptor:
-        os.ftruncate(descriptor, 0)
-        hasher = hashlib.sha256()
-        while chunk := source.read(CHUNK):
-            hasher.update(chunk)
-            write_all(descriptor, chunk)
-        if hasher.hexdigest() != digest:
+    with locked(partial, mode=mode) as target:
+        os.ftruncate(target, 0)
+        _copy_content(source, target)
+        if digest_open(target) != digest:
             return False
-        os.fsync(descriptor)
+        os.fsync(target)
+        made = os.fstat(target).st_mode
         partial.replace(destination)
         # Last, because a read-only partial file would stop the next process from opening it.
-        os.fchmod(descriptor, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+        os.fchmod(target, made & mode & 0o444)
     return True
 
 
-def _offered(step: Callable[[], object]) -> bool:
+def _copy_content(source: int, target: int) -> None:
+    """Copy a file in the kernel, which shares the blocks where the file system can; else through memory."""
     try:
-        step()
+        while os.copy_file_range(source, target, 1 << 30):
+            pass
     except OSError as error:
-        if error.errno in _NO_LINK:
-            return False
-        raise
-    return True
-
-
-def _fault(path: Path, digest: str) -> str | None:
-    """Say what is wrong with the file at ``path``; None when its bytes have that digest."""
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            return "something that is no plain file"
-        actual = digest_file(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return "nothing"
-    except OSError as error:  # a medium that fails, or a file that somebody locked away
-        return f"a file that cannot be read ({error.strerror})"
-    return None if actual == digest else f"{status.st_size} bytes with digest {actual}"
+        if error.errno not in _NO_KERNEL_COPY:
+            raise
+        while chunk := os.read(source, CHUNK):
+            write_all(target, chunk)

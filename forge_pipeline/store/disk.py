@@ -4,26 +4,38 @@ objects/ab/cdef...      a file, named by the SHA-256 of its bytes
 actions/v1/ab/cdef...   a record, named by its action key
 quarantine/             what was found damaged, kept for people until the next collection
 tmp/  locks/  session   files under construction, one lock per key being built, who has the store open
+
+All of it is for its owner alone, whatever the umask. A store that its user may only read is open for reading.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
+import stat
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from forge_pipeline.content import NotPlainError, open_plain
 from forge_pipeline.errors import StoreError
-from forge_pipeline.store.locks import locked, share, try_exclusive
+from forge_pipeline.store.locks import locked, open_lock, share, try_exclusive
+
+T = TypeVar("T")
 
 OBJECTS = "objects"
 ACTIONS = "actions/v1"  # another record format gets another folder, so that two versions can share one store
 MOVE_STORE = "name a folder that you can write to in FORGE_STORE"
+MAX_RECORD = 16 << 20
+"""Bytes of a record; what is larger is none."""
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # https://bford.info/cachedir: backup programs leave such folders out.
 _CACHE_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a build cache of forge_pipeline.\n"
@@ -86,11 +98,7 @@ class Draft:
         with refusing(slot):
             os.fsync(self._descriptor)
             with self._disk.naming():
-                try:
-                    slot.parent.mkdir()
-                except FileExistsError:
-                    pass
-                else:
+                if self._disk.folder(slot.parent):
                     _sync_folder(slot.parent.parent)
                 self._path.replace(slot)
                 _sync_folder(slot.parent)
@@ -103,22 +111,29 @@ class Disk:
     ``tmp`` and ``locks`` was left by a process that died.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, on_damage: Callable[[str], None] = lambda line: None) -> None:
         self.root = root.absolute()  # the working folder may change under a long run
+        self._on_damage = on_damage
         self._tmp, self._locks, self._quarantine = (self.root / name for name in ("tmp", "locks", "quarantine"))
-        for folder in (self.root / OBJECTS, self.root / ACTIONS, self._tmp, self._locks, self._quarantine):
-            with refusing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+        self.read_only: str | None = None  # why, where it is
         session = self.root / "session"
-        with refusing(session):
-            self._session = os.open(session, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._finalizer = weakref.finalize(self, os.close, self._session)
-            if try_exclusive(self._session):
+        with refusing(self.root):
+            try:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for name in ("quarantine", OBJECTS, "actions", ACTIONS, "tmp", "locks"):
+                    self.folder(self.root / name)
+                self._session: int | None = self._lock_file(session, lambda: open_lock(session))
+            except OSError as error:
+                if error.errno not in _UNWRITABLE or not os.access(self.root, os.R_OK | os.X_OK):
+                    raise
+                self.read_only = error.strerror
+                self._session = _opened_if_possible(session)
+            self._finalizer = weakref.finalize(self, _close, self._session)
+            if self.read_only is None and self._session is not None and try_exclusive(self._session):
                 self._sweep()
-                tag = self.root / "CACHEDIR.TAG"
-                if not tag.exists():
-                    tag.write_bytes(_CACHE_TAG)
-            share(self._session)
+                self._mark()
+            if self._session is not None:
+                share(self._session)
 
     def close(self) -> None:
         """Leave the store to others."""
@@ -131,44 +146,115 @@ class Disk:
     def digests(self, area: str) -> list[str]:
         """Return what an area holds, sorted; foreign files are none of ours."""
         with refusing(self.root / area):
-            found = (path.parent.name + path.name for path in (self.root / area).glob("??/*"))
-            return sorted(digest for digest in found if is_digest(digest))
+            return sorted(found for name in _listed(self.root / area) for found in self._digests_in(area, name))
+
+    def _digests_in(self, area: str, name: str) -> list[str]:
+        if len(name) != 2:
+            return []
+        return [name + rest for rest in _listed(self.root / area / name) if is_digest(name + rest)]
+
+    def opened(self, slot: Path) -> int:
+        """Open an object or a record to read it. Raises OSError, such as NotPlainError.
+
+        Where the store is another user's, that its modes keep a file from this one is a StoreError: it is no damage.
+        """
+        try:
+            return open_plain(slot, follow=False)
+        except PermissionError:
+            if self.read_only is None:
+                raise
+            with refusing(slot):
+                raise
+
+    def folder(self, path: Path) -> bool:
+        """Make a folder where there is none, and say so. What else has the name is told, and moved to quarantine."""
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if path.is_dir():
+                return False
+            with self._mending():
+                if not path.is_dir():
+                    self._tell(path, "a folder", "something else")
+                    path.mkdir(mode=0o700, exist_ok=True)
+        return True
+
+    def _lock_file(self, path: Path, attempt: Callable[[], T]) -> T:
+        """Return what ``attempt`` on a lock file gives; what is no file there is told, and moved to quarantine."""
+        try:
+            return attempt()
+        except NotPlainError:
+            with self._mending(), suppress(FileNotFoundError):
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    self._tell(path, "a plain file", "something that is no plain file")
+            return attempt()
+
+    @contextmanager
+    def _mending(self) -> Iterator[None]:
+        """Keep out others that would move the same thing, and then what this one put in its place."""
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _tell(self, path: Path, expected: str, found: str) -> None:
+        damage = Damage(path=path, expected=expected, found=found, moved_to=self.set_aside(path))
+        self._on_damage(f"damaged in the store: {damage}")
+
+    def _writable(self) -> int:
+        """Return the session's open file. Raises StoreError where the store can only be read."""
+        if self.read_only is not None or self._session is None:
+            raise StoreError(
+                where=str(self.root),
+                expected="a store that can be written",
+                found=f"one that can only be read ({self.read_only})",
+                fix=MOVE_STORE,
+            )
+        return self._session
 
     @contextmanager
     def draft(self) -> Iterator[Draft]:
         """Open a new file, which is gone at the end unless it was placed."""
-        path = self.temporary()
+        self._writable()
+        path = self._tmp / os.urandom(12).hex()
         with refusing(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
             yield Draft(self, path, descriptor)
         finally:
             os.close(descriptor)
             path.unlink(missing_ok=True)
 
-    def temporary(self) -> Path:
-        """Return an unused name, of a file that is swept should this process die."""
-        return self._tmp / os.urandom(12).hex()
-
     @contextmanager
     def naming(self) -> Iterator[None]:
         """Hold still every name under ``objects`` and ``actions``: nothing else may change one meanwhile."""
-        with locked(self._locks / "naming"):
+        with ExitStack() as held:
+            if self.read_only is None:
+                naming = self._locks / "naming"
+                self._lock_file(naming, lambda: held.enter_context(locked(naming)))
             yield
 
     @contextmanager
     def building(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Be the only process, and thread, that builds ``key``."""
+        """Be the only process, and thread, that builds ``key``. Raises StoreError where nothing can be kept."""
         path = self._locks / fan_out(key).replace("/", "")
+        self._writable()
         with ExitStack() as held:
             with refusing(path):  # the body's own errors are none of the store's
-                held.enter_context(locked(path, on_wait=on_wait))
+                self._lock_file(path, lambda: held.enter_context(locked(path, on_wait=on_wait)))
             yield
 
     def set_aside(self, slot: Path) -> Path | None:
-        """Move damage out of the way, within ``naming``; None when nothing is there."""
+        """Move damage out of the way, within ``naming``; None when nothing is there, or nothing can be moved."""
+        if self.read_only is not None:
+            return None
         moved = self._quarantine / f"{slot.relative_to(self.root).as_posix().replace('/', '-')}.{os.urandom(4).hex()}"
         try:
+            if slot == self._quarantine:  # it makes room for itself
+                slot = slot.rename(moved.parent.with_name(moved.name))
+                self._quarantine.mkdir(mode=0o700)
             slot.rename(moved)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -177,8 +263,9 @@ class Disk:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep everybody else out. Raises StoreError, at once, when somebody else has the store open."""
+        session = self._writable()
         with refusing(self.root):
-            alone = try_exclusive(self._session)
+            alone = try_exclusive(session)
         try:
             if not alone:
                 raise StoreError(
@@ -191,7 +278,7 @@ class Disk:
                 self._sweep()
             yield
         finally:
-            share(self._session)  # also after a refusal: a failed change of lock drops the one that was held
+            share(session)  # also after a refusal: a failed change of lock drops the one that was held
 
     def clear_quarantine(self) -> int:
         """Remove for good what was put aside; return its bytes."""
@@ -202,6 +289,14 @@ class Disk:
         """Remove a file, while ``alone``; return its bytes."""
         with refusing(slot):
             return _remove(slot)
+
+    def _mark(self) -> None:
+        with suppress(FileExistsError):
+            tag = os.open(self.root / "CACHEDIR.TAG", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(tag, _CACHE_TAG)
+            finally:
+                os.close(tag)
 
     def _sweep(self) -> None:
         for folder in (self._tmp, self._locks):
@@ -214,6 +309,24 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def _opened_if_possible(path: Path) -> int | None:
+    with suppress(OSError):
+        return open_plain(path, follow=False)
+    return None
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _remove(path: Path) -> int:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from forge_pipeline.content import NotPlainError
 
 
 @contextmanager
-def locked(path: Path, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+def locked(path: Path, *, on_wait: Callable[[], None] = lambda: None, mode: int = 0o600) -> Iterator[int]:
     """Hold ``path`` exclusively, and yield its open descriptor.
 
-    The file is made when missing and removed at the end, unless the caller has renamed it meanwhile. ``on_wait`` is
-    called once if somebody else holds it. Raises OSError where the file cannot be made or locked.
+    The file is made when missing, with ``mode``, and removed at the end, unless the caller has renamed it meanwhile.
+    ``on_wait`` is called once if somebody else holds it. Raises OSError where the file cannot be made or locked, such
+    as NotPlainError.
     """
-    descriptor = _acquire(path, on_wait)
+    descriptor = _acquire(path, on_wait, mode)
     try:
         yield descriptor
     finally:
@@ -31,9 +35,9 @@ def locked(path: Path, *, on_wait: Callable[[], None] = lambda: None) -> Iterato
         os.close(descriptor)
 
 
-def _acquire(path: Path, on_wait: Callable[[], None]) -> int:
+def _acquire(path: Path, on_wait: Callable[[], None], mode: int) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_lock(path, mode)
         try:
             if not try_exclusive(descriptor):
                 on_wait()
@@ -44,6 +48,18 @@ def _acquire(path: Path, on_wait: Callable[[], None]) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def open_lock(path: Path, mode: int = 0o600) -> int:
+    """Open a plain file that may be locked, made when missing. Raises OSError, such as NotPlainError."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):  # to open a device can do things to it
+            raise NotPlainError(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotPlainError(path)
+    return descriptor
 
 
 def try_exclusive(descriptor: int) -> bool:

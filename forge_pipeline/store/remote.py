@@ -28,10 +28,9 @@ from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import StoreError, did_you_mean
 from forge_pipeline.redact import redacted, secrets_of
 from forge_pipeline.store import carrier
-from forge_pipeline.store.disk import ACTIONS, OBJECTS, fan_out
+from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, OBJECTS, fan_out
 
 WHERE = "store.remote"
-MAX_RECORD = 16 << 20
 READ_UNSEEN = 8 << 20  # bytes that may be on their way before anything is heard of them: two blocks,
 SENT_UNSEEN = 128 << 20  # and what a back end sends in one request, without a word about how far it is
 START = 60.0  # seconds for the process to start, which has to do with this machine alone

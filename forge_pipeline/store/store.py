@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection removed from the store, and the bytes that stay. Files linked from elsewhere live on there."""
+    """What a collection removed from the store, and the bytes that stay. What was delivered is none of it."""
 
     actions: int
     objects: int
@@ -58,7 +58,7 @@ class Store:
         self._on_damage, self._on_wait = on_damage, on_wait
         self._remote = remote
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
-        self._disk = Disk(root)
+        self._disk = Disk(root, on_damage)
         self._objects, self._index = Objects(self._disk), Index(self._disk)
 
     def __enter__(self) -> Store:
@@ -84,12 +84,15 @@ class Store:
         *,
         accept: Callable[[Action], bool] = lambda action: True,
         share: Callable[[Contents], bool] = lambda contents: True,
+        confirm: Callable[[], None] = lambda: None,
     ) -> tuple[Action, bool]:
         """Return the action of ``key``, and whether it was there already; if not, ``build`` it and keep it.
 
         ``build`` returns the contents by file name, and a JSON report. Of all processes and threads that ask for one
         key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. A result
         that ``accept`` refuses is built again and replaced. What ``share`` refuses is not sent to the remote.
+        ``confirm`` is called when what was built has been read for the last time, before it is recorded: what it raises
+        is raised here, and nothing is recorded.
         """
         action = self.lookup(key)
         if action is not None and accept(action):
@@ -101,7 +104,9 @@ class Store:
             begun = time.perf_counter()
             contents, report = build()
             seconds = time.perf_counter() - begun
-            return self.record(key, contents, seconds=seconds, report=report, share=share(contents)), False
+            return self.record(
+                key, contents, seconds=seconds, report=report, share=share(contents), confirm=confirm
+            ), False
 
     def lookup(self, key: str) -> Action | None:
         """Return the action with all its objects verified, from here or from the remote; None when it is to be built.
@@ -127,12 +132,33 @@ class Store:
         with self._disk.building(key, lambda: self._on_wait(key)):
             yield
 
+    def confirm(self, action: Action, names: Iterable[str]) -> None:
+        """Raise StoreError where one of these outputs is not what it was when the action was looked up."""
+        for name in names:
+            damage = self._objects.check(action.outputs[name], action.sizes[name])
+            if damage is not None:
+                self._on_damage(f"damaged in the store: {damage}")
+                raise StoreError(
+                    where=str(damage.path),
+                    expected="an object that stays as it is while it is read",
+                    found=damage.found,
+                    fix="run the command again: it is built anew, and nothing that was made of it was recorded",
+                )
+
     def record(
-        self, key: str, contents: Contents, *, seconds: float, report: Mapping[str, Any], share: bool = True
+        self,
+        key: str,
+        contents: Contents,
+        *,
+        seconds: float,
+        report: Mapping[str, Any],
+        share: bool = True,
+        confirm: Callable[[], None] = lambda: None,
     ) -> Action:
         """Keep what was built, objects first, so that a record never points at what is not there yet.
 
-        It is sent to the remote as well, unless ``share`` is false.
+        ``confirm`` is called between the two, see `get_or_build`. It is sent to the remote as well, unless ``share`` is
+        false.
         Raises TypeError or ValueError when ``report`` has no canonical JSON form or a name is not a plain file name.
         """
         outputs = {}
@@ -142,6 +168,7 @@ class Store:
                 self._on_damage(f"damaged in the store: {damage}")
         sizes = {name: len(data) for name, data in contents.items()}
         record = encode(Action(key=key, outputs=outputs, sizes=sizes, seconds=float(seconds), report=dict(report)))
+        confirm()
         action = decode(record, key)  # a built action equals the same one looked up: lists for tuples, keys in order
         self._index.put(action)
         self._note_sizes(action)
@@ -162,15 +189,17 @@ class Store:
             raise self._lost(digest)
         return data
 
-    def export(self, digest: str, destination: Path, *, link: bool = True) -> None:
-        """Deliver an object as the read-only file ``destination``, hard-linked if possible and allowed, in one step.
+    def export(self, digest: str, destination: Path, *, size: int | None = None, private: bool = False) -> None:
+        """Deliver an object as the read-only file ``destination``, in one step; see `Objects.export`.
 
-        Its bytes are verified on the way; a link shares them with the store, and editing it in place damages the
-        object, which the next lookup notices. Raises StoreError when the object is lost, or for the destination.
+        Its bytes are verified on the way, and they are the destination's own: to change it changes nothing here.
+        Raises StoreError when the object is lost, or for the destination.
         """
-        if not self._objects.export(digest, destination, link=link) and not (
-            self._sound(digest) and self._objects.export(digest, destination, link=link)
-        ):
+
+        def delivered() -> bool:
+            return self._objects.export(digest, destination, size=size, private=private)
+
+        if not delivered() and not (self._sound(digest) and delivered()):
             raise self._lost(digest)
 
     def actions(self) -> list[Action]:
@@ -188,9 +217,10 @@ class Store:
         """Read everything through; move what is damaged to quarantine and return it, with what is missing."""
         actions = [(key, self._index.get(key)) for key in self._disk.digests(ACTIONS)]
         damaged = [action for _, action in actions if isinstance(action, Damage)]
-        owed = {digest for _, action in actions if isinstance(action, Action) for digest in action.outputs.values()}
-        for digest in sorted(owed.union(self._disk.digests(OBJECTS))):
-            damage = self._objects.check(digest)
+        sound = [action for _, action in actions if isinstance(action, Action)]
+        sizes = {digest: action.sizes[name] for action in sound for name, digest in action.outputs.items()}
+        for digest in sorted(sizes.keys() | self._disk.digests(OBJECTS)):
+            damage = self._objects.check(digest, sizes.get(digest))
             if damage is not None:
                 damaged.append(damage)
         return damaged
@@ -247,7 +277,7 @@ class Store:
 
     def _sound(self, digest: str, *, owed: bool = True) -> bool:
         """Say whether the object is sound, or was fetched. ``owed``: that it is not there at all is damage too."""
-        damage = self._objects.check(digest)
+        damage = self._objects.check(digest, self._sizes.get(digest))
         if damage is None:
             return True
         if owed or damage.moved_to is not None:

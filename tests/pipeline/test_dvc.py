@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -117,6 +118,15 @@ def test_the_remote_is_in_no_file_that_is_committed(checkout: Path) -> None:
     assert "remote:" not in (checkout / "resolved" / "inputs.yaml").read_text()
     for path in (checkout / "resolved").rglob("*.yaml"):
         assert "hunter2" not in path.read_text()
+
+
+def test_what_lies_between_the_stages_is_for_its_owner_alone(checkout: Path) -> None:
+    for name in ("plain", "shared"):
+        folder = checkout / "out" / name
+        paths = [folder, *folder.rglob("*")]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600, 0o400}
+    assert {path.stat().st_nlink for path in (checkout / "out").rglob("*") if path.is_file()} == {1}
 
 
 def test_a_second_repro_runs_nothing(checkout: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import StoreError
+from forge_pipeline.store import Store
 from forge_pipeline.store.cas import Objects
 from forge_pipeline.store.disk import OBJECTS, Disk, fan_out
 
@@ -86,19 +87,44 @@ def test_no_name_but_a_digest_becomes_a_path(text: str) -> None:
         fan_out(text)
 
 
-def test_a_stored_object_is_read_only_and_obeys_the_umask(objects: Objects) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_everything_in_a_store_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    root, key = tmp_path / "store", digest_bytes(b"a key")
+    before = os.umask(umask)
     try:
-        private, _ = objects.put(b"private")
-        os.umask(0o022)
-        public, _ = objects.put(b"public")
+        with Store(root) as store:
+            action = store.record(key, {"out": DATA}, seconds=0, report={})
+            (root / "actions" / "v1" / key[:2] / key[2:]).chmod(0o600)
+            (root / "actions" / "v1" / key[:2] / key[2:]).write_bytes(b"harm")
+            assert store.lookup(key) is None  # to quarantine
+            with store.building(key):
+                modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
     finally:
         os.umask(before)
-    assert stat.S_IMODE(objects.path(private).stat().st_mode) == 0o400
-    assert stat.S_IMODE(objects.path(public).stat().st_mode) == 0o444
+    assert root / "locks" / key in modes and store.path(action.outputs["out"]) in modes
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if not path.is_dir()} <= {0o600, 0o400}
+    assert modes[store.path(action.outputs["out"])] == 0o400
+
+
+def test_a_delivered_file_is_read_only_and_obeys_the_umask_unless_it_is_private(
+    objects: Objects, tmp_path: Path
+) -> None:
+    digest, _ = objects.put(DATA)
+    before = os.umask(0o022)
+    try:
+        objects.export(digest, tmp_path / "out")
+        objects.export(digest, tmp_path / "private", private=True)
+        os.umask(0o027)
+        objects.export(digest, tmp_path / "group")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("out", "private", "group")]
+    assert modes == [0o444, 0o400, 0o440]
 
 
 def _truncate(path: Path) -> None:
+    path.chmod(0o644)
     os.truncate(path, 100)
 
 
@@ -161,17 +187,17 @@ def test_putting_bytes_over_a_harmed_object_replaces_it_and_says_so(objects: Obj
     assert objects.read(digest) == DATA
 
 
-def test_an_export_is_one_inode_with_the_object_and_survives_its_removal(objects: Objects, tmp_path: Path) -> None:
+def test_an_export_is_a_file_of_its_own_and_survives_the_objects_removal(objects: Objects, tmp_path: Path) -> None:
     digest, _ = objects.put(DATA)
     out = tmp_path / "new" / "folder" / "model.onnx"
     assert objects.export(digest, out)
-    assert out.samefile(objects.path(digest))
+    assert not out.samefile(objects.path(digest))
+    assert objects.path(digest).stat().st_nlink == out.stat().st_nlink == 1
     objects.path(digest).unlink()
     assert out.read_bytes() == DATA
 
 
 def test_exporting_twice_to_one_place_leaves_nothing_else_behind(disk: Disk, objects: Objects, tmp_path: Path) -> None:
-    # POSIX: rename between two names of one file succeeds, does nothing, and keeps both names.
     digest, _ = objects.put(DATA)
     out = tmp_path / "out" / "model.onnx"
     assert objects.export(digest, out)
@@ -199,15 +225,17 @@ def test_a_harmed_object_is_never_delivered(objects: Objects, tmp_path: Path, ha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store"]
 
 
-def test_editing_a_delivered_file_in_place_is_noticed_at_the_next_read(
-    objects: Objects, tmp_path: Path, damage: Damage
+@pytest.mark.parametrize("edit", ["in place", "cut", "extended"])
+def test_an_edit_of_a_delivered_file_changes_neither_the_store_nor_another_output(
+    objects: Objects, tmp_path: Path, damage: Damage, edit: str
 ) -> None:
     digest, _ = objects.put(DATA)
     objects.export(digest, tmp_path / "out")
-    damage(tmp_path / "out", b"edited by hand")
-    assert objects.read(digest) is None
-    assert objects.check(digest) is not None
-    assert (tmp_path / "out").read_bytes() == b"edited by hand", "the user's file stays"
+    objects.export(digest, tmp_path / "other")
+    damage(tmp_path / "out", {"in place": bytes(len(DATA)), "cut": DATA[:9], "extended": DATA + b"more"}[edit])
+    assert objects.read(digest) == DATA
+    assert objects.check(digest) is None
+    assert (tmp_path / "other").read_bytes() == DATA
 
 
 @pytest.fixture
@@ -225,7 +253,7 @@ def test_an_export_to_another_file_system_is_a_read_only_copy(objects: Objects, 
     for _ in range(2):
         assert objects.export(digest, elsewhere / "out")
         assert (elsewhere / "out").read_bytes() == data
-        assert stat.S_IMODE((elsewhere / "out").stat().st_mode) == stat.S_IMODE(objects.path(digest).stat().st_mode)
+        assert stat.S_IMODE((elsewhere / "out").stat().st_mode) & 0o333 == 0
         assert list(elsewhere.iterdir()) == [elsewhere / "out"]
 
 
@@ -262,25 +290,6 @@ def test_a_folder_in_the_place_of_the_destination_is_refused_and_kept(objects: O
         objects.export(digest, tmp_path / "out")
     assert (tmp_path / "out" / "inside").is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store"]
-
-
-def test_a_file_where_the_store_needs_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "objects").write_bytes(b"")
-    with pytest.raises(StoreError) as refusal:
-        Disk(tmp_path / "store")
-    assert str(refusal.value) == (
-        f"{tmp_path / 'store' / 'objects'}: expected a file or folder to read and write, found an error: File exists\n"
-        "fix: name a folder that you can write to in FORGE_STORE"
-    )
-
-
-def test_a_file_where_an_objects_folder_should_be_is_refused_and_nothing_is_left(disk: Disk, objects: Objects) -> None:
-    digest = digest_bytes(DATA)
-    (disk.root / OBJECTS / digest[:2]).write_bytes(b"in the way")
-    with pytest.raises(StoreError, match="Not a directory"):
-        objects.put(DATA)
-    assert list((disk.root / "tmp").iterdir()) == []
 
 
 def test_what_a_dead_writer_left_is_swept_by_the_first_who_opens_the_store_alone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Disks that are full, read-only or mounted elsewhere: a refusal in four parts, or another way, and nothing left over.
 
-Real small file systems, mounted in a name space of their own where the kernel allows that; a limit on the size of
-files, which it always allows.
+Real small file systems, mounted in a name space of their own where the kernel allows that; another user, where there
+is one; a limit on the size of files, which is always allowed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,7 +106,7 @@ def test_a_read_only_file_system_is_refused_for_the_store_and_for_an_output(tmp_
         """
 error = refused(lambda: Store(root / "out" / "store"))
 assert str(error) == (
-    f"{root / 'out/store/objects'}: expected a file or folder to read and write, "
+    f"{root / 'out/store'}: expected a file or folder to read and write, "
     "found an error: Read-only file system\\nfix: name a folder that you can write to in FORGE_STORE"
 ), str(error)
 with Store(root / "store") as store:
@@ -118,6 +120,111 @@ with Store(root / "store") as store:
 """,
         "mount -t tmpfs -o ro tmpfs out",
         tmp_path,
+    )
+
+
+READ_ONLY = """
+out = root / "out"
+told = []
+before = names(root / "store")
+with Store(root / "store", on_damage=told.append) as store:
+    (action,) = store.actions()
+    assert store.verify() == [] and store.lookup(key) == action
+    assert store.get_or_build(key, lambda: 1 / 0) == (action, True)
+    assert store.read(action.outputs["small"]) == small
+    store.export(action.outputs["big"], out / "model")
+    assert (out / "model").read_bytes() == big
+    for attempt in (lambda: store.get_or_build(other, lambda: 1 / 0), lambda: store.gc(keep_bytes=0)):
+        error = refused(attempt)
+        assert str(error).startswith(
+            f"{root / 'store'}: expected a store that can be written, found one that can only be read ("
+        ), str(error)
+        assert str(error).endswith("\\nfix: name a folder that you can write to in FORGE_STORE"), str(error)
+assert told == []
+assert names(root / "store") == before
+"""
+
+
+def _filled(root: Path) -> None:
+    for folder in ("store", "out"):
+        (root / folder).mkdir(mode=0o755)
+    _run('with Store(root / "store") as s: s.record(key, {"big": big, "small": small}, seconds=0, report={})', root)
+
+
+def test_a_store_on_a_read_only_mount_is_listed_verified_and_read(tmp_path: Path) -> None:
+    _filled(tmp_path)
+    _in_namespace(READ_ONLY, "mount --bind store store\nmount -o remount,bind,ro store", tmp_path)
+
+
+def test_damage_on_a_read_only_mount_is_told_and_stays_where_it_is(tmp_path: Path) -> None:
+    _filled(tmp_path)
+    _in_namespace(
+        """
+before = names(root / "store")
+with Store(root / "store") as store:
+    (damage,) = store.verify()
+    assert damage.moved_to is None and damage.found == "7 bytes, not 5", damage
+    assert store.lookup(key) is None
+assert names(root / "store") == before
+""",
+        'object=$(find store/objects -type f -size -10c)\nchmod 600 "$object"\necho damage > "$object"\n'
+        "mount --bind store store\nmount -o remount,bind,ro store",
+        tmp_path,
+    )
+
+
+@pytest.fixture
+def anybodys() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def _as_another_user(script: str, root: Path) -> None:
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    probe = subprocess.run([*user, sys.executable, "-c", "import forge_pipeline"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no other user can be had here, or reach this program: {probe.stderr.decode().strip()}")
+    _run(script, root, *user)
+
+
+def test_another_user_reads_what_the_modes_let_them_read(anybodys: Path) -> None:
+    _filled(anybodys)
+    subprocess.run(["chmod", "-R", "a+rX", str(anybodys / "store")], check=True)
+    (anybodys / "out").chmod(0o777)
+    _as_another_user(READ_ONLY, anybodys)
+
+
+@pytest.mark.parametrize("closed", ["store", "store/objects", "store/actions/v1"])
+def test_another_user_is_told_what_the_modes_keep_from_them(anybodys: Path, closed: str) -> None:
+    _filled(anybodys)
+    subprocess.run(["chmod", "-R", "a+rX", str(anybodys / "store")], check=True)
+    (anybodys / closed).chmod(0o700)
+    _as_another_user(
+        """
+def everything():
+    with Store(root / "store") as store:
+        store.actions(), store.verify(), store.lookup(key)
+error = refused(everything)
+assert "found an error: Permission denied" in str(error), str(error)
+""",
+        anybodys,
+    )
+
+
+def test_another_user_is_told_of_a_single_file_that_is_kept_from_them(anybodys: Path) -> None:
+    _filled(anybodys)
+    subprocess.run(["chmod", "-R", "a+rX", str(anybodys / "store")], check=True)
+    subprocess.run("chmod 400 $(find store/objects -type f -size -10c)", shell=True, cwd=anybodys, check=True)
+    _as_another_user(
+        """
+with Store(root / "store") as store:
+    for attempt in (lambda: store.lookup(key), store.verify):
+        error = refused(attempt)
+        assert error.found == "an error: Permission denied" and "/objects/" in error.where, str(error)
+""",
+        anybodys,
     )
 
 
@@ -139,6 +246,35 @@ with Store(root / "store") as store:
         "mount --bind real out",
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_an_output_shares_the_objects_blocks_where_the_file_system_can_do_that(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "disk").mkdir()
+    make = f"truncate -s 400M image && mkfs.{kind} -q image && mount -o loop image disk"
+    probe = subprocess.run(["unshare", "--mount", "sh", "-ec", make], cwd=tmp_path, capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no {kind} can be made here: {probe.stderr.decode().strip()}")
+    _run(
+        """
+def used():
+    os.sync()
+    state = os.statvfs(root / "disk")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+with Store(root / "disk" / "store") as store:
+    action = store.record(key, {"big": big * 10}, seconds=0, report={})
+    before = used()
+    for name in ("one", "two"):
+        store.export(action.outputs["big"], root / "disk" / name)
+    assert used() - before < len(big), (before, used())
+    with (root / "disk" / "one").open("r+b") as stream:
+        stream.write(b"edited in place")
+    assert store.lookup(key) == action
+    assert digest_bytes((root / "disk" / "two").read_bytes()) == action.outputs["big"]
+""",
+        tmp_path, "unshare", "--mount", "sh", "-ec", 'cd "$0" && mount -o loop image disk && exec "$@"', str(tmp_path),
+    )  # fmt: skip
 
 
 def test_a_file_past_the_size_limit_of_the_process_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -169,7 +305,7 @@ def test_folders_without_write_permission_are_refused_for_the_store_and_for_an_o
         """
 locked = root / "locked"
 error = refused(lambda: Store(locked / "store"))
-assert error.where == str(locked / "store" / "objects") and error.found == "an error: Permission denied", str(error)
+assert error.where == str(locked / "store") and error.found == "an error: Permission denied", str(error)
 with Store(root / "store") as store:
     action = store.record(key, {"small": small}, seconds=0, report={})
     error = refused(lambda: store.export(action.outputs["small"], locked / "model"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import time
@@ -80,6 +81,25 @@ def test_eight_processes_that_find_one_key_damaged_at_once_make_one_build(
     results = [_result(process) for process in processes]
     assert log.read_text() == "built\nbuilt\n"
     assert all(result["outputs"] == built["outputs"] for result in results)
+    assert_whole(store)
+
+
+def test_eight_processes_that_find_odd_things_in_a_store_at_once_mend_each_once_and_make_one_build(
+    worker: Worker, tmp_path: Path, assert_whole: Callable[[Path], None], key: str
+) -> None:
+    store, log = tmp_path / "store", tmp_path / "log"
+    store.mkdir()
+    (store / "objects").touch()
+    (store / "quarantine").touch()
+    os.mkfifo(store / "session")
+    processes = [worker("race", store, key, tmp_path / "gate", log) for _ in range(8)]
+    (tmp_path / "gate").touch()
+    results = [_result(process) for process in processes]
+    assert log.read_text() == "built\n"
+    assert sum(not result["hit"] for result in results) == 1
+    assert sorted(path.name.partition(".")[0] for path in (store / "quarantine").iterdir()) == [
+        "objects", "quarantine", "session",
+    ]  # fmt: skip
     assert_whole(store)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
@@ -243,10 +244,13 @@ def test_a_damaged_file_is_told_without_the_secrets_of_the_url(bench: Any, web: 
 
 def test_a_full_local_disk_is_not_taken_for_a_failing_remote(bench: Any, filled: Any, url: str, key: str) -> None:
     other = bench.store("other", url)
-    digest = filled.outputs["model.onnx"]
-    (bench.root / "other" / "objects" / digest[:2]).write_bytes(b"a file where a folder should be")
-    with pytest.raises(StoreError, match="Not a directory"):
-        other.lookup(key)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="File too large"):
+            other.lookup(key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert bench.told == []
 
 

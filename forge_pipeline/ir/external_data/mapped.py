@@ -58,6 +58,7 @@ class Held:
 
         To read behind the end of a file that was cut after it was mapped would end the process.
         """
+        self.file.check()
         if start + length > self.file.size:
             raise ModelError(
                 where="a model's weights",

@@ -68,7 +68,7 @@ class ExternalFiles:
                 fix="load the model from its file, or give its folder: ONNXModule(model, folder=FOLDER)",
             )
         with opened(self.folder, location) as descriptor:
-            return OpenFile(os.dup(descriptor))
+            return OpenFile(os.dup(descriptor), self.folder / location)
 
 
 def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:

@@ -9,13 +9,14 @@ exchanged between the check and the use.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forge_pipeline.content import check_unchanged, state_of, was_digested
+from forge_pipeline.digest import digest_open
 from forge_pipeline.errors import ModelError
 
 _SMALL = 1 << 20  # bytes that may be a hole
@@ -48,6 +49,7 @@ def opened(folder: Path, location: str) -> Iterator[int]:
             raise _refused(location, f"a file with {status.st_nlink} hard links")
         if status.st_size > _SMALL and _written(descriptor, status.st_size) < status.st_size // _HOLES:
             raise _refused(location, f"{status.st_size} bytes that are mostly a hole")
+        check_unchanged(folder / location, descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -75,8 +77,10 @@ def _written(descriptor: int, length: int) -> int:
 
 def digest(folder: Path, location: str) -> str:
     """Return the SHA-256 of an external file, read in pieces. Raises ModelError."""
-    with opened(folder, location) as descriptor, os.fdopen(os.dup(descriptor), "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    with opened(folder, location) as descriptor:
+        state, found = state_of(descriptor), digest_open(descriptor)
+    was_digested(folder / location, state, found)
+    return found
 
 
 def _refused(location: str, found: str) -> ModelError:
