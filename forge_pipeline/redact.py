@@ -11,9 +11,8 @@ SHORTEST = 4  # characters; less than that is in any text, and hides nothing
 # Repetitions are bounded, so that the time grows with the length of the text alone.
 # Greedy: a password may hold "@", and one with "/" in it is none that a URL may have, but people write it.
 _USERINFO = re.compile(r"(?<=://)(?:[^\s/]{0,1024}@|[^\s/@:]{0,256}:(?!\d+/)[^\s@]{0,256}@)")
-_QUERY = re.compile(
-    r"(://[^\s?#]{0,1024})[?#](?!\*\*\*)\S+"
-)  # all of it: which of its values is a key, only its server knows
+# All of a query: which of its values are keys, only its server knows.
+_QUERY = re.compile(r"(://[^\s?#]{0,1024})[?#](?!\*\*\*)\S+")
 _VALUE = re.compile(  # of what is left of a URL, such as "GET /bucket/file?X-Amz-Signature=..."
     r"""([?&;#][\w.%-]{0,64}(?:token|sig|secret|key|pass|pwd|auth|credential|code)[\w.%-]{0,64}=)[^\s&;"'<>]+""",
     re.IGNORECASE,

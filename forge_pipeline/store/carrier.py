@@ -122,7 +122,10 @@ class Files:
         path = self._path(name)
         try:
             send(path)
-        except FileNotFoundError:  # a back end with real folders
+        except FileNotFoundError:
+            # A back end with real folders; the others, object stores, would make a bucket of a misspelt name.
+            if self._files.async_impl:
+                raise
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             send(path)
 
@@ -226,7 +229,7 @@ def answer(files: Files, request: dict[str, Any], parent: Connection) -> str:
 
 def serve(parent: Connection) -> None:
     """Answer requests until the parent has no more."""
-    url = parent.recv_bytes().decode()
+    url = os.fsdecode(parent.recv_bytes())
     parent.send_bytes(_end(wrong=what_is_wrong(url)))
     files: Files | None = None
     while True:

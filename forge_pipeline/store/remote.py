@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -45,7 +45,7 @@ class Terms:
     ``patience`` how many seconds of waiting, beyond what that rate explains, it is worth altogether.
     """
 
-    url: str
+    url: str = field(repr=False)
     writable: bool = True
     answer: float = 10.0
     rate: float = 1e6
@@ -132,17 +132,21 @@ class Remote:
                 self._writing.end()
 
     def _work(self) -> None:
-        try:
-            while True:
-                with self._worked:
-                    if not self._jobs:
-                        return
-                    job = self._jobs.popleft()
-                job()
-        finally:
+        while True:
             with self._worked:
-                self._worker = None
-                self._worked.notify_all()
+                if not self._jobs:
+                    self._worker = None
+                    self._worked.notify_all()
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException:  # of `notify`: nobody may wait for this thread any more
+                with self._worked:
+                    self._jobs.clear()
+                    self._worker = None
+                    self._worked.notify_all()
+                raise
 
     def _upload(self, key: str, record: bytes, objects: Mapping[str, Path]) -> None:
         for digest, path in objects.items():
@@ -220,7 +224,7 @@ class _Way:
                 self._child = _Child()
             except OSError as error:
                 raise FailedError(f"no process to talk to it: {error.strerror}") from error
-        self._child.send(self._terms.url.encode())
+        self._child.send(os.fsencode(self._terms.url))
         message = self._child.receive(time.monotonic() + START, "the process that talks to it does not start")
         wrong: dict[str, Any] | None = json.loads(message[1:])["wrong"]
         return wrong
@@ -255,7 +259,9 @@ class _Way:
                 due = {
                     f"silent for {quiet:.3g} s": heard + quiet,
                     f"slower than {terms.rate:.3g} bytes a second": begun + terms.answer + slowest,
-                    f"{terms.patience:.3g} s of waiting are used up": begun + max(0.0, self._budget.left) + slowest,
+                    f"{terms.patience:.3g} s of waiting are used up, see store.remote_patience": begun
+                    + max(0.0, self._budget.left)
+                    + slowest,
                 }
                 reason = min(due, key=due.__getitem__)
                 message = child.receive(due[reason], reason)
