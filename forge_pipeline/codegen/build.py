@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
+from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.generator import Lowered
 from forge_pipeline.codegen.generators import pick_generator
 from forge_pipeline.codegen.link import link
@@ -60,6 +61,7 @@ def build(
     progress("generate code")
     with _explained(f"code generation for {target.tag}"):
         executable = _compile(separated.module, lowered, target, options)
+    check_calls(executable, separated.module, model)
     progress("link")
     elf = _export(executable, target)
     return Library(elf=elf, weights=separated.section, metadata=_describe(model, target, options, lowered, separated))

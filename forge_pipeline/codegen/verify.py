@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-    from forge_pipeline.runtime.engine import Engine
-
 SMALL = 1e-2
 """An output that stays below this is compared as if it reached it: a sigmoid is exact to 1e-7 of 1, not of itself."""
 
@@ -46,13 +44,13 @@ class Checks:
 def verify(model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool) -> dict[str, Any]:
     """Return the largest error of each output over ``checks.samples`` random inputs.
 
-    ``library`` must be for this machine; it runs as its users will run it, from its file. Raises VerificationError
-    where an output is off by more than the tolerance or not finite where it should be, and CompileError where the
-    library does not run.
+    ``library`` must be for this machine; it runs as its users will run it, where the compiler is not. Raises
+    VerificationError where an output is off by more than the tolerance or not finite where it should be, and
+    CompileError where the library does not run.
     """
     import numpy as np
 
-    from forge_pipeline.runtime.unpacked import loaded
+    from forge_pipeline.codegen.device import results
 
     limit_name = precision(model, float16=float16)
     limit = getattr(checks.tolerance, limit_name)
@@ -65,9 +63,8 @@ def verify(model: onnx.ModelProto, library: Library, checks: Checks, *, float16:
         samples.append({row["name"]: _random(row, checks, rng) for row in library.metadata["inputs"]})
     wanted = [_run_reference(model, reference, feeds, checks) for feeds in samples]
     del reference  # not in memory beside the compiled model
-    engine = loaded(library, threads=1)
-    for feeds, expected in zip(samples, wanted, strict=True):
-        for name, want, have in zip(names, expected, _run(engine, feeds), strict=True):
+    for expected, found in zip(wanted, results(library, samples), strict=True):
+        for name, want, have in zip(names, expected, found, strict=True):
             worst[name] = max(worst[name], _error(name, want, have, limit, limit_name))
     return {"tolerance": limit, "samples": checks.samples, "error": {name: _rounded(worst[name]) for name in names}}
 
@@ -134,19 +131,6 @@ def _run_reference(
             fix="give symbolic dimensions sizes that fit together: `compile.verify.dims={name: size}`",
         ) from error
     return outputs
-
-
-def _run(engine: Engine, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    try:
-        return engine(*feeds.values())
-    except (RuntimeError, ValueError, TypeError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise CompileError(
-            where="compile.verify",
-            expected="the compiled model to run on this machine",
-            found=lines[-1] if lines else type(error).__name__,
-            fix="try `compile.generator=stock`; if that works, report the model",
-        ) from error
 
 
 def _random(row: Mapping[str, Any], checks: Checks, rng: np.random.Generator) -> np.ndarray:

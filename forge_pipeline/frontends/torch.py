@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,29 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
     return Converted(model=program_to_onnx(program), notes={"importer": "torch.onnx.export(dynamo=True)"})
 
 
+def stateful(where: str, names: Sequence[str]) -> ModelError:
+    """Return the refusal of a model that writes to its own buffers or parameters, ``names``."""
+    return ModelError(
+        where=where,
+        expected="a model whose outputs depend on its inputs alone",
+        found=f"one that writes to what it keeps between calls: {', '.join(names)[:200]}",
+        fix="make these inputs and outputs of `forward`, and have the program that calls the model keep them",
+    )
+
+
+def check_stateless(program: ExportedProgram) -> None:
+    """Raise ModelError where ``program`` writes to its own buffers or parameters."""
+    signature = program.run_decompositions({}).graph_signature  # which makes results of what is written in place
+    written = {**signature.buffers_to_mutate, **signature.parameters_to_mutate}
+    if written:
+        raise stateful("exported program", sorted(set(written.values())))
+
+
 def program_to_onnx(program: ExportedProgram) -> ModelProto:
     """Return ``program`` as ONNX once ONNX Runtime computes from it what PyTorch computes. Raises ModelError."""
     import torch
 
+    check_stateless(program)
     try:
         exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     except torch.onnx.OnnxExporterError as error:

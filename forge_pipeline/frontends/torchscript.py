@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.agreement import check_same, sample
 from forge_pipeline.frontends.contract import Converted, Declared
 from forge_pipeline.frontends.interface import rename
-from forge_pipeline.frontends.torch import OPSET
+from forge_pipeline.frontends.torch import OPSET, stateful
 from forge_pipeline.frontends.zips import opened_zip
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
 
     module = torch.jit.load(str(path), map_location="cpu").eval()
     _check_count(module, inputs)
+    if written := _written(module):
+        raise stateful(str(path), written)
+    before = _state(module)
     open_axes = {
         item.name: {axis: extent for axis, extent in enumerate(item.shape) if isinstance(extent, str)}
         for item in inputs
@@ -61,6 +65,9 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
         with torch.no_grad():
             outputs = _leaves(module(*_arguments(inputs, size)))
         check_same(model, _feeds(inputs, size), [value.detach().numpy() for value in outputs])
+    after = _state(module)
+    if changed := sorted(name for name in before if before[name] != after.get(name)):
+        raise stateful(str(path), changed)
     return Converted(model=model, notes={"importer": "torch.onnx.export(dynamo=False)"})
 
 
@@ -77,6 +84,30 @@ def _check(path: Path) -> None:
                     found=f"{match[0][:80]!r} in {name[:80]!r}",
                     fix="remove what reads files or needs a library, and save the module again",
                 )
+
+
+def _written(module: Any) -> list[str]:
+    """Return the names of attributes that ``forward`` may write to, or to a part of which it may.
+
+    Freezing leaves the attributes that are written to, and drops what runs in training only.
+    """
+    import torch
+
+    graph = torch.jit.freeze(module, optimize_numerics=False).graph
+    aliases = graph.alias_db()
+    names = {node.s("name") for node in graph.findAllNodes("prim::SetAttr")}
+    read = graph.findAllNodes("prim::GetAttr")
+    return sorted(names | {node.s("name") for node in read if aliases.has_writers(node.output())})
+
+
+def _state(module: Any) -> dict[str, bytes]:
+    """Return a digest of every parameter and buffer: tracing may have hidden from the graph what is written to."""
+    import torch
+
+    return {
+        name: hashlib.sha256(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).digest()
+        for name, value in module.state_dict().items()
+    }
 
 
 def _mend_unflatten() -> None:

@@ -8,7 +8,7 @@ edits give the same bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class GraphState:
         self.header.opset_import.extend(model.opset_import)
         self.header.functions.extend(model.functions)
         self.name = graph.name
-        self.inputs = [copied(value) for value in graph.input]
-        self.outputs = [copied(value) for value in graph.output]
+        self.inputs = tuple(copied(value) for value in graph.input)
+        self.outputs = tuple(copied(value) for value in graph.output)
         self.sparse = list(graph.sparse_initializer)
         self.annotations = list(graph.quantization_annotation)
         self._stated = [copied(value) for value in graph.value_info]
@@ -72,6 +72,26 @@ class GraphState:
     def nodes(self) -> list[NodeProto]:
         """The nodes in a topological order that keeps the present one where it can."""
         return list(topological(self._nodes, self._producer))
+
+    @property
+    def inputs(self) -> tuple[ValueInfoProto, ...]:
+        """The inputs, those that are overridable defaults too; their names are looked up, so none is written to."""
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, values: Iterable[ValueInfoProto]) -> None:
+        self._inputs = tuple(values)
+        self._input_names = frozenset(value.name for value in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[ValueInfoProto, ...]:
+        """The outputs, in order, as ``inputs``."""
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, values: Iterable[ValueInfoProto]) -> None:
+        self._outputs = tuple(values)
+        self._output_names = frozenset(value.name for value in self._outputs)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -113,7 +133,7 @@ class GraphState:
 
     def is_output(self, name: str) -> bool:
         """Whether a value is an output of the graph."""
-        return any(value.name == name for value in self.outputs)
+        return name in self._output_names
 
     def only_user(self, name: str) -> NodeProto | None:
         """Return the one node that reads a value, once and as an ordinary input; None where there is more to it."""
@@ -130,7 +150,7 @@ class GraphState:
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is the same whatever the graph is fed."""
-        return name in self._constants and all(value.name != name for value in self.inputs)
+        return name in self._constants and name not in self._input_names
 
     def array(self, name: str) -> Array | None:
         """Return a constant's elements (not to be written to), or None where the value is not constant."""

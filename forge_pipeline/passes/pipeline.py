@@ -290,7 +290,7 @@ def _same_interface(name: str, model: onnx.ModelProto, graph: Graph) -> None:
     weights = {tensor.name for tensor in model.graph.initializer}
     stated = [value for value in model.graph.input if value.name not in weights]
     now = [value for value in graph.inputs if graph.constant(value.name) is None]
-    for kind, old, new in (("input", stated, now), ("output", list(model.graph.output), graph.outputs)):
+    for kind, old, new in (("input", stated, now), ("output", list(model.graph.output), list(graph.outputs))):
         if old != new:
             raise PassError(
                 where=f"pass {name!r}",

@@ -106,6 +106,11 @@ def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:
     return from_dlpack(array.__dlpack__(max_version=_DLPACK))
 
 
+def registered() -> frozenset[str]:
+    """Return the names of the functions that a library can call."""
+    return frozenset(_runtime().registry.list_global_func_names())
+
+
 def available_cores() -> int:
     """Return the number of physical cores that this process may use: two threads of a core share its vector units."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

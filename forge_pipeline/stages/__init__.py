@@ -28,7 +28,7 @@ STAGES = Registry(
                 gives="model", tools=("onnx", "onnxruntime", "numpy"), per_target=False,
             ),
             Stage(
-                name="compile", version=44, takes={"model": "quantize"}, gives="library",
+                name="compile", version=45, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 wants=("key",),
             ),

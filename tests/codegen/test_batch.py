@@ -60,7 +60,6 @@ FAMILIES: dict[str, tuple[list[int], dict[str, list[Branch]]]] = {
             "layer": [("LayerNormalization", [normal(32), normal(32)], {"axis": -1})],
             "mean": [("ReduceMean", [np.array([1])], {"keepdims": 0}), ("Tanh", [], {})],
             "summed": [("CumSum", [np.array(1)], {})],
-            "sorted": [("TopK", [np.array([3])], {})],
             "largest": [("ArgMax", [], {"axis": 2, "keepdims": 0})],
             "moved": [("Transpose", [], {"perm": [0, 2, 1]}), ("Reshape", [np.array([0, 4, 8, 9])], {})],
             "flattened": [
@@ -94,8 +93,7 @@ def of_branches(shape: list[int], branches: dict[str, list[Branch]]) -> onnx.Mod
             names = ["" if value is None else f"{name}_{index}_{at}" for at, value in enumerate(constants)]
             weights += [numpy_helper.from_array(v, n) for n, v in zip(names, constants, strict=True) if n]
             output = name if index == len(steps) - 1 else f"{name}_{index}"
-            outputs = [output, f"{output}_where"] if operator == "TopK" else [output]
-            nodes.append(helper.make_node(operator, [previous, *names], outputs, **attributes))
+            nodes.append(helper.make_node(operator, [previous, *names], [output], **attributes))
             previous = output
     results = [
         helper.make_tensor_value_info(name, TensorProto.INT64 if name == "largest" else TensorProto.FLOAT, None)

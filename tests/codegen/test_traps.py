@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
+from forge_pipeline import RelaxModule
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.importer import check_supported
 from forge_pipeline.codegen.onnx_import.unsupported import TRAPS
@@ -184,6 +185,13 @@ def test_what_a_definition_mends_computes_what_onnx_runtime_computes(case: str, 
     expect_equal(model, stock, {"x": array(1, 4, 6, 6)})
 
 
+@pytest.mark.parametrize("generator", ["stock", "tiled"])
+def test_flags_are_compared(generator: str, model_of: Make, stock: Options) -> None:
+    model = model_of("Equal", {"x": (["n", 64], BOOL), "y": ([64], BOOL)}, outputs=(BOOL,))
+    options = dataclasses.replace(stock, generator=generator, opt_level=3)
+    expect_equal(model, options, {"x": array(3, 64) > 0, "y": array(64, seed=2) > 0})
+
+
 def test_an_expansion_to_a_shape_that_is_data_is_refused(model_of: Make, stock: Options) -> None:
     model = model_of("Expand", {"x": ([1, 3], FLOAT), "s": ([2], INT64)})
     with pytest.raises(CompileError, match="its shape is computed from data"):
@@ -202,13 +210,14 @@ def test_a_product_without_the_own_number_is_refused(model_of: Make, stock: Opti
         build(model, Target.from_tag("host"), stock)
 
 
-def test_a_box_that_overlaps_by_the_threshold_stays(model_of: Make, stock: Options) -> None:
+def test_a_box_that_overlaps_by_the_threshold_stays(model_of: Make) -> None:
     boxes = scales(0, 0, 1, 1, 0, 0.5, 1, 1.5, 0, 3, 1, 4).reshape(1, 3, 4)  # the first two overlap by a third
     inputs = {
         "b": boxes, "x": ([1, 1, 3], FLOAT), "m": integers(3), "i": scales(1 / 3), "t": scales(0.1),
     }  # fmt: skip
-    model = model_of("NonMaxSuppression", inputs, outputs=(INT64,))
-    expect_equal(model, stock, {"x": scales(0.9, 0.8, 0.7).reshape(1, 1, 3)})
+    model, scores = model_of("NonMaxSuppression", inputs, outputs=(INT64,)), scales(0.9, 0.8, 0.7).reshape(1, 1, 3)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": scores})
+    np.testing.assert_array_equal(RelaxModule.from_onnx(model).get_inference_function()(scores), expected)
 
 
 def test_the_table_of_traps_names_every_trap_and_tests_that_exist() -> None:

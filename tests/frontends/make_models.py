@@ -29,6 +29,45 @@ class Script(Net):
         return self.dense(torch.relu(self.norm(self.conv(image))).mean((2, 3)))
 
 
+class Stateful(nn.Module):
+    """Keeps a state, which each call moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(4))
+
+    def forward(self, x):
+        y = torch.tanh(x + self.state)
+        self.state.copy_(y[0])
+        return y
+
+
+class Assigning(Stateful):
+    def forward(self, x):
+        self.state = torch.tanh(x + self.state)[0]
+        return x + self.state
+
+
+class InPart(Stateful):
+    def forward(self, x):
+        if bool(x.sum() > 1e9):
+            self.state[1:].add_(1)
+        return x + self.state
+
+
+class Detached(Stateful):
+    def forward(self, x):
+        self.state.data.add_(x[0])
+        return x + self.state
+
+
+class Scratch(Stateful):
+    def forward(self, x):
+        y = self.state.clone()
+        y.add_(1)
+        return x * y
+
+
 class Loop(nn.Module):
     def forward(self, x):
         while bool(x.sum() * 0 == 0):
@@ -67,6 +106,12 @@ def torch_models(random: np.random.Generator) -> None:
     for name, module in (("loop", Loop()), ("writer", Writer())):
         torch.jit.save(torch.jit.script(module), f"{name}.pt")
     torch.save(net.state_dict(), "state.pt")
+    row = torch.ones(1, 4)
+    for module in (Stateful(), Assigning(), InPart(), Scratch()):
+        torch.jit.save(torch.jit.script(module.eval()), f"{type(module).__name__}.pt")
+    torch.jit.save(torch.jit.trace(Detached().eval(), row, check_trace=False), "Detached.pt")
+    torch.export.save(torch.export.export(Stateful().eval(), (row,)), "Stateful.pt2")
+    torch.export.save(torch.export.export(Stateful().eval(), (row,)).run_decompositions({}), "Decomposed.pt2")
     packed = nn.Sequential(torch.ao.nn.quantized.Linear(4, 4))  # holds a class that only a C++ library can make
     torch.jit.save(torch.jit.script(packed), "packed.pt")
 

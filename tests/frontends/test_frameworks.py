@@ -95,6 +95,22 @@ numpy.savez("traced.npz", x=x.numpy(), y=module(x).detach().numpy())
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "file", ["Stateful.pt", "Assigning.pt", "InPart.pt", "Detached.pt", "Stateful.pt2", "Decomposed.pt2"]
+)
+def test_a_model_that_writes_to_what_it_keeps_between_calls_is_refused(made, file):
+    inputs = [] if file.endswith("pt2") else [Declared(name="x", shape=(1, 4))]
+    with pytest.raises(ModelError) as refusal:
+        load(made / file, inputs=inputs)
+    assert refusal.value.found == "one that writes to what it keeps between calls: state"
+    assert "inputs and outputs of `forward`" in refusal.value.fix
+
+
+def test_a_model_may_write_to_what_it_makes_itself(made):
+    (found,) = computed(load(made / "Scratch.pt", inputs=[Declared(name="x", shape=(1, 4))]), x=np.ones((1, 4), "f4"))
+    np.testing.assert_array_equal(found, np.ones((1, 4), "f4"))
+
+
 def test_a_traced_encoder_whose_projections_are_one_matrix_keeps_an_open_batch(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", TRACED]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -202,6 +202,55 @@ def _elementwise(name: str, builder: Any, inputs: list[Any], attributes: dict[st
     return getattr(onnx_frontend, name).get_converter(opset)(builder, agreeing, attributes, [{}] * len(inputs))
 
 
+def _equal(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
+    """Equal: of shapes, ahead where all is proved, else when the model runs; of flags, as what is not exclusive.
+
+    TVM's converter calls shapes different whose expressions are: ``n`` and ``m``, though both may be 3; and no machine
+    code can be made of its comparison of flags.
+    """
+    from tvm.ir import GenericConst
+    from tvm.relax import ShapeExpr, const, op
+
+    if any(isinstance(value, ShapeExpr) for value in inputs):
+        known = _proved_equal(*inputs)
+        if known is not None:
+            return const(known, "bool")
+        inputs = [
+            builder.normalize(op.shape_to_tensor(value)) if isinstance(value, ShapeExpr) else value for value in inputs
+        ]
+    is_folded = all(isinstance(value, GenericConst) for value in inputs)
+    if not is_folded and all(str(getattr(getattr(value, "ty", None), "dtype", "")) == "bool" for value in inputs):
+        return op.logical_not(_elementwise("Xor", builder, inputs, attributes, opset))
+    return _elementwise("Equal", builder, inputs, attributes, opset)
+
+
+def _proved_equal(left: Any, right: Any) -> list[bool] | None:
+    """Return entry by entry whether two shapes are equal, or None where that hangs on sizes, or one is no shape."""
+    from tvm import relax, tirx
+    from tvm.ir import GenericConst
+    from tvm.relax.frontend.onnx.onnx_frontend import get_prim_expr_list
+    from tvm.sym.analyzer import Analyzer, ConstIntBound
+
+    if not all(
+        isinstance(value, relax.ShapeExpr) or (isinstance(value, GenericConst) and value.ty.ndim == 1)
+        for value in (left, right)
+    ):
+        return None
+    shapes = [get_prim_expr_list(value) for value in (left, right)]
+    if len(shapes[0]) != len(shapes[1]):
+        return None
+    analyzer, found = Analyzer(), []
+    for a, b in zip(*shapes, strict=True):
+        difference = a - b
+        for variable in tirx.analysis.undefined_vars(difference):
+            analyzer.update(variable, ConstIntBound(0, ConstIntBound.POS_INF))
+        is_equal = analyzer.can_prove_equal(difference, 0)
+        if not is_equal and not analyzer.can_prove(tirx.NE(difference, tirx.IntImm("int64", 0))):
+            return None
+        found.append(is_equal)
+    return found
+
+
 def _as_large(builder: Any, left: Any, right: Any, *, numbers_only: bool = False) -> Any:
     """Return ``right``, claimed to have the extents of ``left`` where these are other expressions for what must agree.
 
@@ -230,7 +279,7 @@ def _as_large(builder: Any, left: Any, right: Any, *, numbers_only: bool = False
 
 
 BROADCASTING = (
-    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Or", "Sub", "Where",
+    "Add", "And", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Or", "Sub", "Where",
     "Xor",
 )  # fmt: skip
 """Operators whose operands' extents are claimed to agree where the model does not say so."""
@@ -262,6 +311,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Resize": convert_resize,
         "Upsample": convert_upsample,
         **{name: partial(_elementwise, name) for name in BROADCASTING},
+        "Equal": _equal,
         "Slice": _slice,
         "SpaceToDepth": convert_space_to_depth,
         "LSTM": convert_lstm,

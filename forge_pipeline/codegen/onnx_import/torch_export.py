@@ -33,8 +33,9 @@ def import_program(program: ExportedProgram) -> RelaxImport:
     Otherwise it goes by way of ONNX, as every other model does, and ``reason`` says what stood in the way. Raises
     ModelError and CompileError where that fails too.
     """
-    from forge_pipeline.frontends.torch import input_names, output_names
+    from forge_pipeline.frontends.torch import check_stateless, input_names, output_names
 
+    check_stateless(program)
     inputs = tuple(input_names(program))
     outputs = tuple(name or f"output_{index}" for index, name in enumerate(output_names(program)))
     try:

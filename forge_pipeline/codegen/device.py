@@ -1,0 +1,149 @@
+"""What a device has: TVM's runtime as ``forge_pipeline.runtime`` loads it, and nothing else of TVM, in a process apart.
+
+The compiler's own process has the whole of TVM, so that functions are found there that no device has. The child
+(`python -m forge_pipeline.codegen.device`) reads one pickled Run, or None, and writes what came out, the names of the
+functions that there are, or a ForgeError.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.content import FileRange, OpenFile
+from forge_pipeline.errors import CompileError, ForgeError
+from forge_pipeline.runtime.bundle import Library
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    import tvm
+
+OPERATORS = (
+    ("tvm.contrib.sort.", ("TopK", "NonMaxSuppression", "Unique")),
+    ("relax.run.nonzero", ("NonZero", "Compress")),
+    ("relax.run.unique", ("Unique",)),
+)
+"""How names of functions of the compiler begin, and the operators of ONNX that become calls of them."""
+
+SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A library to run on each of some inputs; ``weights`` is where its weights are in an inherited file, if there."""
+
+    library: Library
+    weights: tuple[int, int, int] | None
+    samples: Sequence[Mapping[str, np.ndarray]]
+
+
+def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray]]:
+    """Return what ``library`` computes from each sample, where it has what a device has.
+
+    Raises what the engine raises, and CompileError where the library ends the process.
+    """
+    held = library.weights if isinstance(library.weights, FileRange) else None
+    place = None if held is None else (held.file.descriptor, held.start, held.length)
+    request = Run(library=library if held is None else replace(library, weights=b""), weights=place, samples=samples)
+    answer: list[list[np.ndarray]] = _answer(request, () if held is None else (held.file.descriptor,))
+    return answer
+
+
+@cache
+def functions() -> frozenset[str]:
+    """Return the names of the functions that a library can call on a device."""
+    names: frozenset[str] = _answer(None, ())
+    return names
+
+
+def check_calls(executable: Any, kernels: tvm.IRModule, model: onnx.ModelProto) -> None:
+    """Raise CompileError where ``executable``, made of ``kernels``, calls what no device has."""
+    called = {*_called(kernels), *re.findall(r"^@(\S+) packed_func;$", executable.as_text(), re.MULTILINE)}
+    missing = sorted(
+        name
+        for name in called - functions()
+        if not any(module.implements_function(name, query_imports=True) for module in executable.mod.imports)
+    )
+    if missing:
+        suspects = {
+            operator for name in missing for start, found in OPERATORS if name.startswith(start) for operator in found
+        }
+        nodes = [
+            f"{node.op_type} {node.name or node.output[0]!r}" for node in model.graph.node if node.op_type in suspects
+        ]
+        raise CompileError(
+            where=", ".join(nodes[:SHOWN]) or f"model {model.graph.name!r}",
+            expected="operators that become code of their own, or calls of what a device's runtime has",
+            found=f"calls of {', '.join(missing)}, which no device has",
+            fix="cut the model before these nodes, and do on the processor that calls it what they did",
+        )
+
+
+def _called(kernels: tvm.IRModule) -> set[str]:
+    """Return the names of the functions that kernels look up when they run."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Call
+
+    calls: list[Call] = []
+    for function in kernels.functions.values():
+        if isinstance(function, tirx.PrimFunc):
+            tvm_ffi.structural_walk(function.body, [(Call, calls.append)])
+    return {str(call.args[0].value) for call in calls if getattr(call.op, "name", "") == "tirx.tvm_call_packed"}
+
+
+def _answer(request: Run | None, inherited: Sequence[int]) -> Any:
+    command = [sys.executable, "-P", "-m", "forge_pipeline.codegen.device"]
+    child = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False, pass_fds=inherited)
+    if child.returncode != 0:
+        last = (child.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
+        died = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+        raise CompileError(
+            where="compile.verify",
+            expected="the compiled model to run on this machine",
+            found=f"it died ({died}): {last[:300]}",
+            fix="try `compile.generator=stock` or `compile.opt_level=1`; SIGKILL means that memory ran out",
+        )
+    answer = pickle.loads(child.stdout)  # noqa: S301 - written by our own child a moment ago
+    if isinstance(answer, ForgeError):
+        raise answer
+    return answer
+
+
+def _do(request: Run | None) -> Any:
+    from forge_pipeline.runtime.machine import registered
+    from forge_pipeline.runtime.unpacked import loaded
+
+    if request is None:
+        return registered()
+    library = request.library
+    if request.weights is not None:
+        descriptor, start, length = request.weights
+        library = replace(library, weights=FileRange(OpenFile(descriptor), start, length))
+    engine = loaded(library, threads=1)
+    return [engine(*feeds.values()) for feeds in request.samples]
+
+
+def main() -> None:
+    """Answer one request from stdin on stdout, which nobody else may write to."""
+    stream, sys.stdout = sys.stdout.buffer, sys.stderr
+    request = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
+    try:
+        answer = _do(request)
+    except ForgeError as error:
+        error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
+        answer = error
+    stream.write(pickle.dumps(answer))
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A library calls nothing but what a device has, and is verified where nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from forge_pipeline.codegen import build as building
+from forge_pipeline.codegen.device import functions, results
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import CompileError, ForgeError
+from forge_pipeline.target import Target
+
+Make = Callable[..., onnx.ModelProto]
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+X = ([1, 4, 4], FLOAT)
+SORTED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "TopK": ({"x": X, "k": np.array([2])}, (FLOAT, INT64)),
+    "NonZero": ({"x": X}, (INT64,)),
+    "Unique": ({"x": X}, (FLOAT,)),
+    "NonMaxSuppression": (
+        {"x": X, "s": ([1, 1, 4], FLOAT), "m": np.array([2]), "i": np.array([0.5], np.float32),
+         "t": np.array([0.1], np.float32)}, (INT64,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", ["host", "raspberry-pi/5"])
+@pytest.mark.parametrize("operator", SORTED)
+def test_what_no_device_can_call_is_refused_with_its_node(
+    operator: str, tag: str, model_of: Make, stock: Options
+) -> None:
+    inputs, outputs = SORTED[operator]
+    with pytest.raises(CompileError) as refusal:
+        building.build(model_of(operator, inputs, outputs=outputs), Target.from_tag(tag), stock)
+    assert refusal.value.where == f"{operator} 'the_node'"
+    assert "which no device has" in refusal.value.found
+    assert "cut the model" in refusal.value.fix
+
+
+def test_a_device_has_the_virtual_machine_and_nothing_of_the_compiler() -> None:
+    assert {"vm.builtin.make_shape", "vm.builtin.alloc_storage"} <= functions()
+    assert not any(name.startswith(("tvm.contrib.", "relax.", "topi.")) for name in functions() - NOT_CALLED)
+
+
+NOT_CALLED = frozenset({"relax.ExecutableLoadFromFile"})
+
+
+def test_a_library_is_run_where_nothing_of_the_compiler_is(
+    model_of: Make, stock: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "check_calls", lambda *_: None)
+    inputs, outputs = SORTED["TopK"]
+    library = building.build(model_of("TopK", inputs, outputs=outputs), Target.from_tag("host"), stock)
+    with pytest.raises(ForgeError, match=r"tvm\.contrib\.sort"):
+        results(library, [{"x": np.zeros((1, 4, 4), np.float32)}])
