@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # DVC starts `python`, which must be the environment's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 READY := $(VENV)/.ready
+# Nothing phones home: ONNX Runtime reads the first, DVC the second.
+export ORT_DISABLE_TELEMETRY := 1
+export DVC_NO_ANALYTICS := 1
 # Two processes, half of the files each, so that what a file's tests share is made once; who is done helps the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 

@@ -4,12 +4,19 @@ The public surface; each name is imported when it is first used, so that a devic
 the compiler.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # ONNX Runtime reads it once, when it is imported: no build phones home
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith(__name__) and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m forge_pipeline` began it with the current folder: nothing that lies there is imported
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from forge_pipeline.api.load import from_keras as from_keras
     from forge_pipeline.api.load import from_onnx as from_onnx
     from forge_pipeline.api.load import from_tensorflow as from_tensorflow
@@ -51,7 +58,7 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605  the table above is the list
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name from its home."""
     if name not in _HOME:
         hint = "; it is RelaxModule here (docs/from_forge.md)" if name == "RelayModule" else ""

@@ -67,6 +67,10 @@ class SecretError(ForgeError):
     """A password or key is missing, wrong or kept unsafely. Never holds the secret itself."""
 
 
+class LimitError(ForgeError):
+    """Memory, processor time or open files ran out, under a limit of this process if there is one."""
+
+
 class StoreError(ForgeError):
     """The store cannot be read or written."""
 

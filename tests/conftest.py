@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # here too, where tests import ONNX Runtime before this package
 
 # No test asserts a time; examples are the same in every run, so that a failure is there again.
 settings.register_profile(

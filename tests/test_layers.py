@@ -16,13 +16,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "forge_pipeline"
 
 FLOORS = (
-    {"locate", "redact"},
+    {"children", "locate", "redact"},
     {"text"},
     {"errors"},
-    {"config", "content", "exits", "limits", "registry", "report"},
-    {"children", "digest"},
-    {"data"},
-    {"crypto", "ir", "store"},
+    {"config", "content", "limits", "registry", "report"},
+    {"digest", "exits"},
+    {"crypto", "data", "ir", "store"},
     {"frontends", "passes", "relax", "runtime"},
     {"quantization", "target"},
     {"codegen", "evaluation"},

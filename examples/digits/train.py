@@ -12,8 +12,11 @@ of CPU write the same bytes; another kind of CPU may round differently and reach
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 import onnx

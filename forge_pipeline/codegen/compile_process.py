@@ -7,13 +7,11 @@ or a ForgeError; what it is working on goes to stderr, so that a crash can be to
 from __future__ import annotations
 
 import pickle
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline import children, limits
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.content import FileRange, OpenFile
@@ -93,26 +91,26 @@ def compile_apart(job: Job) -> Compiled:
 
 
 def _answer(request: Request) -> Compiled:
-    command = [sys.executable, "-m", "forge_pipeline.codegen.compile_worker"]
+    command = children.python("-m", "forge_pipeline.codegen.compile_worker")
     inherited = (*(descriptor for _, descriptor in request.files), request.section)
-    child = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False, pass_fds=inherited)
-    if child.returncode != 0:
-        raise _crash(child.returncode, child.stderr.decode("utf-8", "replace"), request.target)
-    answer = pickle.loads(child.stdout)  # noqa: S301 - written by our own child a moment ago
+    child = children.run_apart(command, pickle.dumps(request), files=inherited)
+    if child.status != 0:
+        raise _crash(child, request.target)
+    answer = pickle.loads(child.answer)  # noqa: S301 - written by our own child a moment ago
     if isinstance(answer, ForgeError):
         raise answer
     compiled: Compiled = answer
     return compiled
 
 
-def _crash(code: int, stderr: str, target: Target) -> CompileError:
-    lines = [line for line in stderr.splitlines() if line.strip()]
+def _crash(child: children.Ended, target: Target) -> ForgeError:
+    lines = [line for line in child.said.splitlines() if line.strip()]
     step = next((line.removeprefix(STEP) for line in reversed(lines) if line.startswith(STEP)), "start")
     last = next((line for line in reversed(lines) if not line.startswith((STEP, " "))), "no message")
-    died = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return CompileError(
-        where=f"compiling for {target.tag}, at: {step}",
+    where, found = f"compiling for {target.tag}, at: {step}", f"the compiler died ({child.how}): {last[:300]}"
+    return limits.blamed(where, found) or CompileError(
+        where=where,
         expected="the compiler to finish",
-        found=f"it died ({died}): {last[:300]}",
+        found=found,
         fix="try `compile.generator=stock` or `compile.opt_level=1`; SIGKILL means that memory ran out",
     )

@@ -11,6 +11,7 @@ import pickle
 import sys
 from dataclasses import replace
 
+from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
@@ -49,6 +50,7 @@ def _progress(step: str) -> None:
 def main() -> None:
     """Answer one job from stdin on stdout, which nobody else may write to."""
     faulthandler.enable()
+    limits.end_with_parent()
     gc.set_threshold(COLLECTION)
     answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
     job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent

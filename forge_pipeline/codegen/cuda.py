@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline import children
 from forge_pipeline.codegen.link import stub_library
 from forge_pipeline.errors import CompileError, TargetError
 from forge_pipeline.target import Target
@@ -76,7 +77,7 @@ def compile_kernels_with_nvcc(target: Target) -> list[CompileError]:
 def find_nvcc(target: Target) -> Path:
     """Return CUDA's compiler: $CUDA_HOME/bin/nvcc, else the one on PATH. Raises TargetError where there is none."""
     home = os.environ.get("CUDA_HOME")
-    found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
+    found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc", path=children.environment().get("PATH"))
     if found is None or not Path(found).exists():
         raise TargetError(
             where=f"target {target.tag}",
@@ -92,8 +93,11 @@ def to_cubin(source: bytes, target: Target, nvcc: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix="forge-cuda-") as folder:
         (Path(folder) / "kernels.cu").write_bytes(source)
         command = [str(nvcc), *NVCC_OPTIONS, f"-arch={target.cuda_arch}", "-o", "kernels.cubin", "kernels.cu"]
+        environment = children.environment()
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _refused(target, str(error)) from error
         if done.returncode != 0:

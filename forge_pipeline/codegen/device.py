@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import pickle
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline import children, limits
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
@@ -101,18 +100,18 @@ def _called(kernels: tvm.IRModule) -> set[str]:
 
 
 def _answer(request: Run | None, inherited: Sequence[int]) -> Any:
-    command = [sys.executable, "-P", "-m", "forge_pipeline.codegen.device"]
-    child = subprocess.run(command, input=pickle.dumps(request), capture_output=True, check=False, pass_fds=inherited)
-    if child.returncode != 0:
-        last = (child.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
-        died = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
-        raise CompileError(
-            where="compile.verify",
+    command = children.python("-m", "forge_pipeline.codegen.device")
+    child = children.run_apart(command, pickle.dumps(request), files=inherited)
+    if child.status != 0:
+        last = (child.said.strip().splitlines() or ["no message"])[-1]
+        where, found = "compile.verify", f"it died ({child.how}): {last[:300]}"
+        raise limits.blamed(where, found) or CompileError(
+            where=where,
             expected="the compiled model to run on this machine",
-            found=f"it died ({died}): {last[:300]}",
+            found=found,
             fix="try `compile.generator=stock` or `compile.opt_level=1`; SIGKILL means that memory ran out",
         )
-    answer = pickle.loads(child.stdout)  # noqa: S301 - written by our own child a moment ago
+    answer = pickle.loads(child.answer)  # noqa: S301 - written by our own child a moment ago
     if isinstance(answer, ForgeError):
         raise answer
     return answer

@@ -9,7 +9,6 @@ library is resolved against stubs written by the linker from the lists below: th
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from forge_pipeline import children
 from forge_pipeline.errors import CompileError, TargetError
 from forge_pipeline.target import Target
 
@@ -82,7 +82,7 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     stubs = [stub_library(name, symbols, emulation, folder) for name, symbols in libraries.items()]
     result = folder / "model_library.so"
     arguments: list[str | Path] = ["-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs]
-    said = _zig(["ld.lld", *arguments], target.tag, os.environ)
+    said = _zig(["ld.lld", *arguments], target.tag)
     missing = sorted(name for name in set(UNDEFINED.findall(said)) if not name.startswith(RUNTIME_PREFIX))
     if missing:
         raise CompileError(
@@ -105,7 +105,7 @@ def stub_library(
     if version is not None:
         (folder / "versions").write_text(f"{version} {{ global: *; }};\n", "utf-8")
         arguments.append(f"--version-script={folder / 'versions'}")
-    _zig(["ld.lld", *arguments], soname, os.environ)
+    _zig(["ld.lld", *arguments], soname)
     return stub
 
 
@@ -113,18 +113,19 @@ def _link_macho(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     """Link with zig's own linker; without the C library it needs its cache for nothing, so that may go at once."""
     result, cache = folder / "model_library.so", str(folder / "cache")
     triple = "aarch64-macos" if target.arch == "arm64" else f"{target.arch}-macos"
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
+    caches = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
     options = ["-shared", "-nostdlib", "-Wl,-undefined,dynamic_lookup", "-Wl,-install_name,model_library.so"]
-    _zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, environment)
+    _zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, caches)
     return result.read_bytes()
 
 
-def _zig(arguments: Sequence[str | Path], what: str, environment: Mapping[str, str]) -> str:
+def _zig(arguments: Sequence[str | Path], what: str, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     """Run the wheel's own zig program, found without PATH, and return what it says on stderr."""
     package = importlib.util.find_spec("ziglang")
     if package is None or package.origin is None:
         raise TargetError("linker", "the ziglang package", "not installed", "pip install forge-pipeline again")
     command = [str(Path(package.origin).parent / "zig"), *map(str, arguments)]
+    environment = children.environment() | dict(settings)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline import limits
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.frontends.contract import Converted, Declared, Importer, Limits
 from forge_pipeline.frontends.sandbox import restrict
@@ -42,16 +43,11 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001  this process ends here, and its parent tells the user
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
-        if is_memory(text):
+        if limits.is_memory(text):
             return OUT_OF_MEMORY
         Path(REFUSAL).write_text(json.dumps(text[:4000]))
         return FAILED
     return 0
-
-
-def is_memory(text: str) -> bool:
-    """Tell what C++ libraries say when memory is refused to them."""
-    return any(words in text for words in ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "OOM when"))
 
 
 def _write(converted: Converted) -> None:

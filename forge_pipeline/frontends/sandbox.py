@@ -13,15 +13,14 @@ import ctypes
 import os
 import platform
 import resource
-import signal
 import socket
 import struct
 import sys
 from typing import Final
 
 from forge_pipeline.frontends.contract import Limits
+from forge_pipeline.limits import end_with_parent, lower
 
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_SET_SECCOMP: Final = 22
 _SECCOMP_MODE_FILTER: Final = 2
@@ -39,13 +38,12 @@ _NR, _ARCH, _ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 
 def restrict(limits: Limits) -> None:
     """Put this process under ``limits``, for good. To be called before anything large is imported."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, limits.memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.memory, limits.memory))
-    cores = os.cpu_count() or 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.seconds * cores, limits.seconds * cores + 1))
+    lower(resource.RLIMIT_CORE, 0)
+    lower(resource.RLIMIT_DATA, limits.memory)
+    lower(resource.RLIMIT_FSIZE, limits.memory)
+    lower(resource.RLIMIT_CPU, limits.seconds * (os.cpu_count() or 1), 1)
+    end_with_parent()
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it does not outlive who asked for it
     numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
     if numbers is None or not _filter_sockets(libc, *numbers):
         sys.addaudithook(_refuse_connections)

@@ -19,6 +19,7 @@ from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
 
 MAX_RANK = 64  # numpy's own limit
+MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
 _EXPORT = "export the model again"
 
@@ -67,6 +68,9 @@ def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
             where = f"{role} {value.name[:80]!r}"
             if not value.name or value.name in seen:
                 raise ModelError(where, f"a name for each {role}", "an empty or repeated one", _EXPORT)
+            if len(value.name.encode()) > MAX_NAME:
+                found = f"one of {len(value.name.encode()):,} bytes"
+                raise ModelError(where, f"a name of at most {MAX_NAME:,} bytes", found, "give it a shorter one")
             seen.add(value.name)
             _check_tensor(value, where, shape_needed=role == "input")
             _check_size(value, where, max_value_bytes)

@@ -6,15 +6,14 @@ says, loop for minutes, or crash. So it runs in a child process with a limit on 
 
 from __future__ import annotations
 
+import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from onnx import ModelProto
 
+from forge_pipeline import children, limits
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import shape_inference_worker
 
@@ -31,26 +30,33 @@ def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = s
     """
     content = model.SerializeToString()
     child = _run(content, propagate=True)
-    if child.returncode not in (0, shape_inference_worker.INVALID):
+    if child.status not in (0, shape_inference_worker.INVALID, None):
         # Propagation writes vectors out, one message an element: a long one-dimensional weight is enough to fail.
         child = _run(content, propagate=False)
-    if child.returncode == 0:
-        return ModelProto.FromString(child.stdout)
-    message = _printable(child.stderr.decode("utf-8", "replace").strip())
-    if child.returncode == shape_inference_worker.INVALID:
+    if child.status == 0:
+        return ModelProto.FromString(child.answer)
+    message = _printable(child.said.strip())
+    if child.status == shape_inference_worker.INVALID:
         raise ModelError(
             where="ONNX checker",
             expected="a valid model",
             found=explain(message),
             fix="correct the node it names, or export the model again",
         )
-    if child.returncode == shape_inference_worker.OUT_OF_MEMORY:
+    needs = dict.fromkeys((resource.RLIMIT_AS, resource.RLIMIT_DATA), MEMORY)
+    needs |= {resource.RLIMIT_CPU: SECONDS, resource.RLIMIT_NOFILE: 64}
+    error = limits.blamed("ONNX checker", f"a process that died ({child.how}) {message[-300:]}".rstrip(), needs)
+    if error is not None:
+        raise error
+    if child.status is None:
+        raise _stopped(f"no answer within {_WALL} seconds")
+    if child.status == shape_inference_worker.OUT_OF_MEMORY:
         raise _stopped(f"a model whose shapes take more than {MEMORY >> 30} GiB to work out")
-    if child.returncode == -signal.SIGXCPU:
+    if child.status == -signal.SIGXCPU:
         raise _stopped(f"a model whose shapes take more than {SECONDS} seconds to work out")
-    if child.returncode < 0:
-        raise _stopped(f"a model on which the checker dies ({signal.Signals(-child.returncode).name})")
-    raise _stopped(f"exit status {child.returncode}: {message[-500:]}")
+    if child.status < 0:
+        raise _stopped(f"a model on which the checker dies ({child.how})")
+    raise _stopped(f"{child.how}: {message[-500:]}")
 
 
 def _printable(text: str) -> str:
@@ -58,13 +64,9 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _run(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[bytes]:
-    limits = (str(MEMORY), str(SECONDS), str(int(propagate)))
-    command = [sys.executable, "-P", str(Path(shape_inference_worker.__file__)), *limits]
-    try:
-        return subprocess.run(command, input=content, capture_output=True, check=False, timeout=_WALL)
-    except subprocess.TimeoutExpired as error:
-        raise _stopped(f"no answer within {_WALL} seconds") from error
+def _run(content: bytes, *, propagate: bool) -> children.Ended:
+    options = (str(MEMORY), str(SECONDS), str(int(propagate)))
+    return children.run_apart(children.python(shape_inference_worker.__file__, *options), content, seconds=_WALL)
 
 
 def _stopped(found: str) -> ModelError:

@@ -1,6 +1,6 @@
 """The child process of ``inference``: a model on standard input, the model with inferred types on standard output.
 
-It runs as a script of its own, so that it imports nothing but onnx. Its exit status says how it ended: 0 done,
+It runs as a script of its own, so that it imports little but onnx. Its exit status says how it ended: 0 done,
 3 the model is invalid (why: on standard error), 4 out of memory; a signal where it crashed or ran out of time.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import resource
 import sys
+
+from forge_pipeline.limits import end_with_parent, lower
 
 INVALID = 3
 OUT_OF_MEMORY = 4
@@ -18,11 +20,12 @@ def main(memory: int, seconds: int, propagate: int) -> int:
 
     With ``propagate``, shapes that the model computes from other shapes are followed as well.
     """
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end_with_parent()
+    lower(resource.RLIMIT_CPU, seconds, 1)
+    lower(resource.RLIMIT_CORE, 0)
     import onnx
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    lower(resource.RLIMIT_AS, memory)
     try:
         model = onnx.load_model_from_string(sys.stdin.buffer.read())
         inferred = onnx.shape_inference.infer_shapes(

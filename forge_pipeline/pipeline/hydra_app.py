@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_pipeline.digest import digest_bytes
-from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
+from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
 from forge_pipeline.redact import HIDDEN, redacted
@@ -199,6 +199,7 @@ def _lookup(config: Any, key: str) -> Any:
 def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         return call()
@@ -206,6 +207,14 @@ def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
         raise
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(error, overrides) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(
+            where="configuration" if mark is None else f"{mark.name}, line {mark.line + 1}",
+            expected="plain YAML in UTF-8, without tags of Python",
+            found=getattr(error, "problem", None) or str(error),
+            fix="correct the file",
+        ) from error
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import weakref
 from collections import deque
@@ -24,6 +23,7 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any
 
+from forge_pipeline import children
 from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import StoreError, did_you_mean
 from forge_pipeline.redact import redacted, secrets_of
@@ -34,7 +34,6 @@ WHERE = "store.remote"
 READ_UNSEEN = 8 << 20  # bytes that may be on their way before anything is heard of them: two blocks,
 SENT_UNSEEN = 128 << 20  # and what a back end sends in one request, without a word about how far it is
 START = 60.0  # seconds for the process to start, which has to do with this machine alone
-PASSWORD = "FORGE_PASSWORD"  # noqa: S105 - its name; nobody there needs it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,12 +286,12 @@ class _Child:
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-P", carrier.__file__, str(theirs.fileno())]
+            command = children.python(carrier.__file__, str(theirs.fileno()))
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != PASSWORD},
+                env=children.environment_with_credentials(),
                 start_new_session=True,  # Ctrl-C is for us
             )  # fmt: skip
         self.end = weakref.finalize(self, _end, self._process)

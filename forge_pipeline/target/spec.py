@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from forge_pipeline import children
 from forge_pipeline.errors import TargetError, did_you_mean
 from forge_pipeline.runtime.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Target, described, tags
@@ -253,7 +254,9 @@ def _present_gpu() -> str:
     """Return the architecture of this machine's first GPU, such as sm_86. Raises TargetError where there is none."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(
+            command, env=children.environment(), capture_output=True, text=True, check=True, timeout=30
+        )
         major, minor = done.stdout.splitlines()[0].strip().split(".")
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
         raise TargetError(

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import torch
 from torch import nn
-from forge_pipeline.codegen.exported import import_program
+from forge_pipeline.codegen.onnx_import.torch_export import import_program
 from forge_pipeline.errors import ModelError
 
 class Last(nn.Module):  # TVM 0.27 reads outside the tensor for the index -1
