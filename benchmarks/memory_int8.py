@@ -80,9 +80,9 @@ def resident(library: Path) -> int:
 def observed(library: Path) -> int:
     """Load and run a library in this process, and return how many bytes it grew by."""
     from forge_pipeline.runtime.engine import Engine
-    from forge_pipeline.runtime.machine import _runtime
+    from forge_pipeline.runtime.ffi import runtime
 
-    _runtime()  # the runtime's own memory is there before
+    runtime()  # the runtime's own memory is there before
     before = _kib("VmHWM")
     engine = Engine(library, threads=1)
     rng = np.random.default_rng(0)

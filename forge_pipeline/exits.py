@@ -15,6 +15,7 @@ from typing import Final
 
 from forge_pipeline.errors import ForgeError, LimitError
 from forge_pipeline.limits import blamed, exhaustion, lower
+from forge_pipeline.text import shown
 
 BUG = 70  # EX_SOFTWARE of sysexits.h
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
@@ -117,8 +118,8 @@ def _failed(error: BaseException) -> tuple[int, str]:
     error = _of_environment(error) or error
     if isinstance(error, ForgeError):
         return error.exit_code, f"error: {error}"
-    lines = "".join(traceback.format_exception(error))
-    return BUG, f"{lines}error: this is a bug in forge_pipeline; please report it with the lines above"
+    lines = "\n".join(map(shown, "".join(traceback.format_exception(error)).splitlines()))
+    return BUG, f"{lines}\nerror: this is a bug in forge_pipeline; please report it with the lines above"
 
 
 def _of_environment(error: BaseException) -> ForgeError | None:

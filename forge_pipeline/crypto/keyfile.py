@@ -71,12 +71,19 @@ def wrap(data_key: Secret, password: Secret, pair: Pair, kdf: Kdf, entropy: Entr
     return body + _mac(authenticating, body)
 
 
-def unwrap(data: bytes, password: Secret, *, pair: Pair | None = None, where: str = "key file") -> Secret:
+def unwrap(
+    data: bytes,
+    password: Secret,
+    *,
+    pair: Pair | None = None,
+    where: str = "key file",
+    max_bytes: int | None = None,
+) -> Secret:
     """Return the data key in the key file ``data``, after checking that it belongs to ``pair``, if one is given.
 
     Raises SecretError for a wrong password or an altered file (the two cannot be told apart), and ArtifactError
-    for what is no key file, another model's, or asks for a cost outside the limits of ``Kdf``; in all of these
-    nothing is derived.
+    for what is no key file, another model's, or asks for a cost outside the limits of ``Kdf``, or for more memory
+    than ``max_bytes``; in all of these nothing is derived.
     """
     head, kdf, salt, nonce, found = _parse(data, where)
     if pair is not None and pair != found:
@@ -86,7 +93,12 @@ def unwrap(data: bytes, password: Secret, *, pair: Pair | None = None, where: st
             f"the key of model {found.uuid.hex()}, or of another encryption of the same model",
             "take modelKey.bin from the folder that this model_library.so was delivered in",
         )
-    wrapping, authenticating = _derive(password, salt, kdf)
+    if max_bytes is not None and kdf.memory_kib << 10 > max_bytes:
+        raise _too_much_memory(where, kdf, f"{max_bytes >> 10} KiB, what this device gives for it")
+    try:
+        wrapping, authenticating = _derive(password, salt, kdf)
+    except MemoryError:
+        raise _too_much_memory(where, kdf, "what the system gives") from None
     body, mac = data[:-_MAC], data[-_MAC:]
     if not hmac.compare_digest(_mac(authenticating, body), mac):
         raise _wrong_password(where)
@@ -127,6 +139,15 @@ def _derive(password: Secret, salt: bytes, kdf: Kdf) -> tuple[Secret, Secret]:
 
 def _mac(key: Secret, data: bytes) -> bytes:
     return hmac.digest(key.reveal(), data, "sha256")
+
+
+def _too_much_memory(where: str, kdf: Kdf, limit: str) -> ArtifactError:
+    return ArtifactError(
+        where,
+        f"a key derivation within {limit}",
+        f"one that takes {kdf.memory_kib} KiB",
+        "free some memory, raise Engine(..., max_kdf_bytes=N), or encrypt the model with less encrypt.kdf.memory_kib",
+    )
 
 
 def _wrong_password(where: str) -> SecretError:

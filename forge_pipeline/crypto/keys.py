@@ -100,7 +100,7 @@ def _reader(source: str) -> Reader:
 
 def _from_environment(name: str) -> Secret | None:
     value = os.environ.get(name)
-    return None if value is None else _checked(os.fsencode(value), f"environment variable {name}")
+    return None if value is None else _checked(Secret(os.fsencode(value)), f"environment variable {name}")
 
 
 def _from_file(path: Path) -> Secret | None:
@@ -129,6 +129,8 @@ def _from_descriptor(number: int) -> Secret | None:
     try:
         with os.fdopen(number, "rb") as stream:
             return _read(stream, f"file descriptor {number}")
+    except OverflowError:  # no descriptor has such a number
+        return None
     except OSError as error:
         if error.errno == errno.EBADF:
             return None
@@ -140,8 +142,8 @@ def _from_descriptor(number: int) -> Secret | None:
 def _from_prompt() -> Secret | None:
     if not sys.stdin.isatty():
         return None
-    typed = _checked(getpass.getpass("Password for the encrypted model: ").encode(), "prompt")
-    if typed != Secret(getpass.getpass("The same again: ").encode()):  # a slip would be found on the device
+    typed = _checked(Secret.of_password(getpass.getpass("Password for the encrypted model: ")), "prompt")
+    if typed != Secret.of_password(getpass.getpass("The same again: ")):  # a slip would be found on the device
         raise SecretError("prompt", "the same password twice", "two different ones", "type it again")
     return typed
 
@@ -159,15 +161,16 @@ def _from_keyring(service: str, name: str) -> Secret | None:
         raise SecretError(
             f"keyring:{service}/{name}", "an unlocked keyring", type(error).__name__, "unlock it, or use another source"
         ) from error
-    return None if value is None else _checked(value.encode(), f"keyring:{service}/{name}")
+    return None if value is None else _checked(Secret.of_password(value), f"keyring:{service}/{name}")
 
 
 def _read(stream: BinaryIO, where: str) -> Secret:
-    return _checked(stream.read(MAX_PASSWORD + 2).removesuffix(b"\n").removesuffix(b"\r"), where)
+    return _checked(Secret(stream.read(MAX_PASSWORD + 2).removesuffix(b"\n").removesuffix(b"\r")), where)
 
 
-def _checked(value: bytes, where: str) -> Secret:
-    if not 1 <= len(value) <= MAX_PASSWORD:
-        found = "an empty one" if not value else "more than that"
+def _checked(password: Secret, where: str) -> Secret:
+    length = len(password.reveal())
+    if not 1 <= length <= MAX_PASSWORD:
+        found = "more than that" if length else "an empty one"
         raise SecretError(where, f"a password of 1 to {MAX_PASSWORD} bytes", found, "put the password there")
-    return Secret(value)
+    return password

@@ -21,13 +21,26 @@ class Secret:
 
     @classmethod
     def of_password(cls, password: Secret | bytes | str) -> Secret:
-        """Wrap a password; text stands for its UTF-8 bytes. SecretError if it is empty."""
+        """Wrap a password; text stands for its UTF-8 bytes. SecretError if it is empty, or nothing of the kind.
+
+        Neither the error nor a local of this function holds the password then.
+        """
         if isinstance(password, Secret):
             return password
-        value = password.encode() if isinstance(password, str) else bytes(password)
-        if not value:
+        secret, found = None, type(password).__name__
+        try:
+            if isinstance(password, str):
+                secret = cls(password.encode())
+            elif isinstance(password, bytes | bytearray | memoryview):
+                secret = cls(bytes(password))
+        except UnicodeEncodeError:  # has the password in it: let go of before ours is raised
+            found = "text with a lone surrogate, which UTF-8 cannot express"
+        password = b""
+        if secret is None:
+            raise SecretError("password", "text or bytes", found, "give the password of this model")
+        if not secret.reveal():
             raise SecretError("password", "at least one character", "an empty one", "give the password of this model")
-        return cls(value)
+        return secret
 
     def reveal(self) -> bytes:
         """Return the bytes. Pass them straight on: a local variable would show in a traceback."""

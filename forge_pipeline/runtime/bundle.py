@@ -122,11 +122,21 @@ def _padding(elf_length: int) -> int:
 
 def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
     """Return the lengths of metadata, ELF and weights; they account for the file to the last byte."""
+    lengths = check_end(data[-FOOTER:], len(data), where)
+    _, elf_length, _ = lengths
+    if any(data[elf_length : elf_length + _padding(elf_length)]):
+        expected, fix = f"zeros after {elf_length} bytes, as the footer says", "copy the file again, or build it anew"
+        raise ArtifactError(where, expected, "other bytes", fix)
+    return lengths
+
+
+def check_end(footer: Buffer, length: int, where: str) -> tuple[int, int, int]:
+    """Return the lengths of metadata, ELF and weights of a file that is ``length`` bytes long, from its last ones."""
     expected = "a model library: an ELF file with a forge-pipeline footer"
     rebuild = "copy the file again from where it was built, or build it anew"
-    if len(data) < FOOTER:
-        raise ArtifactError(where, expected, f"{len(data)} bytes, less than the footer alone", rebuild)
-    head = data[-FOOTER:-_DIGEST]
+    if len(footer) < FOOTER:
+        raise ArtifactError(where, expected, f"{len(footer)} bytes, less than the footer alone", rebuild)
+    head = footer[:-_DIGEST]
     magic, version, reserved, metadata_length, elf_length, weights_length = _HEAD.unpack(head)
     if magic != MAGIC:
         raise ArtifactError(where, expected, "no footer at its end: truncated, or another kind of file", rebuild)
@@ -138,10 +148,8 @@ def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
             "load it with the release of forge-pipeline that built it, or build it anew",
         )
     size = elf_length + _padding(elf_length) + weights_length + metadata_length + FOOTER
-    if size != len(data):
-        raise ArtifactError(where, f"{size} bytes, as the footer says", f"{len(data)} bytes", rebuild)
-    if any(data[elf_length : elf_length + _padding(elf_length)]):
-        raise ArtifactError(where, f"zeros after {elf_length} bytes, as the footer says", "other bytes", rebuild)
+    if size != length:
+        raise ArtifactError(where, f"{size} bytes, as the footer says", f"{length} bytes", rebuild)
     return metadata_length, elf_length, weights_length
 
 

@@ -11,6 +11,8 @@ import hashlib
 import mmap
 import os
 
+from forge_pipeline.errors import ArtifactError
+
 CHUNK = 1 << 20
 """Bytes that are read, or hashed, at a time: they are in the second cache, or not far behind it, when hashed."""
 
@@ -24,14 +26,18 @@ class Contents:
 
     def __init__(self, limit: int) -> None:
         # Private: what mmap gives by default are pages of a shared file system, which come in one size.
-        self._map = mmap.mmap(-1, max(limit, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, max(limit, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, MemoryError) as error:
+            fix = "free some memory, or use a device that has more"
+            raise ArtifactError("memory", f"{limit} bytes for the library", str(error), fix) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without large pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._size = self._hashed = 0
         self._digest = hashlib.sha256()
 
-    def append(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | bytearray | memoryview) -> None:
         """Append a copy of ``data``."""
         stop = self._size + len(data)
         self._map[self._size : stop] = data

@@ -7,26 +7,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline.content import Made
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.artifact import FileOrBytes, opened_library
+from forge_pipeline.runtime.artifact import FileOrBytes, named, opened_library
 from forge_pipeline.runtime.host import ask_for_tiles
 from forge_pipeline.runtime.interface import Interface, Tensor
+from forge_pipeline.runtime.limits import Limits
 from forge_pipeline.runtime.machine import Machine, available_cores
 from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
 
 
 class Engine:
-    """A compiled model, ready to run. It may be shared by threads, which then take turns.
+    """A compiled model, ready to run. It may be shared by threads, which then take turns, and by forked processes.
 
         engine = Engine("out/host/model_library.so", "out/host/modelKey.bin", password)
         (scores,) = engine(image)
 
     ``library`` and ``key`` are files or their contents. ``threads`` is how many a run may use, by default one for
-    each physical core. An encrypted model is decrypted into sealed memory and never touches a disk; on a system
-    without such memory, or to load by an ordinary path, name a ``plaintext_folder``: the library then lies there,
-    readable by this user alone, while it is loaded.
+    each physical core; with one, whoever calls computes, with more, one thread of the runtime does. An encrypted model
+    is decrypted into sealed memory and never touches a disk; on a system without such memory, or to load by an ordinary
+    path, name a ``plaintext_folder``: the library then lies there, readable by this user alone, while it is loaded.
+
+    ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before
+    either is used; by default both are the memory that is free.
 
     Raises ArtifactError for a file that is damaged, altered, cut off or made for another machine, SecretError for a
     missing or wrong key or password, ConfigError for an impossible number of threads. Nothing of the file is
@@ -35,18 +40,26 @@ class Engine:
 
     def __init__(
         self,
-        library: FileOrBytes,
+        library: FileOrBytes | Made,
         key: FileOrBytes | None = None,
         password: Secret | bytes | str | None = None,
         *,
         threads: int | None = None,
         plaintext_folder: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        max_kdf_bytes: int | None = None,
     ) -> None:
-        password = None if password is None else Secret.of_password(password)  # rebound: no local shows it
-        folder = None if plaintext_folder is None else Path(plaintext_folder)
-        self._where = "model library" if isinstance(library, bytes) else os.fspath(library)
+        self._where = "model library"
         self._interface = Interface(inputs=(), outputs=(), weights=())  # for the repr in the traceback of a refusal
-        with opened_library(library, key, password, plaintext_folder=folder) as (found, interface, path):
+        given, password = password, None  # no local shows it, neither now nor in the traceback of a refusal
+        try:
+            secret = None if given is None else Secret.of_password(given)
+        finally:
+            del given
+        folder = None if plaintext_folder is None else Path(plaintext_folder)
+        limits = Limits.of(max_bytes, max_kdf_bytes)
+        self._where = named(library, "model library")
+        with opened_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
             if found.metadata.get("compile", {}).get("amx", False):
                 ask_for_tiles(where=self._where)

@@ -22,9 +22,9 @@ def serve(
     ``instructions`` counts what the machine has executed so far, where it can tell.
     """
     # Once for all children: each would take seconds.
-    from forge_pipeline.runtime import engine, machine
+    from forge_pipeline.runtime import engine, ffi
 
-    machine._runtime()
+    ffi.runtime()
 
     write(framed("ready", cpuinfo))
     for job in jobs:

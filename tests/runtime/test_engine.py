@@ -13,6 +13,7 @@ from forge_pipeline.errors import ArtifactError, ConfigError, DataError
 from forge_pipeline.runtime.arguments import STAGED_BYTES, aligned
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.runtime.unpacked import loaded
 from tests.sums import assert_same_sums
 
 Retarget = Callable[..., Library]
@@ -341,3 +342,12 @@ def test_weights_are_read_in_place(bound_library: Library) -> None:
     assert not weight.flags.owndata
     assert not weight.flags.writeable
     assert weight.ctypes.data % 64 == 0
+
+
+def test_a_library_whose_weights_are_in_a_file_is_loaded_without_a_temporary_file(
+    bound_library: Library, x: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model_library.so"
+    path.write_bytes(bound_library.to_bytes())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no folder"))
+    np.testing.assert_allclose(loaded(Library.from_file(path), threads=1)(x)[0], x @ WEIGHT, rtol=1e-5)
