@@ -30,7 +30,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.verification.interpreter import Interpreter
+from forge_pipeline.passes.verification.exact import exact_interpreter
 from forge_pipeline.passes.verification.reference import generated
 from forge_pipeline.stages.fold import Config, run
 
@@ -142,7 +142,7 @@ def measure(model: onnx.ModelProto, using: dict[str, Tool], *, rounds: int) -> d
         seconds[tool] = time.process_time() - started
     milliseconds = dict.fromkeys(done, 0.0)
     if rounds:
-        fed = generated(model, Interpreter(model), SETTINGS)[0]
+        fed = generated(model, exact_interpreter(model), SETTINGS)[0]
         run_in = {name: done[name] for name in done if name not in ("verified", "onnxoptimizer")}
         milliseconds |= latencies(run_in, {name: np.asarray(array) for name, array in fed.items()}, rounds)
     return {tool: (len(done[tool].graph.node), seconds[tool], milliseconds[tool]) for tool in done}

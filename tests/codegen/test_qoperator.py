@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.qdq.qoperator import written_out
-from forge_pipeline.ir.reference.session import open_session
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
 from tests.machines import load
@@ -58,7 +58,7 @@ class Integers(Net):
 
 
 def reference(model: onnx.ModelProto, x: Any) -> list[Any]:
-    return list(open_session(model.SerializeToString(), where="test").run(None, {"x": x}))
+    return list(Interpreter(model)({"x": x}).values())
 
 
 def convolution(net: Integers) -> str:
@@ -284,10 +284,9 @@ def test_convolutions_of_integers_pad_with_the_zero_point(groups: int, size: tup
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     floats = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    session = open_session(floats.SerializeToString(), where="test")
     feeds = {"x": x.astype(np.float32) - 77, "w": weight.astype(np.float32)}
     found = compiled(model)(*([x, np.array(77, np.uint8)] if measures else [x]))[0]
-    np.testing.assert_array_equal(found, session.run(None, feeds)[0].astype(np.int32))
+    np.testing.assert_array_equal(found, Interpreter(floats)(feeds)["y"].astype(np.int32))
 
 
 def of_integers(operator: str, names: list[str], tensors: dict[str, Any], x: Any, **attributes: Any) -> onnx.ModelProto:

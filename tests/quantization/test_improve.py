@@ -14,6 +14,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import equalized, links
 from forge_pipeline.quantization.accuracy.split_channels import best_cut, split
@@ -23,7 +24,6 @@ from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.settings import Config
 
 Parse = Callable[..., ONNXModule]
@@ -87,7 +87,11 @@ def hostile(model: ONNXModule) -> ONNXModule:
 
 def same_function(one: onnx.ModelProto, other: onnx.ModelProto, feeds: list[Feed]) -> None:
     for feed in feeds[:4]:
-        for wanted, found in zip(Session(one).run(feed).values(), Session(other).run(feed).values(), strict=True):
+        for wanted, found in zip(
+            Interpreter(one, optimized=True)(feed).values(),
+            Interpreter(other, optimized=True)(feed).values(),
+            strict=True,
+        ):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
@@ -160,8 +164,8 @@ def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[
 
     def shift(improve: list[str]) -> float:
         model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges)
-        one, two = Session(chain.mod), Session(model.mod)
-        return float(np.abs(np.mean([two.run(feed)["y"] - one.run(feed)["y"] for feed in images], axis=0)).max())
+        one, two = Interpreter(chain.mod, optimized=True), Interpreter(model.mod, optimized=True)
+        return float(np.abs(np.mean([two(feed)["y"] - one(feed)["y"] for feed in images], axis=0)).max())
 
     assert shift(["correct_bias"]) < 0.5 * shift([])
 
@@ -194,8 +198,8 @@ def test_the_cut_is_between_large_and_small_channels() -> None:
 
 
 def classes(model: ONNXModule, feeds: list[Feed]) -> Any:
-    session = Session(model.mod)
-    return np.concatenate([session.run(feed)["y"].argmax(axis=1) for feed in feeds])
+    session = Interpreter(model.mod, optimized=True)
+    return np.concatenate([session(feed)["y"].argmax(axis=1) for feed in feeds])
 
 
 def test_a_budget_puts_as_few_layers_as_it_takes_back_to_float(chain: ONNXModule, images: list[Feed]) -> None:

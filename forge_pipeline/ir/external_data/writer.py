@@ -85,7 +85,7 @@ def _split(module: Writable, data: str, inline_bytes: int) -> tuple[ModelProto, 
     sizes = [byte_count(item) if item.data_type != TensorProto.STRING else 0 for item in light.graph.initializer]
     if not module.is_held and sum(sizes) <= inline_bytes:
         return None
-    model = _without_initializers(light)
+    model = without_initializers(light)
     parts: Parts = []
     for original, length in zip(light.graph.initializer, sizes, strict=True):
         if length < LEAST:
@@ -107,7 +107,7 @@ def _inside(tensor: TensorProto) -> Iterator[bytes]:
     yield content(tensor, None)
 
 
-def _without_initializers(light: ModelProto) -> ModelProto:
+def without_initializers(light: ModelProto) -> ModelProto:
     """Return a copy of all but the weights, which would be a second copy of them in memory."""
     model, graph = ModelProto(), GraphProto()
     for part, source, left_out in ((graph, light.graph, "initializer"), (model, light, "graph")):

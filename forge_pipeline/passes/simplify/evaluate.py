@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueIn
 
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.passes.value_types import inferred
-from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter
 
 Array = np.ndarray[Any, Any]
 
@@ -40,16 +40,14 @@ def _run(
     if not which:
         return {}
     chosen = [nodes[index] for index in which]
-    names = [name for node in chosen for name in node.output if name]
     try:
-        results = Interpreter(_model(chosen, tensors, opsets), names)({})
-    except RUN_ERRORS:
+        found = exact_interpreter(_model(chosen, tensors, opsets))({})
+    except REFUSALS:
         if len(which) == 1:
             return {}
         middle = len(which) // 2
         return _run(which[:middle], nodes, tensors, opsets) | _run(which[middle:], nodes, tensors, opsets)
-    by_name = dict(zip(names, results, strict=True))
-    computed = {index: {name: by_name[name] for name in nodes[index].output if name} for index in which}
+    computed = {index: {name: found[name] for name in nodes[index].output if name} for index in which}
     return {
         index: outputs
         for index, outputs in computed.items()

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization import cross_cpu_agreement
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.integers import Affine, dequantized, quantized
 from forge_pipeline.quantization.network import Network, attribute, layer
 from forge_pipeline.quantization.plan import Plan
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.static import NEAREST, Steps
 from forge_pipeline.quantization.weights import WeightScheme, channel_axis
 
@@ -58,17 +58,17 @@ def _means(network: Network, nodes: Sequence[NodeProto], probes: Sequence[Probe]
     axes = {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in nodes}
     fed = {value.name for value in network.model.graph.input}
     computed = tuple(name for name in axes if name not in fed)
-    session = Session(network.model, computed)
+    run = Interpreter(network.model, taps=computed, optimized=True)
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)
     for probe in probes:
-        values = {**probe.feed, **session.run(probe.feed, computed)}
+        values = {**probe.feed, **run(probe.feed, computed)}
         for name, axis in axes.items():
             channels = np.moveaxis(values[name], axis, 0).astype(np.float64)
             channels = channels.reshape(channels.shape[0], -1)
             sums[name] = sums.get(name, 0.0) + channels.sum(axis=1)
             counts[name] += channels.shape[1]
-    return {name: cross_cpu_agreement.means(total / counts[name]) for name, total in sums.items()}
+    return {name: cross_cpu_agreement.means(total / max(counts[name], 1)) for name, total in sums.items()}
 
 
 def _shift(

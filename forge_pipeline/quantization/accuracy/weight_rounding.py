@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, attribute, layer
 from forge_pipeline.quantization.plan import Plan
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.weights import WeightScheme, channel_axis
 
 SWEEPS = 6
@@ -90,11 +90,11 @@ def _shares(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
 def _moments(network: Network, layers: Sequence[Layer], probes: Sequence[Probe]) -> dict[str, tuple[Floats, int]]:
     """The second moments [groups, columns, columns] of each layer's inputs, and the rows that they are the mean of."""
     computed = tuple(dict.fromkeys(item.node.input[0] for item in layers if item.node.input[0] in network.producer))
-    session = Session(network.model, computed)
+    run = Interpreter(network.model, taps=computed, optimized=True)
     sums = {item.node.output[0]: np.zeros((item.groups, item.columns, item.columns), np.float32) for item in layers}
     counts = dict.fromkeys(sums, 0)
     for probe in probes:
-        values = {**probe.feed, **session.run(probe.feed, computed)}
+        values = {**probe.feed, **run(probe.feed, computed)}
         for item in layers:
             name = item.node.output[0]
             limit = -(-max(ROWS * item.columns, LEAST_ROWS) // len(probes))
