@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.recurrent import GATES
 from forge_pipeline.quantization.dynamic import rebuilt
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, at_opset, attribute, layer
 from forge_pipeline.quantization.weights import Constants, WeightScheme
 
 OPSET = 21  # the first with blocks and with 4-bit integers
-RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+RECURRENT = frozenset(GATES)
 PAYS = 1 << 14  # weights; below, scales and nodes weigh as much as what is saved
 CUTS = np.linspace(1.0, 0.7, 13)
 

@@ -18,11 +18,11 @@ from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
     rnn_kernel,
 )
 from forge_pipeline.codegen.onnx_import.stored_constants import Stored
+from forge_pipeline.ir.recurrent import ACTIVATIONS, GATES, REVERSALS, STATES
 
-DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
-REVERSALS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu"})
+"""Activations that the kernels have."""
+
 SERIAL_WORK = 1 << 17
 """Multiply-adds of a sequence below which all of them stay on one thread."""
 
@@ -117,7 +117,7 @@ def _steps(layer: _Layer) -> list[Any]:
     )
     functions = _functions(layer)
     products = [_product(layer, way) for way in range(ways)]
-    states = [_initial(layer, position, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
+    states = [_initial(layer, position, batch) for position in STATES[layer.kind]]
     extra: list[Any] = []
     if layer.kind == "LSTM":
         kernel = lstm_kernel(form, functions)
@@ -197,7 +197,7 @@ def _initial(layer: _Layer, position: int, batch: Any) -> Any:
 
 def _functions(layer: _Layer) -> tuple[Function, ...]:
     """Return each activation of a step, as the directions have it."""
-    defaults = DEFAULT_ACTIVATIONS[layer.kind]
+    defaults = ACTIVATIONS[layer.kind]
     names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.ways
     return tuple(_chosen(names[at :: len(defaults)], layer.dtype) for at in range(len(defaults)))
 
