@@ -94,6 +94,7 @@ class QuantizableModule(ONNXModule):
 
     def quantize(
         self,
+        /,
         activation_dtype: str = "int8",
         kernel_dtype: str | None = None,
         bias_dtype: str | None = None,
