@@ -34,11 +34,11 @@ class ONNXModule(QuantizableModule, Compilable):
     def typed_mod(self) -> onnx.ModelProto:
         """A copy of the model that states the types of all values. Raises ModelError for an invalid model."""
         from forge_pipeline.ir.external_data.mapped import outline
-        from forge_pipeline.ir.shape_inference import checked_and_inferred
+        from forge_pipeline.ir.shape_inference import check_and_infer
 
         if not self.is_held:
-            return checked_and_inferred(self.mod)
-        inferred = checked_and_inferred(outline(self.light))
+            return check_and_infer(self.mod)
+        inferred = check_and_infer(outline(self.light))
         typed = self.copy()
         for field in ("value_info", "output"):
             values = getattr(typed.light.graph, field)

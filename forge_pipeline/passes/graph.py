@@ -17,8 +17,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from forge_pipeline.ir.external_data.mapped import Held, array_of, held_of, holds, tensor_of
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import needs, nodes_below, subgraphs
-from forge_pipeline.passes.nodes import copied, names_within, rename_inputs, topological
-from forge_pipeline.passes.value_types import SMALL, Shape, Types, inferred
+from forge_pipeline.passes.nodes import clone, names_within, rename_inputs, topological
+from forge_pipeline.passes.value_types import SMALL, Shape, Types, infer_model_types
 
 Array = np.ndarray[Any, Any]
 
@@ -46,11 +46,11 @@ class GraphState:
         self.header.opset_import.extend(model.opset_import)
         self.header.functions.extend(model.functions)
         self.name = graph.name
-        self.inputs = [copied(value) for value in graph.input]
-        self.outputs = [copied(value) for value in graph.output]
+        self.inputs = [clone(value) for value in graph.input]
+        self.outputs = [clone(value) for value in graph.output]
         self.sparse = list(graph.sparse_initializer)
         self.annotations = list(graph.quantization_annotation)
-        self._stated = [copied(value) for value in graph.value_info]
+        self._stated = [clone(value) for value in graph.value_info]
         self._nodes: dict[int, NodeProto] = {}
         self._constants: dict[str, TensorProto] = {}
         self._arrays: dict[str, Array] = {}
@@ -61,7 +61,7 @@ class GraphState:
         for tensor in graph.initializer:
             self._constants[tensor.name] = tensor
         for node in graph.node:
-            self._link(copied(node))
+            self._link(clone(node))
         self._names.update(self._constants)
         self._names.update(value.name for value in (*graph.input, *graph.output))
         self._names.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -203,7 +203,7 @@ class GraphState:
 
 def infer_types(graph: GraphState) -> Types:
     """Infer the types of all values of ``graph``; values that inference does not understand are left out."""
-    return Types(inferred(skeleton(graph)))
+    return Types(infer_model_types(skeleton(graph)))
 
 
 def skeleton(graph: GraphState) -> ModelProto:

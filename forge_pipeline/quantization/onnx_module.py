@@ -151,7 +151,7 @@ class QuantizableModule(ONNXModule):
         """
         from forge_pipeline.quantization.accuracy.split_channels import split
         from forge_pipeline.quantization.limits import whole
-        from forge_pipeline.quantization.network import Network, prepared
+        from forge_pipeline.quantization.network import Network, prepare
 
         self._refuse_quantized("split_tensors")
         if self.is_calibrated and not force:
@@ -161,7 +161,7 @@ class QuantizableModule(ONNXModule):
                 found="a calibrated one",
                 fix="call split_tensors(force=True) and calibrate again",
             )
-        changed = split(Network(prepared(whole(self, "split_tensors()"))))
+        changed = split(Network(prepare(whole(self, "split_tensors()"))))
         if changed is None:
             raise ModelError(
                 where="split_tensors()",

@@ -10,7 +10,7 @@ from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.integers import INTEGERS
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
 from forge_pipeline.quantization.weights import WeightScheme
 
@@ -18,7 +18,7 @@ SCHEME = WeightScheme(kind=INTEGERS["int8"], limit=127, per_channel=True)
 
 
 def quantized(net: ONNXModule) -> ONNXModule:
-    network = Network(prepared(net.mod))
+    network = Network(prepare(net.mod))
     return ONNXModule(quantize_dynamic(network, make_plan(network), SCHEME))
 
 

@@ -15,9 +15,9 @@ from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import links
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.calibration.observe import calibrate
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.stages import quantize
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -38,7 +38,7 @@ def test_the_default_loses_half_a_point_at_most_and_has_less_noise_than_onnx_run
 
 def hostile(model: ONNXModule) -> ONNXModule:
     """Rescale channels by factors between 2^-4 and 2^4, wherever that keeps the function."""
-    network, draw = Network(prepared(model.mod)), np.random.default_rng(0)
+    network, draw = Network(prepare(model.mod)), np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for link in links(network, per_channel=True):
         name, axis = link.divided[0]
@@ -67,7 +67,7 @@ def test_the_default_mends_a_hostile_net_to_within_a_point(name: str) -> None:
         probe_bytes=32 << 20,
     )  # fmt: skip
     result = quantize.run(config, model=spoiled, ranges=ranges)
-    drop = Trial.of(Network(prepared(model.mod)), evaluation).drop(result.output.mod)
+    drop = Evaluator.of(Network(prepare(model.mod)), evaluation).drop(result.output.mod)
     assert drop is not None
     assert drop <= 1.0
     assert result.report["improvements"]["equalize"]["kept"]

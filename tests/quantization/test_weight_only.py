@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Trial
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.float16 import to_float16
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.weight_only import block_scales, compress_weights
 
 Parse = Callable[..., ONNXModule]
@@ -31,7 +31,7 @@ def network(parse: Parse) -> Network:
         "b": draw.normal(size=128).astype(np.float32),
         "w": draw.normal(size=(128, 4)).astype(np.float32),
     }
-    return Network(prepared(parse(
+    return Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 160] x) => (float[1, 4] y)
         { a = MatMul(x, u) r = Relu(a) g = Gemm<transB=1>(r, v, b) y = MatMul(g, w) }""",
@@ -85,7 +85,7 @@ def test_no_cut_of_a_block_is_worse_than_rounding_to_its_largest_weight(
 def test_recurrent_weights_become_bytes(parse: Parse) -> None:
     draw = np.random.default_rng(6)
     weights = {name: (draw.normal(size=(1, 256, 64)) / 8).astype(np.float32) for name in "wr"}
-    network = Network(prepared(parse(
+    network = Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[5, 1, 64] x) => (float[5, 1, 1, 64] y) { y = LSTM<hidden_size=64>(x, w, r) }""",
         weights,
@@ -103,7 +103,7 @@ def test_a_layer_kept_in_float_is_left_alone(network: Network) -> None:
 
 def test_a_model_with_nothing_to_shrink_is_refused(net: ONNXModule) -> None:
     with pytest.raises(ModelError) as refusal:
-        compress_weights(Network(prepared(net.mod)), bits=4, block_size=32, keep_float=())
+        compress_weights(Network(prepare(net.mod)), bits=4, block_size=32, keep_float=())
     assert refusal.value.where == "quantize.method=weights"
 
 
@@ -123,7 +123,7 @@ def trial_sqnr(trial: Trial, model: onnx.ModelProto) -> float:
 
 
 def test_a_weight_beyond_half_precision_is_refused(parse: Parse) -> None:
-    network = Network(prepared(parse(
+    network = Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]> net (float[1, 2] x) => (float[1, 2] y) { y = Mul(x, w) }""",
         {"w": np.array([1.0, 1e6], np.float32)},
     ).mod))  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-from forge_pipeline.ir.qdq.qoperator import written_out
+from forge_pipeline.ir.qdq.qoperator import write_out
 from forge_pipeline.ir.traversal import every_node
 
 WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3, "QGemm": 3}
@@ -34,7 +34,7 @@ def without_saturation(model: ModelProto) -> ModelProto:
     parsed = ModelProto()
     parsed.CopyFrom(model)
     if any(_has_signed_activations(graph) for graph in _graphs(parsed.graph)):
-        parsed = written_out(parsed)
+        parsed = write_out(parsed)
     for graph in _graphs(parsed.graph):
         _make_unsigned(graph)
     return parsed
@@ -64,7 +64,7 @@ def _make_unsigned(graph: GraphProto) -> None:
             continue
         image_zero = constants.get(_input(node, IMAGE_ZERO))
         if image_zero is not None and image_zero.data_type == TensorProto.INT8:
-            continue  # left by ``written_out``: products of two signed operands have kernels of their own
+            continue  # left by ``write_out``: products of two signed operands have kernels of their own
         place, zero_place = WEIGHTS[node.op_type], ZERO_POINTS[node.op_type]
         name = _input(node, zero_place)
         zero = numpy_helper.from_array(np.int8(0), f"{weight.name}_zero") if not name else constants.get(name)

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto, helper
 
 from forge_pipeline.ir.tensors import byte_count
-from forge_pipeline.passes.value_types import inferred
+from forge_pipeline.passes.value_types import infer_model_types
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +25,7 @@ def evaluate(
     may also give eight times what it takes, which is 4-bit weights becoming float32.
     """
     model = _model(nodes, tensors, opsets)
-    known = inferred(model)
+    known = infer_model_types(model)
     fitting = [i for i, node in enumerate(nodes) if _fits(node, known, tensors, limit)]
     return _run(fitting, nodes, tensors, opsets)
 

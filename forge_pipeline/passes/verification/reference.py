@@ -22,7 +22,7 @@ ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
 TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices, or sizes that multiply
 
 
-def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
+def generate_inputs(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
     """Return inputs that the model runs with: sizes and integers are tried until it does."""
     divisors, reason = dangerous(model)
     if reason is not None:

@@ -22,7 +22,7 @@ from forge_pipeline.passes.verification.division_by_zero import dangerous, has_z
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of, reason
 from forge_pipeline.passes.verification.reference import (
     Outputs,
-    generated,
+    generate_inputs,
     noise_of,
     short_mantissa,
     with_specials,
@@ -104,7 +104,7 @@ class Verifier:
         verifier.rounding = short_mantissa(model)
         try:
             run = exact_interpreter(model)
-            verifier.inputs = _checked(model, inputs) if inputs is not None else generated(model, run, settings)
+            verifier.inputs = _checked(model, inputs) if inputs is not None else generate_inputs(model, run, settings)
             verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
             verifier.noise = noise_of(run, verifier.inputs, verifier.original)
             again = [outputs_of(run, fed) for fed in verifier.inputs[:1]]

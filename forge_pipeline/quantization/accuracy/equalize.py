@@ -47,7 +47,7 @@ class Link:
     matrix: tuple[str, int] | None
 
 
-def equalized(network: Network, probes: Sequence[Probe], *, per_channel: bool) -> Network | None:
+def equalize(network: Network, probes: Sequence[Probe], *, per_channel: bool) -> Network | None:
     """Return a network of the same function with its channels equalized; None where there is nothing to equalize."""
     found = links(network, per_channel=per_channel)
     if not found:

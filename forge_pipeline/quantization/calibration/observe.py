@@ -14,7 +14,7 @@ from forge_pipeline.quantization.calibration.probes import Probe, trimmed
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.calibration.statistics import Observer, Statistics
 from forge_pipeline.quantization.limits import whole
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def calibrate(
     ``labels``: the same number of rows for each feed, in order; ``progress`` is called with (feeds done, ``total``).
     Raises DataError where there are no samples or an activation is not finite, ModelError where the model does not run.
     """
-    network = Network(prepared(whole(model, "calibrate")))
+    network = Network(prepare(whole(model, "calibrate")))
     keeper = _Keeper(probe_bytes, labels, total)
     statistics = observe(
         network.model, tuple(make_plan(network).values), keeper.watch(feeds), histogram_values,

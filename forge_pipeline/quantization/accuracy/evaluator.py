@@ -19,7 +19,7 @@ SILENT = 1e-30  # noise below this share of the signal is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Evaluator:
     """The float model's answers on the probes, to hold candidates against.
 
     Compared are the outputs; in front of a final softmax or sigmoid, its input, since saturation would hide the noise.
@@ -30,7 +30,7 @@ class Trial:
     answers: tuple[Mapping[str, NDArray[Any]], ...]
 
     @classmethod
-    def of(cls, network: Network, probes: Sequence[Probe]) -> Trial:
+    def of(cls, network: Network, probes: Sequence[Probe]) -> Evaluator:
         """Run the float model on the probes. Raises ModelError."""
         values = tuple(dict.fromkeys(_compared(network)))
         run = Interpreter(network.model, taps=values, optimized=True)
