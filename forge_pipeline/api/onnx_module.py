@@ -36,7 +36,7 @@ class ONNXModule(QuantizableModule, Compilable):
         from forge_pipeline.ir.external_data.mapped import outline
         from forge_pipeline.ir.shape_inference import check_and_infer
 
-        if not self.is_held:
+        if not self.is_mapped:
             return check_and_infer(self.mod)
         inferred = check_and_infer(outline(self.light))
         typed = self.copy()

@@ -109,12 +109,11 @@ def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: L
         from forge_pipeline.frontends import onnx
 
         opened = onnx.read(source.path)
-        return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.holds)
+        return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.mapped_files)
     from forge_pipeline.frontends import onnx
     from forge_pipeline.frontends.import_process import import_apart
 
     answer = import_apart(row.module, source.path, inputs, limits)
     opened = onnx.read(answer.model)
-    return Imported(
-        model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=(opened.holds, answer.folder)
-    )
+    kept = (opened.mapped_files, answer.folder)
+    return Imported(model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=kept)

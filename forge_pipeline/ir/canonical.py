@@ -98,7 +98,7 @@ def whole(form: Canonical) -> ModelProto:
 
 
 def by_reference(form: Canonical) -> ModelProto:
-    """Return a canonical form as one model whose large weights stay in the files they are in (``ir.held``)."""
+    """Return a canonical form as one model whose large weights stay in files (``ir.external_data.mapped``)."""
     model = ModelProto()
     model.CopyFrom(form.skeleton)
     model.graph.initializer.extend(weight.reference() for weight in form.weights)

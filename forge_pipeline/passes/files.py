@@ -154,7 +154,7 @@ def _model(source: Path) -> onnx.ModelProto:
         raise ModelError(
             source.name, "a model file that can be read", str(error.strerror), "correct the path"
         ) from error
-    if module.is_held:
+    if module.is_mapped:
         raise ModelError(
             where=source.name,
             expected=f"weights of at most {INLINE_BYTES} bytes, which `passes` has in memory",

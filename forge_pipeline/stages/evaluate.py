@@ -70,7 +70,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
-    if reference.is_held and model.is_held and same_content(reference.light, model.light):
+    if reference.is_mapped and model.is_mapped and same_content(reference.light, model.light):
         model = reference  # nothing was quantized: no second one is opened
     chosen = feeds_for(reference, data, config.data)
     metric = scores.resolve(config.metric, chosen.labels)

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 
 from forge_pipeline.errors import DataError, ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.ir.external_data.mapped import holds
+from forge_pipeline.ir.external_data.mapped import mapped_files
 from forge_pipeline.ir.reference import interpreter
 from forge_pipeline.ir.reference.interpreter import Interpreter
 
@@ -72,15 +72,15 @@ def test_values_without_elements_keep_their_shape() -> None:
     }
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_a_model_over_protobufs_limit_computes_the_same(held: bool, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_model_over_protobufs_limit_computes_the_same(mapped: bool, tmp_path: Path, monkeypatch: Any) -> None:
     net = wide()
     wanted = Interpreter(net, prepack=False)(X)["y"]
-    if held:
+    if mapped:
         ONNXModule(net).save(tmp_path / "net.onnx", inline_bytes=0)
         module = ONNXModule.from_file(tmp_path / "net.onnx").kept_outside()
         net = module.light
-        assert holds(net)
+        assert mapped_files(net)
     else:
         monkeypatch.setattr(interpreter, "LARGEST", WIDTH * WIDTH)
     np.testing.assert_array_equal(Interpreter(net)(X)["y"], wanted)

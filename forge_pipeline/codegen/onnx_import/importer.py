@@ -199,7 +199,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
 
     from forge_pipeline.codegen.layout.constants import constant
     from forge_pipeline.codegen.onnx_import.converters import CONVERTERS
-    from forge_pipeline.ir.external_data.mapped import array_of, is_held
+    from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 
     class Importer(ONNXGraphImporter):  # type: ignore[misc]
         place = ("", "model")
@@ -207,7 +207,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
         def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
             """Take weights that are held in files from there."""
             for tensor in graph.initializer:
-                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_held(tensor))
+                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_mapped(tensor))
 
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""

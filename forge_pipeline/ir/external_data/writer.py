@@ -1,4 +1,4 @@
-"""A model as files: one, or where its weights stay outside (``ir.held``), one for the graph and one for the weights."""
+"""A model as files: one, or where its weights stay outside (`mapped`), one for the graph and one for the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import Buffer, Content, Made, pieces, write
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.content import content
-from forge_pipeline.ir.external_data.mapped import held_of, put_inside, range_of
+from forge_pipeline.ir.external_data.mapped import mapped_file_of, put_inside, range_of
 from forge_pipeline.ir.tensors import byte_count
 
 INLINE_BYTES = 1 << 30
@@ -40,7 +40,7 @@ class Writable(Protocol):
         """The model, with large weights by reference."""
 
     @property
-    def is_held(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether weights stay in files."""
 
     def to_bytes(self) -> bytes:
@@ -83,7 +83,7 @@ def _split(module: Writable, data: str, inline_bytes: int) -> tuple[ModelProto, 
     """Return the model with references to the file ``data``, and what is in that; None where all fits into one."""
     light = module.light
     sizes = [byte_count(item) if item.data_type != TensorProto.STRING else 0 for item in light.graph.initializer]
-    if not module.is_held and sum(sizes) <= inline_bytes:
+    if not module.is_mapped and sum(sizes) <= inline_bytes:
         return None
     model = without_initializers(light)
     parts: Parts = []
@@ -91,7 +91,7 @@ def _split(module: Writable, data: str, inline_bytes: int) -> tuple[ModelProto, 
         if length < LEAST:
             small = model.graph.initializer.add()
             small.CopyFrom(original)
-            if held_of(original) is not None:
+            if mapped_file_of(original) is not None:
                 put_inside(small, content(original, None))
             continue
         start = -(-_end(parts) // PAGE) * PAGE

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 from forge_pipeline.errors import ConfigError, DataError, ModelError
-from forge_pipeline.ir.external_data.mapped import LEAST, array_of, held_of, holds, spilling, tensor_of
+from forge_pipeline.ir.external_data.mapped import LEAST, array_of, mapped_file_of, mapped_files, spilling, tensor_of
 from forge_pipeline.ir.external_data.writer import without_initializers
 from forge_pipeline.ir.reference.saturation import without_saturation
 from forge_pipeline.registry import Registry
@@ -150,12 +150,12 @@ def _session(model: ModelProto, options: ort.SessionOptions, provider: str) -> o
     with spilling(is_large):
         if is_large:
             model = _in_files(model)
-        if not holds(model):
+        if not mapped_files(model):
             return ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
         placed = ModelProto()
         placed.CopyFrom(model)
         for tensor in placed.graph.initializer:
-            file = held_of(tensor)
+            file = mapped_file_of(tensor)
             if file is not None:
                 tensor.external_data[0].value = f"proc/self/fd/{file.file.descriptor}"
         options.add_session_config_entry("session.disable_prepacking", "1")
