@@ -52,15 +52,7 @@ class ONNXModule:
         """
         from forge_pipeline.ir.external_data.reader import open_model
 
-        try:
-            opened = open_model(Path(path), own)
-        except OSError as error:
-            raise ModelError(
-                where=str(path),
-                expected="a model file that can be read",
-                found=error.strerror or str(error),
-                fix="check the path and its permissions",
-            ) from error
+        opened = open_model(Path(path), own)
         module = cls(opened.model)
         module._file = opened
         return module

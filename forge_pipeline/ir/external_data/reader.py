@@ -39,12 +39,13 @@ class OpenModel:
 
 
 def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
-    """Parse the model in ``path``; external data is found, not read. Raises ModelError where it does not parse.
+    """Parse the model in ``path``, not yet believed; external data is found, not read.
 
+    Raises ModelError where it does not parse, or cannot be read.
     ``own`` are data files that this project wrote, by the name that the model has for them.
     """
-    mapped = MappedFile(OpenFile.of(path))
     try:
+        mapped = MappedFile(OpenFile.of(path))
         with mmap.mmap(mapped.file.descriptor, 0, access=mmap.ACCESS_READ) as data:
             protobuf_wire.check_text(data, below=_LARGE)
             light = protobuf_wire.without_weights(data, location=mapped.location, at_least=_LARGE)
@@ -55,6 +56,13 @@ def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
             expected="an ONNX model",
             found=f"a damaged or cut file ({error})",
             fix="copy or export the model again",
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            where=str(path),
+            expected="a model file that can be read",
+            found=error.strerror or str(error),
+            fix="check the path and its permissions",
         ) from error
     return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own or {}), mapped_files=(mapped,))
 
