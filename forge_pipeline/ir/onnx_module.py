@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.external_data.writer import INLINE_BYTES
+from forge_pipeline.ir.external_data import INLINE_BYTES
 
 if TYPE_CHECKING:
     import numpy as np

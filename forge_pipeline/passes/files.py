@@ -146,7 +146,7 @@ def bisect_file(recipe: Recipe, source: Path, *, feeds: Feeds | None = None) -> 
 
 def _model(source: Path) -> onnx.ModelProto:
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.ir.external_data.writer import INLINE_BYTES
+    from forge_pipeline.ir.external_data import INLINE_BYTES
 
     try:
         module = ONNXModule.from_file(source)

@@ -7,6 +7,7 @@ import onnx
 
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.batch_size import with_batch_size
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.integers import INTEGERS
@@ -41,8 +42,7 @@ def test_tvm_computes_what_onnx_runtime_does(net: ONNXModule, feeds: list[Feed])
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    model = quantized(net)
-    model.set_batch_size(1)
+    model = with_batch_size(quantized(net), 1)
     machine = relax.VirtualMachine(tvm.compile(from_onnx(model.mod), "llvm"), tvm.cpu())
     reference = Interpreter(model.mod)
     for feed in feeds[:5]:

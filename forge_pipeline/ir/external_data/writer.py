@@ -14,13 +14,10 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from forge_pipeline.content import Buffer, Content, Made, pieces, write
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.external_data import INLINE_BYTES
 from forge_pipeline.ir.external_data.content import content
 from forge_pipeline.ir.external_data.mapped import mapped_file_of, put_inside, range_of
 from forge_pipeline.ir.tensors import byte_count
-
-INLINE_BYTES = 1 << 30
-"""Weights up to this are worked with in memory and lie inside the model's own file; more stay in files of their own."""
-
 
 PAGE: Final = 4096
 """Alignment of weights in a data file: each can be mapped by itself."""
