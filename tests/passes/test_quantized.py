@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -50,6 +50,7 @@ def _defined(x: Any, scale: float, zero: float, bits: int, signed: int, narrow: 
     scale=st.sampled_from([0.5, 0.25, 2.0]),
     zero=st.sampled_from([0.0, 1.0, 2.0]),
 )
+@example(bits=9, signed=0, narrow=0, mode="ROUND", scale=0.5, zero=0.0)
 def test_quant_is_spelt_out_as_it_is_defined(
     bits: int, signed: int, narrow: int, mode: str, scale: float, zero: float, run_passes: Any, operators: Any
 ) -> None:
