@@ -70,14 +70,14 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform) -> float:
     """Return the cycles that one image is expected to take on one core."""
     size, step = transform.size, transform.step
     tiles = math.prod(transform.tiles(geometry))
-    rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
-    steps = blocks * machine.lanes
-    tile = choose_tile(machine, pixels=tiles, vectors=rows, steps=steps)
-    products = machine.fma_cycles(size * size * tiles * rows * steps) / tile.efficiency
+    oc_blocks, ic_blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
+    steps = ic_blocks * machine.lanes
+    tile = choose_tile(machine, pixels=tiles, vectors=oc_blocks, steps=steps)
+    products = machine.fma_cycles(size * size * tiles * oc_blocks * steps) / tile.efficiency
     per_image = machine.fma_cycles(2 * size * int(np.count_nonzero(transform.image))) + 2 * size * size
     per_result = machine.fma_cycles((size + step) * int(np.count_nonzero(transform.result))) + size * size
-    reading = machine.streaming_cycles(4 * size * size * steps * rows * machine.lanes)
-    return products + tiles * (blocks * per_image + rows * per_result) + reading
+    reading = machine.streaming_cycles(4 * size * size * steps * oc_blocks * machine.lanes)
+    return products + tiles * (ic_blocks * per_image + oc_blocks * per_result) + reading
 
 
 def error(transform: Transform, weight: Array) -> float:
@@ -146,22 +146,22 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     last = inline_epilogue(sch, primitives.find(sch, NAME))
     extents = Extents.of(sch, last)
     row_block = extents.row_block(machine, extents.channels)
-    tile = choose_tile(machine, pixels=row_block * extents.tiles_w, vectors=extents.rows, steps=extents.channels)
-    shared, row_out = schedule_results(sch, last, (), extents, row_block, tile.vectors)
+    tile = choose_tile(machine, pixels=row_block * extents.tiles_w, vectors=extents.oc_blocks, steps=extents.channels)
+    shared, oc_out = schedule_results(sch, last, (), extents, row_block, tile.vectors)
 
     products = sch.get_sblock("products")
-    sch.compute_at(products, row_out, preserve_unit_loops=True)
+    sch.compute_at(products, oc_out, preserve_unit_loops=True)
     copy = sch.cache_write(products, 0, "local")
-    _, row_in, i, j, pixel, out, block, channel = sch.get_loops(products)[2:]
+    _, oc_in, i, j, pixel, out, block, channel = sch.get_loops(products)[2:]
     pixel_out, pixel_in = sch.split(pixel, [None, tile.pixels])
-    sch.reorder(i, j, pixel_out, block, channel, pixel_in, row_in, out)
+    sch.reorder(i, j, pixel_out, block, channel, pixel_in, oc_in, out)
     sch.reverse_compute_at(copy, pixel_out)
     sch.vectorize(out)
     sch.unroll(pixel_in)
-    sch.unroll(row_in)
+    sch.unroll(oc_in)
     depth = len(sch.get_loops(products)) - 5
     primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=extents.lanes)
 
     work = extents.multiply_adds // primitives.MULTIPLY_ADDS
-    schedule_image(sch, machine, extents, row_block, shared, row_out, work=work)
+    schedule_image(sch, machine, extents, row_block, shared, oc_out, work=work)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=extents.lanes)

@@ -165,14 +165,14 @@ def results(products: te.Tensor, dtype: str, geometry: Geometry, transform: Tran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extents:
-    """The sizes of a convolution that is scheduled: ``rows`` of ``lanes`` filters, ``blocks`` of ``lanes`` channels."""
+    """The sizes of a convolution that is scheduled; filters and channels are in blocks of ``lanes``."""
 
     tiles_h: int
     tiles_w: int
     step: int
     size: int
-    rows: int
-    blocks: int
+    oc_blocks: int
+    ic_blocks: int
     lanes: int
     out_h: int
 
@@ -182,21 +182,24 @@ class Extents:
         products, half, result = (sch.get_sblock(name) for name in STAGES[3:])
         tiles_h, tiles_w, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
         size = primitives.static(sch, sch.get_loops(half)[5])
-        _, rows, _, _, _, lanes, blocks = (primitives.extent(sch, loop) or 1 for loop in sch.get_loops(products)[:7])
+        _, oc_blocks, _, _, _, lanes, ic_blocks = (
+            primitives.extent(sch, loop) or 1 for loop in sch.get_loops(products)[:7]
+        )
         return cls(
-            tiles_h=tiles_h, tiles_w=tiles_w, step=step, size=size, rows=rows, blocks=blocks, lanes=lanes,
+            tiles_h=tiles_h, tiles_w=tiles_w, step=step, size=size, oc_blocks=oc_blocks, ic_blocks=ic_blocks,
+            lanes=lanes,
             out_h=primitives.static(sch, sch.get_loops(last)[2]),
         )  # fmt: skip
 
     @property
     def channels(self) -> int:
         """Channels, the last block full."""
-        return self.blocks * self.lanes
+        return self.ic_blocks * self.lanes
 
     @property
     def filters(self) -> int:
-        """Filters, the last row full."""
-        return self.rows * self.lanes
+        """Filters, the last block full."""
+        return self.oc_blocks * self.lanes
 
     @property
     def multiply_adds(self) -> int:
@@ -211,11 +214,9 @@ class Extents:
         """
         if self.out_h % self.step:
             return self.tiles_h
-        room, element = machine.l2 // 2, 4 * self.size * self.size
-        fitting = [
-            rows for rows in divisors(self.tiles_h, self.tiles_h) if element * channels * self.tiles_w * rows <= room
-        ]
-        if element * channels * self.filters <= room:
+        room, pixel = machine.l2 // 2, 4 * self.size * self.size * channels
+        fitting = [rows for rows in divisors(self.tiles_h, self.tiles_h) if pixel * self.tiles_w * rows <= room]
+        if pixel * self.filters <= room:
             fitting = [rows for rows in fitting if self.tiles_h // rows >= machine.cores] or fitting
         return max(fitting or [1])
 
@@ -229,23 +230,23 @@ def schedule_results(
     """
     step, lanes = extents.step, extents.lanes
     half, result = (sch.get_sblock(name) for name in STAGES[4:])
-    n, row, h, w, out = sch.get_loops(last)
+    n, oc, h, w, out = sch.get_loops(last)
     row_blocks, h = sch.split(h, [None, row_block * step] if row_block < extents.tiles_h else [1, None])
-    row_out, row_in = sch.split(row, [None, vectors])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     h_tile, h_in = sch.split(h, [None, step])
     w_tile, w_in = sch.split(w, [None, step])
-    sch.reorder(n, row_blocks, row_out, h_tile, w_tile, row_in, h_in, w_in, out)
+    sch.reorder(n, row_blocks, oc_out, h_tile, w_tile, oc_in, h_in, w_in, out)
     shared = primitives.fuse(sch, [n, row_blocks])
     for block in (*behind, result, half):
-        sch.compute_at(block, row_in, preserve_unit_loops=True)
+        sch.compute_at(block, oc_in, preserve_unit_loops=True)
         sch.set_scope(block, 0, "local")
     for block in (last, *behind, result, half):
         primitives.vectorize_and_unroll(sch, block, below=5, lanes=lanes)
-    return shared, row_out
+    return shared, oc_out
 
 
 def schedule_image(
-    sch: Schedule, machine: Machine, extents: Extents, row_block: int, shared: LoopRV, row_out: LoopRV, *, work: int
+    sch: Schedule, machine: Machine, extents: Extents, row_block: int, shared: LoopRV, oc_out: LoopRV, *, work: int
 ) -> None:
     """Transform the image of a row block, a tile at a time, and share out ``work``; see `parallel_if_worth`."""
     tiles, vertical, transformed = (sch.get_sblock(name) for name in STAGES[:3])
@@ -261,7 +262,7 @@ def schedule_image(
         primitives.parallel_if_worth(sch, shared, work)
     else:  # too few row blocks: share the filters, and before them the channels
         tiles_work = extents.channels * extents.tiles_h * extents.tiles_w * extents.size * extents.size
-        primitives.parallel_if_worth(sch, row_out, work)
+        primitives.parallel_if_worth(sch, oc_out, work)
         primitives.parallel_if_worth(sch, c, tiles_work)
 
 

@@ -43,30 +43,30 @@ class Form:
     is_parallel: bool
 
     @property
-    def ways(self) -> int:
+    def directions(self) -> int:
         """How many directions there are."""
         return len(self.reversals)
 
-    def way(self, sequence: Any, batch: Any) -> Any:
+    def direction(self, sequence: Any, batch: Any) -> Any:
         """Return the direction of a sequence; sequences of one direction are neighbours."""
         from tvm import tirx
 
-        return sequence // batch if self.ways > 1 else tirx.const(0, "int64")
+        return sequence // batch if self.directions > 1 else tirx.const(0, "int64")
 
     def row(self, sequence: Any, batch: Any) -> Any:
         """Return the row of the batch that a sequence is."""
-        return sequence % batch if self.ways > 1 else sequence
+        return sequence % batch if self.directions > 1 else sequence
 
-    def of(self, way: Any, first: Any, last: Any) -> Any:
+    def of(self, direction: Any, first: Any, last: Any) -> Any:
         """Return what belongs to a direction."""
         from tvm import tirx
 
-        return tirx.Select(way == 0, first, last) if self.ways > 1 else first
+        return tirx.Select(direction == 0, first, last) if self.directions > 1 else first
 
-    def moment(self, way: Any, time: Any, steps: Any) -> Any:
+    def moment(self, direction: Any, time: Any, steps: Any) -> Any:
         """Return which step comes at ``time``."""
-        if self.ways > 1:
-            return time + way * (steps - 1 - 2 * time)
+        if self.directions > 1:
+            return time + direction * (steps - 1 - 2 * time)
         return steps - 1 - time if self.reversals[0] else time
 
     def loop(self, extent: Any) -> Any:
@@ -84,13 +84,13 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
     """
     from tvm.script import tirx as T
 
-    ways, hidden, width = form.ways, form.hidden, panel_width(form.hidden)
+    directions, hidden, width = form.directions, form.hidden, panel_width(form.hidden)
 
     @T.inline
     def sequences(steps, batch, begin, step):  # type: ignore[no-untyped-def]
-        for sequence in form.loop(ways * batch):
+        for sequence in form.loop(directions * batch):
             with T.sblock("sequence"):
-                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
+                w = T.axis.opaque(T.int64(directions), form.direction(sequence, batch))
                 n = T.axis.opaque(batch, form.row(sequence, batch))
                 T.reads()
                 T.writes()
@@ -122,7 +122,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     from tvm.script import tirx as T
 
     (activation,) = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
     sequences, gate_sums = _skeleton(form)
 
@@ -132,10 +132,10 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, hidden), dtype)
-        R = T.match_buffer(b, (ways, hidden // width, hidden, width), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(e, (ways, batch, hidden), dtype)
+        R = T.match_buffer(b, (directions, hidden // width, hidden, width), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(e, (directions, batch, hidden), dtype)
 
         @T.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
@@ -162,7 +162,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     columns = 4 * hidden
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
     sequences, gate_sums = _skeleton(form)
@@ -176,13 +176,13 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, columns), dtype)
         Q = T.match_buffer(q, (steps, batch, columns), dtype)
-        R = T.match_buffer(b, (ways, columns // width, hidden, width), dtype)
-        W = T.match_buffer(p, (ways, 3, hidden), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        C0 = T.match_buffer(d, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(e, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(f, (ways, batch, hidden), dtype)
-        C = T.match_buffer(g, (ways, batch, hidden), dtype)
+        R = T.match_buffer(b, (directions, columns // width, hidden, width), dtype)
+        W = T.match_buffer(p, (directions, 3, hidden), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        C0 = T.match_buffer(d, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(e, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(f, (directions, batch, hidden), dtype)
+        C = T.match_buffer(g, (directions, batch, hidden), dtype)
 
         @T.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
@@ -229,7 +229,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
     from tvm.script import tirx as T
 
     gate, candidate = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
     def source(reset: Any, state: Any) -> Any:
@@ -246,11 +246,11 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, 3 * hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, 3 * hidden), dtype)
-        R = T.match_buffer(b, (ways, 3 * hidden // width, hidden, width), dtype)
-        B = T.match_buffer(p, (ways, hidden), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(e, (ways, batch, hidden), dtype)
+        R = T.match_buffer(b, (directions, 3 * hidden // width, hidden, width), dtype)
+        B = T.match_buffer(p, (directions, hidden), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(e, (directions, batch, hidden), dtype)
 
         @T.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]

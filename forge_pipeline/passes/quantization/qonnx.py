@@ -35,7 +35,7 @@ def is_qonnx(node: NodeProto) -> bool:
 
 @verified(Tolerance())
 class QonnxToQDQ(Transformation[NoOptions]):
-    """Spell out QONNX's operators: Quant of 8 bits, from opset 21 also of 16, as QDQ, narrower with a Clip, others in floats.
+    """Spell out QONNX's operators: 8-bit Quant (16-bit from opset 21) as QDQ, narrower with a Clip, others in floats.
 
     What ONNX Runtime does not run becomes what it does; verification runs QONNX's operators by their definition.
     """

@@ -179,21 +179,21 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 
     extents = Extents.of(sch, last)
     row_block = extents.row_block(machine, extents.channels // 2)
-    high, wide = choose_tile(machine, row_block * extents.tiles_w, extents.rows)
-    shared, row_out = schedule_results(sch, last, real if packed else (), extents, row_block, wide)
+    high, wide = choose_tile(machine, row_block * extents.tiles_w, extents.oc_blocks)
+    shared, oc_out = schedule_results(sch, last, real if packed else (), extents, row_block, wide)
 
     sums = sch.get_sblock("products")
-    sch.compute_at(sums, row_out, preserve_unit_loops=True)
+    sch.compute_at(sums, oc_out, preserve_unit_loops=True)
     copy = sch.cache_write(sums, 0, "local")
-    _, row_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
+    _, oc_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
     pixel_out, pixel_in = sch.split(pixel, [None, high])
-    sch.reorder(i, j, pixel_out, block, quad, pixel_in, row_in, out, byte)
+    sch.reorder(i, j, pixel_out, block, quad, pixel_in, oc_in, out, byte)
     sch.reverse_compute_at(copy, pixel_out)
-    for loop in (quad, pixel_in, row_in):
+    for loop in (quad, pixel_in, oc_in):
         sch.unroll(loop)
     depth = len(sch.get_loops(sums)) - 6
     primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=extents.lanes)
 
-    schedule_image(sch, machine, extents, row_block, shared, row_out, work=extents.multiply_adds)
+    schedule_image(sch, machine, extents, row_block, shared, oc_out, work=extents.multiply_adds)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=extents.lanes)
     dot(sch, out, machine, BYTES, weights="int16", by=WORDS[machine.dot_product])
