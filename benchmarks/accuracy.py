@@ -36,12 +36,12 @@ from forge_pipeline.data.fitting import InputSpec, input_specs
 from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
 from forge_pipeline.stages import fold, load
 
@@ -145,7 +145,7 @@ def by_onnx_runtime(model: ONNXModule, feeds: Sequence[Feed], *, reduce_range: b
 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "float.onnx"), Path(folder, "integer.onnx")
-        onnx.save(prepared(model.mod), source)
+        onnx.save(prepare(model.mod), source)
         logging.disable(logging.WARNING)
         with contextlib.redirect_stdout(io.StringIO()):
             ort.quantize_static(
@@ -163,15 +163,15 @@ def measure(case: Case) -> dict[str, Any]:
     calibration, evaluation = samples(case, input_specs(model.mod))
     feeds = [probe.feed for probe in calibration]
     ranges: Ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
-    trial = Trial.of(Network(prepared(model.mod)), evaluation)
-    rows: dict[str, Any] = {"float": {"top1": _top1(trial)}}
+    evaluator = Evaluator.of(Network(prepare(model.mod)), evaluation)
+    rows: dict[str, Any] = {"float": {"top1": _top1(evaluator)}}
     for name, changes in SETTINGS.items():
         config = bind(Config, {**_conf("quantize/static"), "reduce_range": False, **changes}, where="quantize")
         result, report = quantized_statically(config, model, ranges, calibration)
-        rows[name] = _row(trial, result.mod) | {
+        rows[name] = _row(evaluator, result.mod) | {
             key: report[key] for key in ("improvements", "calib_method") if key in report
         }
-    rows["onnxruntime"] = _row(trial, by_onnx_runtime(model, feeds))
+    rows["onnxruntime"] = _row(evaluator, by_onnx_runtime(model, feeds))
     return {"samples": len(evaluation), "calibration": len(calibration), "results": rows}
 
 
@@ -183,14 +183,14 @@ def compare_draws(case: Case, draws: int) -> list[dict[str, Any]]:
         calibration, evaluation = samples(case, input_specs(model.mod), draw)
         feeds = [probe.feed for probe in calibration]
         ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
-        trial = Trial.of(Network(prepared(model.mod)), evaluation)
-        exact = _right(trial, prepared(model.mod))
+        evaluator = Evaluator.of(Network(prepare(model.mod)), evaluation)
+        exact = _right(evaluator, prepare(model.mod))
         for bits in (8, 7):
             changes = {"reduce_range": bits == 7}
             config = bind(Config, {**_conf("quantize/static"), **changes}, where="quantize")
             probes = [replace(probe, labels=None) for probe in calibration]
-            ours = _right(trial, quantized_statically(config, model, ranges, probes)[0].mod)
-            theirs = _right(trial, by_onnx_runtime(model, feeds, reduce_range=bits == 7))
+            ours = _right(evaluator, quantized_statically(config, model, ranges, probes)[0].mod)
+            theirs = _right(evaluator, by_onnx_runtime(model, feeds, reduce_range=bits == 7))
             rows.append(
                 {
                     "draw": draw, "bits": bits,
@@ -224,31 +224,31 @@ def show_draws(case: Case, rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _right(trial: Trial, model: onnx.ModelProto) -> Any:
+def _right(evaluator: Evaluator, model: onnx.ModelProto) -> Any:
     """True for each evaluation sample that the model classifies as labelled."""
-    name = trial.values[0]
-    found = trial.run(model)
+    name = evaluator.values[0]
+    found = evaluator.run(model)
     hits = [
         values[name].argmax(axis=1) == probe.labels
-        for probe, values in zip(trial.probes, found, strict=True)
+        for probe, values in zip(evaluator.probes, found, strict=True)
         if probe.labels is not None
     ]
     return np.concatenate(hits)
 
 
-def _row(trial: Trial, model: onnx.ModelProto) -> dict[str, Any]:
-    row: dict[str, Any] = {"sqnr_db": round(trial.sqnr(model), 2)}
-    if trial.probes[0].labels is not None:
-        agreement = replace(trial, probes=tuple(replace(probe, labels=None) for probe in trial.probes))
-        drop, other = trial.drop(model), agreement.drop(model)
+def _row(evaluator: Evaluator, model: onnx.ModelProto) -> dict[str, Any]:
+    row: dict[str, Any] = {"sqnr_db": round(evaluator.sqnr(model), 2)}
+    if evaluator.probes[0].labels is not None:
+        agreement = replace(evaluator, probes=tuple(replace(probe, labels=None) for probe in evaluator.probes))
+        drop, other = evaluator.drop(model), agreement.drop(model)
         row |= {"drop": round(drop or 0.0, 3), "answers_changed": round(other or 0.0, 3)}
     return row
 
 
-def _top1(trial: Trial) -> float | None:
+def _top1(evaluator: Evaluator) -> float | None:
     hits = [
-        float(answer[trial.values[0]].argmax(axis=1)[0] == probe.labels[0])
-        for probe, answer in zip(trial.probes, trial.answers, strict=True)
+        float(answer[evaluator.values[0]].argmax(axis=1)[0] == probe.labels[0])
+        for probe, answer in zip(evaluator.probes, evaluator.answers, strict=True)
         if probe.labels is not None
     ]
     return round(100 * sum(hits) / len(hits), 3) if hits else None

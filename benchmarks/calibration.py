@@ -30,7 +30,7 @@ from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.range_methods import METHODS, Options
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
 
 PERCENTILE = Options(levels=255, percentile=99.999, symmetric=False)
@@ -61,7 +61,7 @@ def theirs(path: Path, count: int) -> None:
     from onnxruntime.quantization.calibrate import PercentileCalibrater
 
     model = onnx.load(path)
-    network = Network(prepared(model))
+    network = Network(prepare(model))
     tensors = set(make_plan(network).values)
     infos = onnx.shape_inference.infer_shapes(network.model).graph
     known = {value.name: value for value in (*infos.value_info, *infos.output, *infos.input)}

@@ -30,8 +30,8 @@ from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.verification.interpreter import Interpreter
-from forge_pipeline.passes.verification.reference import generated
+from forge_pipeline.passes.verification.exact import exact_interpreter
+from forge_pipeline.passes.verification.reference import generate_inputs
 from forge_pipeline.stages.fold import Config, run
 
 SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=1, seed=0, dims={})
@@ -142,7 +142,7 @@ def measure(model: onnx.ModelProto, using: dict[str, Tool], *, rounds: int) -> d
         seconds[tool] = time.process_time() - started
     milliseconds = dict.fromkeys(done, 0.0)
     if rounds:
-        fed = generated(model, Interpreter(model), SETTINGS)[0]
+        fed = generate_inputs(model, exact_interpreter(model), SETTINGS)[0]
         run_in = {name: done[name] for name in done if name not in ("verified", "onnxoptimizer")}
         milliseconds |= latencies(run_in, {name: np.asarray(array) for name, array in fed.items()}, rounds)
     return {tool: (len(done[tool].graph.node), seconds[tool], milliseconds[tool]) for tool in done}
@@ -165,7 +165,7 @@ def main() -> None:
     )
     for name, load in (
         *((path.stem, partial(onnx.load, path)) for path in (*options.models, *light)),
-        *((name, partial(_generated, name)) for name in options.generated),
+        *((name, partial(_generated, name)) for name in options.generate_inputs),
     ):
         found = measure(load(), tools(LIGHT_BYTES if name.startswith("light_") else None), rounds=options.rounds)
         counts = [str(found[tool][0]) for tool in found if tool != "verified"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,39 +21,90 @@ LIBRARY, KEY, METADATA, RELAX = "model_library.so", "modelKey.bin", "metadata.js
 FILES = (LIBRARY, KEY, METADATA, RELAX)
 MOST_FOLDERS = 10_000
 
+STAGED = ("opt_level", "set_float16", "set_channel_layout", "export_relax", "uuid")
+"""What the stage `compile` is asked for by the same name."""
 
-def compile_to_folder(
-    model: ONNXModule,
-    *,
-    target: Description,
-    host: Description | None,
-    output_path: Path | str,
-    opt_level: int,
-    set_float16: bool,
-    set_channel_layout: Literal["first", "last"] | None,
-    export_relax: bool,
-    export_metadata: bool,
-    force_overwrite: bool,
-    uuid: str | None,
-    encrypt_password: str | bytes | None,
-    options: Mapping[str, Any],
-) -> Path:
-    """Compile ``model`` and return the folder with the files; see ``ONNXModule.compile``. A failure leaves nothing."""
-    from forge_pipeline.target.spec import resolved
 
-    machine = resolved(target, host)
-    values = {
-        "opt_level": opt_level,
-        "set_float16": set_float16,
-        "set_channel_layout": set_channel_layout,
-        "export_relax": export_relax,
-        "uuid": uuid,
-        **options,
-    }
-    contents = _built(model, machine, values, encrypt_password)
-    if not export_metadata:
-        del contents[METADATA]
-    return _delivered(contents, Path(output_path), force_overwrite)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What is asked of ``compile``, and said there; ``options`` are further values of conf/compile/default.yaml."""
+
+    target: Description
+    host: Description | None
+    output_path: Path | str
+    opt_level: int
+    set_float16: bool
+    set_channel_layout: Literal["first", "last"] | None
+    export_relax: bool
+    export_metadata: bool
+    force_overwrite: bool
+    uuid: str | None
+    encrypt_password: str | bytes | None
+    options: Mapping[str, Any]
+
+    def run(self, model: ONNXModule) -> Path:
+        """Compile ``model`` and return the folder with the files. A failure leaves nothing."""
+        from forge_pipeline.target.spec import resolved
+
+        staged = {name: getattr(self, name) for name in STAGED} | dict(self.options)
+        contents = _built(model, resolved(self.target, self.host), staged, self.encrypt_password)
+        if not self.export_metadata:
+            del contents[METADATA]
+        return _delivered(contents, Path(self.output_path), self.force_overwrite)
+
+
+class Compilable:
+    """A module that can be compiled."""
+
+    __slots__ = ()
+
+    def _to_compile(self) -> ONNXModule:
+        """Return what is compiled, in ONNX."""
+        raise NotImplementedError
+
+    def compile(
+        self,
+        target: Description = "llvm",
+        host: Description | None = None,
+        output_path: Path | str = "./compile_output",
+        opt_level: int = 3,
+        set_float16: bool = False,
+        set_channel_layout: Literal["first", "last"] | None = None,
+        export_relax: bool = False,
+        export_metadata: bool = False,
+        force_overwrite: bool = False,
+        uuid: str | None = None,
+        encrypt_password: str | bytes | None = None,
+        **options: Any,
+    ) -> Path:
+        """Compile for a target, by the stages of the pipeline, and return the folder that holds the files.
+
+        ``target``: a tag of conf/target or of TVM's registry, an option string (``llvm -mcpu=skylake``), JSON or a
+        dictionary; ``llvm`` alone is this machine, ``cuda`` alone its GPU. ``host``: the CPU that drives a GPU.
+        The folder has ``model_library.so``; with a password, which encrypts it, also ``modelKey.bin``; with
+        ``export_relax`` ``model_relax.txt``; with ``export_metadata`` ``metadata.json``. Where ``output_path`` exists,
+        the first free ``output_path_1``, ``_2`` ... is made, unless ``force_overwrite`` is true. ``opt_level``: 0 to 4.
+        ``uuid`` names the artifact; without one, it follows from what is built. ``options`` are further values of
+        conf/compile/default.yaml, such as ``generator``.
+
+        Raises TargetError, ConfigError, ModelError, CompileError, VerificationError where the compiled model does not
+        compute what this one does, and ForgeError where the folder cannot be written. Then no folder is made.
+        """
+        compilation = Compilation(
+            target=target,
+            host=host,
+            output_path=output_path,
+            opt_level=opt_level,
+            set_float16=set_float16,
+            set_channel_layout=set_channel_layout,
+            export_relax=export_relax,
+            export_metadata=export_metadata,
+            force_overwrite=force_overwrite,
+            uuid=uuid,
+            encrypt_password=encrypt_password,
+            options=options,
+        )
+        return compilation.run(self._to_compile())
 
 
 def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, Content]:
@@ -66,7 +118,7 @@ def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], passwo
     fingerprint = model.fingerprint
     key = digest_json({"stage": "compile", "config": _plain(config), "model": fingerprint})
     compiled = compile_stage.run(config, model, key=key)
-    if model.is_held and model.fingerprint != fingerprint:
+    if model.is_mapped and model.fingerprint != fingerprint:
         raise ModelError(
             where="a model's weights",
             expected="a file that stays as it is while it is compiled",

@@ -120,7 +120,7 @@ def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) ->
     values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
     result = stage.run(bind(stage.Config, values, where="load"), Source(path))
     loaded = result.output
-    return ONNXModule.held(loaded.light) if loaded.is_held else ONNXModule(loaded.mod)
+    return ONNXModule.mapped(loaded.light) if loaded.is_mapped else ONNXModule(loaded.mod)
 
 
 def _plain(item: Declared) -> dict[str, Any]:

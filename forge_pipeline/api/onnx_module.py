@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
+from forge_pipeline.api.compile import Compilable
 from forge_pipeline.errors import ModelError
 from forge_pipeline.quantization.onnx_module import QuantizableModule
 
@@ -13,59 +13,15 @@ if TYPE_CHECKING:
     import onnx
 
     from forge_pipeline.ir.graph import Node
-    from forge_pipeline.target.spec import Description
 
 
-class ONNXModule(QuantizableModule):
+class ONNXModule(QuantizableModule, Compilable):
     """An ONNX model that can be looked at, edited, calibrated, quantized and compiled, each in place."""
 
     __slots__ = ()
 
-    def compile(
-        self,
-        target: Description = "llvm",
-        host: Description | None = None,
-        output_path: Path | str = "./compile_output",
-        opt_level: int = 3,
-        set_float16: bool = False,
-        set_channel_layout: Literal["first", "last"] | None = None,
-        export_relax: bool = False,
-        export_metadata: bool = False,
-        force_overwrite: bool = False,
-        uuid: str | None = None,
-        encrypt_password: str | bytes | None = None,
-        **options: Any,
-    ) -> Path:
-        """Compile for a target, by the stages of the pipeline, and return the folder that holds the files.
-
-        ``target``: a tag of conf/target or of TVM's registry, an option string (``llvm -mcpu=skylake``), JSON or a
-        dictionary; ``llvm`` alone is this machine, ``cuda`` alone its GPU. ``host``: the CPU that drives a GPU.
-        The folder has ``model_library.so``; with a password, which encrypts it, also ``modelKey.bin``; with
-        ``export_relax`` ``model_relax.txt``; with ``export_metadata`` ``metadata.json``. Where ``output_path`` exists,
-        the first free ``output_path_1``, ``_2`` ... is made, unless ``force_overwrite`` is true. ``opt_level``: 0 to 4.
-        ``uuid`` names the artifact; without one, it follows from what is built. ``options`` are further values of
-        conf/compile/default.yaml, such as ``generator``.
-
-        Raises TargetError, ConfigError, ModelError, CompileError, VerificationError where the compiled model does not
-        compute what this one does, and ForgeError where the folder cannot be written. Then no folder is made.
-        """
-        from forge_pipeline.api.compile import compile_to_folder
-
-        return compile_to_folder(
-            self,
-            target=target,
-            host=host,
-            output_path=output_path,
-            opt_level=opt_level,
-            set_float16=set_float16,
-            set_channel_layout=set_channel_layout,
-            export_relax=export_relax,
-            export_metadata=export_metadata,
-            force_overwrite=force_overwrite,
-            uuid=uuid,
-            encrypt_password=encrypt_password,
-            options=options,
-        )
+    def _to_compile(self) -> ONNXModule:
+        return self
 
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError if the model cannot follow."""
@@ -78,11 +34,11 @@ class ONNXModule(QuantizableModule):
     def typed_mod(self) -> onnx.ModelProto:
         """A copy of the model that states the types of all values. Raises ModelError for an invalid model."""
         from forge_pipeline.ir.external_data.mapped import outline
-        from forge_pipeline.ir.shape_inference import checked_and_inferred
+        from forge_pipeline.ir.shape_inference import check_and_infer
 
-        if not self.is_held:
-            return checked_and_inferred(self.mod)
-        inferred = checked_and_inferred(outline(self.light))
+        if not self.is_mapped:
+            return check_and_infer(self.mod)
+        inferred = check_and_infer(outline(self.light))
         typed = self.copy()
         for field in ("value_info", "output"):
             values = getattr(typed.light.graph, field)

@@ -6,10 +6,13 @@ interchange form: the model that the module was made from, or the ONNX form of t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+from forge_pipeline.api.compile import Compilable
+from forge_pipeline.api.onnx_module import ONNXModule
 from forge_pipeline.errors import CompileError, ModelError
 from forge_pipeline.relax.module import IRModule
 from forge_pipeline.relax.module import RelaxModule as BaseModule
@@ -19,12 +22,26 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-    from forge_pipeline.api.onnx_module import ONNXModule
     from forge_pipeline.ir import ONNXModule as BaseONNXModule
     from forge_pipeline.target.spec import Description
 
 
-class RelaxModule(BaseModule):
+P = ParamSpec("P")
+
+
+def _in_place(method: Callable[Concatenate[ONNXModule, P], None]) -> Callable[Concatenate[RelaxModule, P], None]:
+    """Return a method that does what ``method`` does to the ONNX form, and makes the Relax module follow."""
+
+    @functools.wraps(method)
+    def changed(self: RelaxModule, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        source = self._source().copy()
+        method(source, *args, **kwargs)
+        self._follow(source)
+
+    return changed
+
+
+class RelaxModule(BaseModule, Compilable):
     """A module of TVM's Relax that can be looked at, edited, calibrated, quantized and compiled, each in place.
 
     Two are equal when they have the same structure, whatever their weights.
@@ -57,7 +74,6 @@ class RelaxModule(BaseModule):
 
         Raises CompileError that lists every operator without a form in Relax, ModelError for a damaged model.
         """
-        from forge_pipeline.api.onnx_module import ONNXModule
         from forge_pipeline.ir import ONNXModule as BaseONNXModule
 
         if isinstance(model, str | Path):
@@ -84,7 +100,6 @@ class RelaxModule(BaseModule):
 
     def _source(self) -> ONNXModule:
         if self._onnx is None:
-            from forge_pipeline.api.onnx_module import ONNXModule
             from forge_pipeline.relax.tensorrt import inlined
             from forge_pipeline.relax.to_onnx.checked import checked_export
 
@@ -139,26 +154,9 @@ class RelaxModule(BaseModule):
         """Track the activations on ``calib_data``; see ``ONNXModule.calibrate``."""
         self._source().calibrate(calib_data, reset, use_cuda)
 
-    def quantize(
-        self,
-        activation_dtype: str = "int8",
-        kernel_dtype: str | None = None,
-        bias_dtype: str | None = None,
-        per_channel: bool = False,
-        calib_method: str = "average",
-        quant_type: Literal["static", "dynamic", "any"] = "any",
-        **options: Any,
-    ) -> None:
-        """Quantize in place; see ``ONNXModule.quantize``."""
-        source = self._source().copy()
-        source.quantize(activation_dtype, kernel_dtype, bias_dtype, per_channel, calib_method, quant_type, **options)
-        self._follow(source)
+    quantize = _in_place(ONNXModule.quantize)
 
-    def split_tensors(self, force: bool = False) -> None:
-        """Split the weights of convolutions in two, in place; see ``ONNXModule.split_tensors``."""
-        source = self._source().copy()
-        source.split_tensors(force)
-        self._follow(source)
+    split_tensors = _in_place(ONNXModule.split_tensors)
 
     def _follow(self, source: ONNXModule) -> None:
         """Become what ``source`` is."""
@@ -179,41 +177,11 @@ class RelaxModule(BaseModule):
         with torch_hidden():
             return self.inference_function(resolved(target).spec())
 
-    def compile(
-        self,
-        target: Description = "llvm",
-        host: Description | None = None,
-        output_path: Path | str = "./compile_output",
-        opt_level: int = 3,
-        set_float16: bool = False,
-        set_channel_layout: Literal["first", "last"] | None = None,
-        export_relax: bool = False,
-        export_metadata: bool = False,
-        force_overwrite: bool = False,
-        uuid: str | None = None,
-        encrypt_password: str | bytes | None = None,
-        **options: Any,
-    ) -> Path:
-        """Compile for a target and return the folder that holds the files; see ``ONNXModule.compile``.
-
-        Raises CompileError for a module that is partitioned for TensorRT, which TVM's wheels are built without.
-        """
+    def _to_compile(self) -> ONNXModule:
+        """Return the ONNX form; raise CompileError for a module that is partitioned for TensorRT."""
         if self.is_tensorrt:
             _refuse_tensorrt()
-        return self._source().compile(
-            target,
-            host,
-            output_path,
-            opt_level,
-            set_float16,
-            set_channel_layout,
-            export_relax,
-            export_metadata,
-            force_overwrite,
-            uuid,
-            encrypt_password,
-            **options,
-        )
+        return self._source()
 
 
 def _check(model: onnx.ModelProto) -> None:

@@ -29,7 +29,7 @@ STEP = "forge-step: "
 class Job:
     """What to compile; ``checks`` is None where the result cannot or shall not be run here.
 
-    Weights of ``model`` may be in files (``ir.held``).
+    Weights of ``model`` may be in files (``ir.external_data.mapped``).
     """
 
     model: ModelProto
@@ -73,12 +73,12 @@ def compile_apart(job: Job) -> Compiled:
 
     The library's weights are in a temporary file.
     """
-    from forge_pipeline.ir.external_data.mapped import holds
+    from forge_pipeline.ir.external_data.mapped import mapped_files
 
-    files, section = holds(job.model), OpenFile.temporary()
+    files, section = mapped_files(job.model), OpenFile.temporary()
     request = Request(
         model=bytes(job.model.SerializeToString()),
-        files=tuple((held.location, held.file.descriptor) for held in files),
+        files=tuple((mapped.location, mapped.file.descriptor) for mapped in files),
         section=section.descriptor,
         target=job.target,
         options=job.options,

@@ -27,14 +27,14 @@ def run(job: Request) -> Compiled:
 
     from forge_pipeline.codegen.build import build, relax_text
     from forge_pipeline.codegen.verify import verify
-    from forge_pipeline.ir.external_data.mapped import Held, spilling
+    from forge_pipeline.ir.external_data.mapped import MappedFile, spilling
 
-    files = [Held(OpenFile(descriptor), location=location) for location, descriptor in job.files]
+    files = [MappedFile(OpenFile(descriptor), location=location) for location, descriptor in job.files]
     model = onnx.load_model_from_string(job.model)
     with spilling(bool(files), named=False):
         library = build(model, job.target, job.options, progress=_progress, section=OpenFile(job.section))
-        for held in files:
-            held.release()
+        for mapped in files:
+            mapped.release()
         verification = None
         if job.checks is not None:
             _progress("verify")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Feed, Preparation, Samples
 from forge_pipeline.errors import DataError
-from forge_pipeline.evaluation.interpreter import Interpreter
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def _made_up(module: ONNXModule) -> list[Feed]:
 
     constants = {tensor.name for tensor in module.light.graph.initializer}
     inputs = [value for value in module.light.graph.input if value.name not in constants]
-    model = Interpreter(module, where="float model")
+    model = Interpreter(module.light, where="float model")
     refusal = None
     for sizes in bindings(inputs, {}):
         feeds: list[Feed] = [sample(inputs, sizes, seed=number, index=0, top=1) for number in range(MADE_UP)]

@@ -28,7 +28,7 @@ class Gains:
 
     def update(self, reference: NDArray[Any], value: NDArray[Any]) -> None:
         """Add one pair of equally shaped arrays; their channels are on axis 1, or on the last one if not spatial."""
-        if reference.ndim < 2:
+        if reference.ndim < 2 or not reference.size:
             return
         exact = np.moveaxis(reference, self._axis(reference), 0).reshape(reference.shape[self._axis(reference)], -1)
         near = np.moveaxis(value, self._axis(value), 0).reshape(exact.shape)

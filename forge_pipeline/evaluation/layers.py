@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.evaluation.gains import Gains
-from forge_pipeline.evaluation.interpreter import Interpreter
 from forge_pipeline.evaluation.matching import matches
 from forge_pipeline.evaluation.noise import Noise
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.network import layer
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     graph = reference.light.graph
     pairs = matches(graph, model.light.graph)
     names = list(pairs.values())
-    exact = Interpreter(reference, where="float model", taps=list(pairs))
+    exact = Interpreter(reference.light, where="float model", taps=list(pairs))
     same = model is reference  # then nothing is noise: one of them in memory will do
-    whole = exact if same else Interpreter(model, where="quantized model", taps=names)
+    whole = exact if same else Interpreter(model.light, where="quantized model", taps=names)
     spatial = {node.input[0] for node in graph.node if node.op_type in SPATIAL}
     gains = {name: Gains(spatial=name in spatial) for name in pairs}
     for feed in feeds:
@@ -80,7 +80,7 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
             }
         if apart is None:
             dtypes = {name: array.dtype for name, array in fed.items()}
-            apart = Interpreter(_cut(model, dtypes), where="quantized model, layer by layer", taps=names)
+            apart = Interpreter(_cut(model, dtypes).light, where="quantized model, layer by layer", taps=names)
         alone = {**feed, **apart({**feed, **fed})}
         for name, value in scaled.items():
             factors = gains[name].factors(value)

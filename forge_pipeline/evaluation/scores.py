@@ -89,8 +89,8 @@ class MeanAbsoluteError:
             self._count += value.size
 
     def result(self) -> float:
-        """Return the mean, in the output's own unit."""
-        return self._sum / self._count
+        """Return the mean, in the output's own unit; of no values at all, 0."""
+        return self._sum / max(self._count, 1)
 
 
 class Cosine:
@@ -106,6 +106,8 @@ class Cosine:
         import numpy as np
 
         for value, expected in _against(outputs, labels, reference):
+            if not value.size:
+                continue
             rows, wanted = value.reshape(_rows(value), -1), expected.reshape(_rows(value), -1)
             norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(wanted, axis=1)
             products = (rows * wanted).sum(axis=1)
@@ -114,8 +116,8 @@ class Cosine:
             self._count += len(rows)
 
     def result(self) -> float:
-        """Return the mean cosine, at most 1."""
-        return self._sum / self._count
+        """Return the mean cosine, at most 1; of no values at all, 1."""
+        return self._sum / self._count if self._count else 1.0
 
 
 class Custom:

@@ -106,15 +106,14 @@ def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: L
             fix="remove model.inputs",
         )
     if row.module is None:
-        from forge_pipeline.frontends import onnx
+        from forge_pipeline.ir.external_data.reader import open_model
 
-        opened = onnx.read(source.path)
-        return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.holds)
-    from forge_pipeline.frontends import onnx
+        opened = open_model(source.path)
+        return Imported(model=opened.model, external=opened.external, kind=kind, notes={}, holds=opened.mapped_files)
     from forge_pipeline.frontends.import_process import import_apart
+    from forge_pipeline.ir.external_data.reader import open_model
 
     answer = import_apart(row.module, source.path, inputs, limits)
-    opened = onnx.read(answer.model)
-    return Imported(
-        model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=(opened.holds, answer.folder)
-    )
+    opened = open_model(answer.model)
+    kept = (opened.mapped_files, answer.folder)
+    return Imported(model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=kept)

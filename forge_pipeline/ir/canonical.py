@@ -30,7 +30,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical_writer import GRAPH_NAME, Weight, Writer, plain_domain
 from forge_pipeline.ir.external_data.content import ExternalData
-from forge_pipeline.ir.functions import inlined
+from forge_pipeline.ir.functions import inline_functions
 
 IR_VERSION = 10  # read by every tool of the pipeline
 _NEWER_TYPES = {
@@ -64,7 +64,7 @@ def canonical(model: ModelProto, *, external: ExternalData | None = None) -> Can
     main graph are not read. Raises ModelError for a graph with a cycle, an undefined or a twice defined
     value.
     """
-    model = inlined(model)
+    model = inline_functions(model)
     skeleton = ModelProto()
     skeleton.graph.name = GRAPH_NAME
     writer = Writer(reserved=frozenset(_interface(model.graph)), external=external)
@@ -98,7 +98,7 @@ def whole(form: Canonical) -> ModelProto:
 
 
 def by_reference(form: Canonical) -> ModelProto:
-    """Return a canonical form as one model whose large weights stay in the files they are in (``ir.held``)."""
+    """Return a canonical form as one model whose large weights stay in files (``ir.external_data.mapped``)."""
     model = ModelProto()
     model.CopyFrom(form.skeleton)
     model.graph.initializer.extend(weight.reference() for weight in form.weights)

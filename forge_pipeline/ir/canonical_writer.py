@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from forge_pipeline.content import Buffer
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.content import ExternalData, check_strings, content
-from forge_pipeline.ir.external_data.mapped import held_of, refer, windows_of
+from forge_pipeline.ir.external_data.mapped import mapped_file_of, refer, windows_of
 from forge_pipeline.ir.tensors import byte_count, dtype_name
 from forge_pipeline.ir.traversal import post_order
 
@@ -49,8 +49,8 @@ class Weight:
             return self.tensor()
         tensor = TensorProto()
         tensor.CopyFrom(self.header)
-        held = held_of(self.source)
-        if held is not None:
+        mapped = mapped_file_of(self.source)
+        if mapped is not None:
             tensor.external_data.extend(self.source.external_data)
             tensor.data_location = TensorProto.EXTERNAL
         elif self.external is not None:

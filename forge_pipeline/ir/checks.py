@@ -14,7 +14,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
-from forge_pipeline.ir.shape_inference import checked_and_inferred
+from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
 
@@ -132,7 +132,7 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     No value is computed: large weights are stood in for by inputs of the same type. Raises ModelError for a node
     that does not fit its schema, types that contradict each other, and a value of more than ``max_value_bytes``.
     """
-    inferred = checked_and_inferred(_outline(form), explain=lambda message: _with_original_names(message, form.names))
+    inferred = check_and_infer(_outline(form), explain=lambda message: _with_original_names(message, form.names))
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
             _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)

@@ -15,7 +15,7 @@ MAX_NODES = 1_000_000  # after inlining: functions that call functions grow a sm
 Key = tuple[str, str, str]
 
 
-def inlined(model: ModelProto) -> ModelProto:
+def inline_functions(model: ModelProto) -> ModelProto:
     """Return ``model`` without local functions: itself where it has none, else a new model.
 
     The inliner serialises the model twice, so it is given the weights' names without their content. Raises

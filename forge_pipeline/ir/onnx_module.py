@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.external_data.writer import INLINE_BYTES
+from forge_pipeline.ir.external_data import INLINE_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +39,8 @@ class ONNXModule:
         self._inline_bytes = INLINE_BYTES
 
     @classmethod
-    def held(cls, model: onnx.ModelProto) -> Self:
-        """Wrap a model whose large weights refer to open files (see ``ir.held``), where they stay."""
+    def mapped(cls, model: onnx.ModelProto) -> Self:
+        """Wrap a model whose large weights refer to open files (see ``ir.external_data.mapped``), where they stay."""
         return cls(model).kept_outside()
 
     @classmethod
@@ -52,15 +52,7 @@ class ONNXModule:
         """
         from forge_pipeline.ir.external_data.reader import open_model
 
-        try:
-            opened = open_model(Path(path), own)
-        except OSError as error:
-            raise ModelError(
-                where=str(path),
-                expected="a model file that can be read",
-                found=error.strerror or str(error),
-                fix="check the path and its permissions",
-            ) from error
+        opened = open_model(Path(path), own)
         module = cls(opened.model)
         module._file = opened
         return module
@@ -81,7 +73,8 @@ class ONNXModule:
     def light(self) -> onnx.ModelProto:
         """The wrapped model; if its weights are more than INLINE_BYTES, with references to the files they are in.
 
-        Such references are for this package (``ir.held``), and good for as long as this module is. Raises ModelError.
+        Such references are for this package (``ir.external_data.mapped``), and good for as long as this module is.
+        Raises ModelError.
         """
         if self._file is None or self._file.outside <= self._inline_bytes:
             return self.mod
@@ -101,7 +94,7 @@ class ONNXModule:
         return 0 if self._file is None else self._file.outside
 
     @property
-    def is_held(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether ``light`` has references in the place of large weights."""
         return self.outside_bytes > self._inline_bytes
 
@@ -139,7 +132,7 @@ class ONNXModule:
         """Return a module in canonical form: equal fingerprint, equal ``to_bytes()``. Raises ModelError."""
         from forge_pipeline.ir.canonical import by_reference, whole
 
-        return ONNXModule.held(by_reference(self._form)) if self.is_held else ONNXModule(whole(self._form))
+        return ONNXModule.mapped(by_reference(self._form)) if self.is_mapped else ONNXModule(whole(self._form))
 
     @property
     def fingerprint(self) -> str:
@@ -303,14 +296,14 @@ def _outside(model: onnx.ModelProto, folder: Path | None) -> OpenModel | None:
     """Return a model that refers to open files, or to files in ``folder``, with what reads them; else None."""
     if folder is None and not any(tensor.data_location for tensor in model.graph.initializer):
         return None
-    from forge_pipeline.ir.external_data.mapped import holds
+    from forge_pipeline.ir.external_data.mapped import mapped_files
     from forge_pipeline.ir.external_data.reader import OpenModel
     from forge_pipeline.ir.external_data.resolve import ExternalFiles
 
-    held = holds(model)
-    if folder is None and not held:
+    mapped = mapped_files(model)
+    if folder is None and not mapped:
         return None  # where its data is, nobody has said: what needs it says so
-    return OpenModel(model=model, external=ExternalFiles(folder=folder), holds=held)
+    return OpenModel(model=model, external=ExternalFiles(folder=folder), mapped_files=mapped)
 
 
 def described(names: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ SECONDS: Final = 30  # of processor time
 _WALL: Final = 20 * SECONDS  # where the machine is busy with other things
 
 
-def checked_and_inferred(model: ModelProto, *, explain: Callable[[str], str] = str) -> ModelProto:
+def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -> ModelProto:
     """Return ``model`` with the types of its values, once the ONNX checker has accepted it.
 
     ``explain`` rewrites the checker's message before it is shown. Raises ModelError for an invalid model, and for

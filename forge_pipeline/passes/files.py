@@ -146,7 +146,7 @@ def bisect_file(recipe: Recipe, source: Path, *, feeds: Feeds | None = None) -> 
 
 def _model(source: Path) -> onnx.ModelProto:
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.ir.external_data.writer import INLINE_BYTES
+    from forge_pipeline.ir.external_data import INLINE_BYTES
 
     try:
         module = ONNXModule.from_file(source)
@@ -154,7 +154,7 @@ def _model(source: Path) -> onnx.ModelProto:
         raise ModelError(
             source.name, "a model file that can be read", str(error.strerror), "correct the path"
         ) from error
-    if module.is_held:
+    if module.is_mapped:
         raise ModelError(
             where=source.name,
             expected=f"weights of at most {INLINE_BYTES} bytes, which `passes` has in memory",

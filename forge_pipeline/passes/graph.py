@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from forge_pipeline.ir.external_data.mapped import Held, array_of, held_of, holds, tensor_of
+from forge_pipeline.ir.external_data.mapped import MappedFile, array_of, mapped_file_of, mapped_files, tensor_of
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import needs, nodes_below, subgraphs
-from forge_pipeline.passes.nodes import copied, names_within, rename_inputs, topological
-from forge_pipeline.passes.value_types import SMALL, Shape, Types, inferred
+from forge_pipeline.passes.nodes import clone, names_within, rename_inputs, topological
+from forge_pipeline.passes.value_types import SMALL, Shape, Types, infer_model_types
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +29,7 @@ class GraphState:
     def __init__(self, model: ModelProto, *, names: set[str] | None = None) -> None:
         """Index ``model``; ``names`` are those of a larger model that this graph is a part of, and are taken too."""
         self.findings: dict[str, Any] = {}
-        self.holds: dict[Held, None] = {}
+        self.mapped_files: dict[MappedFile, None] = {}
         """The files that constants are in, if they are in files: kept open as long as the graph is there."""
         self._around = names
         self.reset(model)
@@ -37,7 +37,7 @@ class GraphState:
     def reset(self, model: ModelProto) -> None:
         """Take over another model whole; what was found out about the one before stays in ``findings``."""
         graph = model.graph
-        self.holds |= dict.fromkeys(holds(model))
+        self.mapped_files |= dict.fromkeys(mapped_files(model))
         self.header = ModelProto()
         for name in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
             if model.HasField(name):
@@ -46,11 +46,11 @@ class GraphState:
         self.header.opset_import.extend(model.opset_import)
         self.header.functions.extend(model.functions)
         self.name = graph.name
-        self.inputs = tuple(copied(value) for value in graph.input)
-        self.outputs = tuple(copied(value) for value in graph.output)
+        self.inputs = tuple(clone(value) for value in graph.input)
+        self.outputs = tuple(clone(value) for value in graph.output)
         self.sparse = list(graph.sparse_initializer)
         self.annotations = list(graph.quantization_annotation)
-        self._stated = [copied(value) for value in graph.value_info]
+        self._stated = [clone(value) for value in graph.value_info]
         self._nodes: dict[int, NodeProto] = {}
         self._constants: dict[str, TensorProto] = {}
         self._arrays: dict[str, Array] = {}
@@ -61,7 +61,7 @@ class GraphState:
         for tensor in graph.initializer:
             self._constants[tensor.name] = tensor
         for node in graph.node:
-            self._link(copied(node))
+            self._link(clone(node))
         self._names.update(self._constants)
         self._names.update(value.name for value in (*graph.input, *graph.output))
         self._names.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -223,7 +223,7 @@ class GraphState:
 
 def infer_types(graph: GraphState) -> Types:
     """Infer the types of all values of ``graph``; values that inference does not understand are left out."""
-    return Types(inferred(skeleton(graph)))
+    return Types(infer_model_types(skeleton(graph)))
 
 
 def skeleton(graph: GraphState) -> ModelProto:
@@ -275,9 +275,9 @@ class Graph(GraphState):
 
     def set_tensor(self, tensor: TensorProto) -> None:
         """Add or replace a constant."""
-        held = held_of(tensor)
-        if held is not None:
-            self.holds[held] = None
+        mapped = mapped_file_of(tensor)
+        if mapped is not None:
+            self.mapped_files[mapped] = None
         self._names.add(tensor.name)
         self._constants[tensor.name] = tensor
         self._arrays.pop(tensor.name, None)

@@ -46,7 +46,7 @@ def is_op(node: NodeProto | None, *ops: str) -> bool:
     return node is not None and node.op_type in ops and node.domain in ("", "ai.onnx")
 
 
-def copied(message: Any) -> Any:
+def clone(message: Any) -> Any:
     """Return a message of its own with the same content."""
     duplicate = type(message)()
     duplicate.CopyFrom(message)

@@ -101,7 +101,7 @@ class Outcome:
     history: list[Applied] = field(default_factory=list)
     findings: dict[str, Any] = field(default_factory=dict)
     overall: Mapping[str, Any] | None = None
-    holds: tuple[Any, ...] = ()
+    mapped_files: tuple[Any, ...] = ()
     """The open files that constants of the model are in, if they are in files."""
 
     @property
@@ -197,7 +197,7 @@ def apply(
             run.outcome.model = run.current()
             after(index, run.outcome)
     run.outcome.model = run.current()
-    run.outcome.findings, run.outcome.holds = run.graph.findings, tuple(run.graph.holds)
+    run.outcome.findings, run.outcome.mapped_files = run.graph.findings, tuple(run.graph.mapped_files)
     run.conclude()
     return run.outcome
 
@@ -249,8 +249,8 @@ class _Run:
                 finding = {"verified": False, "reason": LEFT_OUT}
             elif self.verifier is not None and before is not None:
                 finding = self.verifier.check(step.step, step.name, step.how, before, self.current()).as_json()
-        for held in self.graph.holds:
-            held.release()
+        for mapped in self.graph.mapped_files:
+            mapped.release()
         now = self.graph.operators() if changes else count
         row = Applied(
             name=step.name,

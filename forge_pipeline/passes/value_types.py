@@ -34,7 +34,7 @@ class Types:
         self._known[name] = (elem_type, shape)
 
 
-def inferred(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:
+def infer_model_types(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:
     """Return what ONNX's shape inference finds about ``model``; nothing where it refuses the model."""
     try:
         known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph

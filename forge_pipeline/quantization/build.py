@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.accuracy.search import Candidate, improved
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
+from forge_pipeline.quantization.accuracy.search import Candidate, improve
 from forge_pipeline.quantization.accuracy.sensitivity import within
-from forge_pipeline.quantization.accuracy.trial import Trial
 from forge_pipeline.quantization.calibration.probes import Probe, trimmed
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.limits import whole
-from forge_pipeline.quantization.network import Network, layer, prepared
+from forge_pipeline.quantization.network import Network, layer, prepare
 from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
 from forge_pipeline.quantization.static import Quantized, Scheme, ready
 from forge_pipeline.quantization.weight_only import RECURRENT, compress_weights
@@ -44,8 +44,8 @@ def quantized_statically(
             fix="calibrate this model",
         )
     scheme = scheme_of(config)
-    network = ready(Network(prepared(whole(model, "quantize"))), scheme)
-    plan = planned(network, config)
+    network = ready(Network(prepare(whole(model, "quantize"))), scheme)
+    plan = plan_for(network, config)
     missing = sorted(plan.values.keys() - ranges.keys())
     if missing:
         raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
@@ -68,12 +68,12 @@ def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, di
                 fix="give the data that was calibrated with, or leave no choice: improve=[], max_drop=null and a "
                 "calib_method other than auto",
             )
-        trial = Trial.of(candidate.network, probes)
-        best = improved(candidate, trial)
+        evaluator = Evaluator.of(candidate.network, probes)
+        best = improve(candidate, evaluator)
         candidate, written = best.candidate, best.written
         report = {"sqnr_db": round(best.sqnr, 2), "improvements": best.log}
         if config.max_drop is not None:
-            mixed = within(candidate, trial, config.max_drop)
+            mixed = within(candidate, evaluator, config.max_drop)
             candidate, written = mixed.candidate, mixed.written
             ranking = {name: round(value, 2) for name, value in mixed.sensitivity.items()}
             report |= {"drop": round(mixed.drop, 4), "put_back_to_float": list(mixed.kept), "sensitivity_db": ranking}
@@ -89,20 +89,20 @@ def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, di
 
 def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with integer weights and activations quantized as it runs, and a report."""
-    network = Network(prepared(whole(model, "quantize")))
-    plan = planned(network, config)
+    network = Network(prepare(whole(model, "quantize")))
+    plan = plan_for(network, config)
     return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _described(plan)
 
 
 def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model in half precision, and a report."""
-    halved = to_float16(Network(prepared(whole(model, "quantize"))))
+    halved = to_float16(Network(prepare(whole(model, "quantize"))))
     return ONNXModule(halved.model), {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
 
 
 def with_small_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with block-wise small weights in its matrix products, and a report."""
-    network = Network(prepared(whole(model, "quantize")))
+    network = Network(prepare(whole(model, "quantize")))
     check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
     small = compress_weights(
         network, bits=config.weight_bits, block_size=config.block_size, keep_float=config.keep_float
@@ -126,7 +126,7 @@ def scheme_of(config: Config) -> Scheme:
     )
 
 
-def planned(network: Network, config: Config) -> Plan:
+def plan_for(network: Network, config: Config) -> Plan:
     """Plan; ConfigError for an unknown layer in ``keep_float``, ModelError where nothing is left to quantize."""
     check_layers(network, config.keep_float, PRODUCTS)
     plan = make_plan(network, config.keep_float)

@@ -33,10 +33,10 @@ def quantize_dynamic(network: Network, plan: Plan, scheme: WeightScheme) -> Mode
                 constants.nodes.extend(_measure(activation))
             node.input[1 - index] = f"{activation}_dq"
         constants.nodes.append(node)
-    return rebuilt(network, constants)
+    return rebuild(network, constants)
 
 
-def rebuilt(network: Network, constants: Constants) -> ModelProto:
+def rebuild(network: Network, constants: Constants) -> ModelProto:
     """Return the network's model with other nodes, the constants these read, and no others."""
     from forge_pipeline.ir.traversal import needs
 

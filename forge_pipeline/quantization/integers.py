@@ -54,9 +54,9 @@ class Affine:
 
 
 def activation_affine(low: float, high: float, kind: IntegerType, *, symmetric: bool) -> Affine:
-    """Return the affine map whose span is [low, high] widened to hold zero.
+    """Return the affine map whose range is [low, high] widened to hold zero.
 
-    ``symmetric`` puts zero in the middle of the type. A value of the span is off by half a step at most.
+    ``symmetric`` puts zero in the middle of the type. A value of the range is off by half a step at most.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if symmetric:
@@ -86,15 +86,15 @@ def weight_scale(weights: NDArray[Any], axis: int | None, *, largest: int) -> ND
     return scale
 
 
-def quantized(values: NDArray[Any], affine: Affine, kind: IntegerType) -> NDArray[Any]:
+def quantize(values: NDArray[Any], affine: Affine, kind: IntegerType) -> NDArray[Any]:
     """Return the integers that QuantizeLinear computes: round half to even, then saturate."""
     scale, zero = _along(affine, values.ndim)
-    steps = np.rint(values.astype(np.float32) / scale) + zero
-    integers: NDArray[Any] = np.clip(steps, kind.low, kind.high).astype(kind.name)
+    codes = np.rint(values.astype(np.float32) / scale) + zero
+    integers: NDArray[Any] = np.clip(codes, kind.low, kind.high).astype(kind.name)
     return integers
 
 
-def dequantized(integers: NDArray[Any], affine: Affine) -> NDArray[np.float32]:
+def dequantize(integers: NDArray[Any], affine: Affine) -> NDArray[np.float32]:
     """Return the reals that DequantizeLinear computes."""
     scale, zero = _along(affine, integers.ndim)
     reals: NDArray[np.float32] = (integers.astype(np.float32) - zero) * scale

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def whole(model: ONNXModule, action: str) -> ModelProto:
-    """Return the model with its weights inside. Raises ModelError where they stay in files (``ONNXModule.is_held``)."""
-    if model.is_held:
+    """Return the model with its weights inside. Raises ModelError where they are memory-mapped."""
+    if model.is_mapped:
         raise ModelError(
             where=action,
             expected="a model whose weights are inside model.onnx: they are worked on in memory",

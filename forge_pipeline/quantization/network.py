@@ -18,7 +18,7 @@ from forge_pipeline.ir.traversal import needs
 OPSET = 13  # the first with an axis on QuantizeLinear, for a scale per channel
 
 
-def prepared(model: ModelProto) -> ModelProto:
+def prepare(model: ModelProto) -> ModelProto:
     """Return a copy in the form that planning and rewriting expect; it computes the same.
 
     Opset 13 or newer, constants as initializers, initializers not listed as inputs, every Gemm with alpha and beta

@@ -100,6 +100,7 @@ class QuantizableModule(ONNXModule):
 
     def quantize(
         self,
+        /,
         activation_dtype: str = "int8",
         kernel_dtype: str | None = None,
         bias_dtype: str | None = None,
@@ -156,7 +157,7 @@ class QuantizableModule(ONNXModule):
         """
         from forge_pipeline.quantization.accuracy.split_channels import split
         from forge_pipeline.quantization.limits import whole
-        from forge_pipeline.quantization.network import Network, prepared
+        from forge_pipeline.quantization.network import Network, prepare
 
         self._refuse_quantized("split_tensors")
         if self.is_calibrated and not force:
@@ -166,7 +167,7 @@ class QuantizableModule(ONNXModule):
                 found="a calibrated one",
                 fix="call split_tensors(force=True) and calibrate again",
             )
-        changed = split(Network(prepared(whole(self, "split_tensors()"))))
+        changed = split(Network(prepare(whole(self, "split_tensors()"))))
         if changed is None:
             raise ModelError(
                 where="split_tensors()",

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
 from forge_pipeline.errors import DataError, ModelError
-from forge_pipeline.quantization.dynamic import rebuilt
-from forge_pipeline.quantization.integers import Affine, IntegerType, activation_affine, quantized
+from forge_pipeline.quantization.dynamic import rebuild
+from forge_pipeline.quantization.integers import Affine, IntegerType, activation_affine, quantize
 from forge_pipeline.quantization.network import Network, at_opset, layer, opset
 from forge_pipeline.quantization.plan import Plan
 from forge_pipeline.quantization.weights import Constants, WeightScheme, channel_axis
@@ -26,9 +26,9 @@ from forge_pipeline.quantization.weights import Constants, WeightScheme, channel
 BIAS_LIMIT = 2**31 - 1
 NEGLIGIBLE = 2.0**-10  # what weights can add to a bias before it shows in 8 bits
 
-Spans = Mapping[str, tuple[float, float]]
-Steps = Mapping[str, NDArray[np.int8]]
-NEAREST: Steps = MappingProxyType({})
+ValueRanges = Mapping[str, tuple[float, float]]
+IntegerCodes = Mapping[str, NDArray[np.int8]]
+NEAREST: IntegerCodes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,16 @@ class Quantized:
     widened: tuple[str, ...]
 
 
-def quantize_static(network: Network, plan: Plan, spans: Spans, scheme: Scheme, steps: Steps = NEAREST) -> Quantized:
+def quantize_static(
+    network: Network, plan: Plan, value_ranges: ValueRanges, scheme: Scheme, codes: IntegerCodes = NEAREST
+) -> Quantized:
     """Write ``plan`` into a copy of the network's model.
 
-    ``spans`` holds each scale's range by the value that stands for it; ``steps`` the integers of weights, by name,
-    that are not to be rounded to the nearest. Raises DataError for a constant activation
-    and ModelError for a bias that int32 cannot hold.
+    ``value_ranges`` holds each scale's (min, max) by the value that stands for it; ``codes`` the integers of weights,
+    by name, that are not to be rounded to the nearest. Raises DataError for a constant activation and ModelError for
+    a bias that int32 cannot hold.
     """
-    writer = _Writer(network, plan, spans, scheme, steps)
+    writer = _Writer(network, plan, value_ranges, scheme, codes)
     return writer.write()
 
 
@@ -65,9 +67,9 @@ def quantize_static(network: Network, plan: Plan, spans: Spans, scheme: Scheme, 
 class _Writer:
     network: Network
     plan: Plan
-    spans: Spans
+    value_ranges: ValueRanges
     scheme: Scheme
-    steps: Steps
+    codes: IntegerCodes
     constants: Constants = field(default_factory=Constants)
     widened: list[str] = field(default_factory=list)
 
@@ -97,11 +99,11 @@ class _Writer:
                 if name in activations:
                     self._pair(name, name)
         return Quantized(
-            model=rebuilt(self.network, self.constants), dropped=tuple(dropped), widened=tuple(self.widened)
+            model=rebuild(self.network, self.constants), dropped=tuple(dropped), widened=tuple(self.widened)
         )
 
     def _affine(self, leader: str) -> Affine:
-        low, high = self.spans[leader]
+        low, high = self.value_ranges[leader]
         if not high > low:
             raise DataError(
                 where=f"value {leader!r}",
@@ -137,8 +139,8 @@ class _Writer:
             scale = narrow = scheme.scale(weights, axis)
             if len(node.input) > 2 and node.input[2] and self.scheme.integer_bias:
                 scale = self._bias(node, weights, scale, axis, activations[variables[0]])
-            steps = self.steps.get(name) if np.array_equal(scale, narrow) else None
-            node.input[index] = self.constants.weight(name, weights, scale, axis, scheme, node.output[0], steps)
+            codes = self.codes.get(name) if np.array_equal(scale, narrow) else None
+            node.input[index] = self.constants.weight(name, weights, scale, axis, scheme, node.output[0], codes)
 
     def _bias(
         self,
@@ -164,11 +166,11 @@ class _Writer:
             wide = np.tile(scale, groups) if axis is not None else scale
             self.widened.append(layer(node))
         product = (wide * np.float32(activation.scale)).astype(np.float32)
-        steps = np.clip(np.rint(bias / product.astype(np.float64)), -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32)
+        codes = np.clip(np.rint(bias / product.astype(np.float64)), -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32)
         name = f"{node.output[0]}_bias"
         axis_of_bias = None if product.ndim == 0 else 0
         self.constants.dequantize(
-            name, steps, Affine(scale=product, zero=np.zeros(product.shape, np.int32), axis=axis_of_bias)
+            name, codes, Affine(scale=product, zero=np.zeros(product.shape, np.int32), axis=axis_of_bias)
         )
         node.input[2] = f"{name}_dq"
         return scale
@@ -208,7 +210,7 @@ class _Writer:
                 continue
             bounds = _clip_bounds(node, self.network)
             if bounds is not None and node.input[0] not in activations:
-                ends = quantized(np.array(bounds), activations[name], self.scheme.activation)
+                ends = quantize(np.array(bounds), activations[name], self.scheme.activation)
                 if ends[0] == self.scheme.activation.low and ends[1] == self.scheme.activation.high:
                     found[name] = node.input[0]
         return found

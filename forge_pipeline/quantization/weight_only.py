@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.quantization.dynamic import rebuilt
+from forge_pipeline.ir.recurrent import GATES
+from forge_pipeline.quantization.dynamic import rebuild
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, at_opset, attribute, layer
 from forge_pipeline.quantization.weights import Constants, WeightScheme
 
 OPSET = 21  # the first with blocks and with 4-bit integers
-RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+RECURRENT = frozenset(GATES)
 PAYS = 1 << 14  # weights; below, scales and nodes weigh as much as what is saved
 CUTS = np.linspace(1.0, 0.7, 13)
 
@@ -67,7 +68,7 @@ def compress_weights(network: Network, *, bits: int, block_size: int, keep_float
             fix="choose quantize=static or quantize=dynamic",
         )
     return Compressed(
-        model=rebuilt(network, constants), layers=tuple(dict.fromkeys(layers)), bytes_before=before, bytes_after=after
+        model=rebuild(network, constants), layers=tuple(dict.fromkeys(layers)), bytes_before=before, bytes_after=after
     )
 
 
@@ -87,12 +88,12 @@ def block_scales(
     best, error = peak / largest, np.full(peak.shape, np.inf)
     for cut in CUTS:
         scale = (peak * cut / largest).astype(np.float32)
-        steps = np.clip(np.rint(blocks / scale[..., None]), -largest - 1, largest)
-        lost = ((steps * scale[..., None] - blocks) ** 2).sum(axis=-1)
+        codes = np.clip(np.rint(blocks / scale[..., None]), -largest - 1, largest)
+        lost = ((codes * scale[..., None] - blocks) ** 2).sum(axis=-1)
         best, error = np.where(lost < error, scale, best), np.minimum(lost, error)
     scale = best.astype(np.float32)
-    steps = np.clip(np.rint(blocks / scale[..., None]), -largest - 1, largest).astype(np.int8)
-    integers = steps.reshape(padded.shape)[..., :length]
+    codes = np.clip(np.rint(blocks / scale[..., None]), -largest - 1, largest).astype(np.int8)
+    integers = codes.reshape(padded.shape)[..., :length]
     return np.moveaxis(scale, -1, axis), np.ascontiguousarray(np.moveaxis(integers, -1, axis))
 
 

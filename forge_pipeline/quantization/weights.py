@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
-from forge_pipeline.quantization.integers import INTEGERS, Affine, IntegerType, quantized, weight_scale
+from forge_pipeline.quantization.integers import INTEGERS, Affine, IntegerType, quantize, weight_scale
 from forge_pipeline.quantization.network import Network, attribute
 
 
@@ -41,11 +41,11 @@ class Constants:
 
     def weight(
         self, name: str, weights: NDArray[Any], scale: NDArray[np.float32], axis: int | None, scheme: WeightScheme,
-        reader: str, steps: NDArray[np.int8] | None = None,
+        reader: str, codes: NDArray[np.int8] | None = None,
     ) -> str:  # fmt: skip
         """Store weights; return the value that holds them. ``reader`` tells apart the same weights in two scales.
 
-        ``steps``: the integers, without offset, where they are not those that are nearest to the weights.
+        ``codes``: the integers, without offset, where they are not those that are nearest to the weights.
         """
         known = self._weights.get(name)
         if known is not None and known.axis == axis and np.array_equal(known.scale, scale):
@@ -54,7 +54,7 @@ class Constants:
         middle = 0 if scheme.kind.low < 0 else (scheme.kind.high + 1) // 2
         affine = Affine(scale=scale, zero=np.full(scale.shape, middle, scheme.kind.name), axis=axis)
         self._weights[prefix] = affine
-        integers = quantized(weights, affine, scheme.kind) if steps is None else steps.astype(np.int16) + middle
+        integers = quantize(weights, affine, scheme.kind) if codes is None else codes.astype(np.int16) + middle
         limited = np.clip(
             integers, max(middle - scheme.limit, scheme.kind.low), min(middle + scheme.limit, scheme.kind.high)
         )

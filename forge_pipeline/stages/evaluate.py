@@ -66,19 +66,19 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     """
     from forge_pipeline.evaluation import comparison, compiled, latency, layers
     from forge_pipeline.evaluation.feeds import feeds_for
-    from forge_pipeline.evaluation.interpreter import Interpreter
     from forge_pipeline.ir.external_data.mapped import same_content
     from forge_pipeline.ir.external_data.writer import size
+    from forge_pipeline.ir.reference.interpreter import Interpreter
 
-    if reference.is_held and model.is_held and same_content(reference.light, model.light):
+    if reference.is_mapped and model.is_mapped and same_content(reference.light, model.light):
         model = reference  # nothing was quantized: no second one is opened
     chosen = feeds_for(reference, data, config.data)
     metric = scores.resolve(config.metric, chosen.labels)
     new_score = scores.factory(metric)
-    interpreter = Interpreter(reference, where="float model")
+    interpreter = Interpreter(reference.light, where="float model")
     models: dict[str, comparison.Model] = {
         comparison.FLOAT: interpreter,
-        comparison.QUANTIZED: interpreter if model is reference else Interpreter(model, where="quantized model"),
+        comparison.QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
     }
     engine = compiled.load(library)
     if not isinstance(engine, ArtifactError):

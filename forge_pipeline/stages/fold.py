@@ -41,7 +41,7 @@ def run(config: Config, model: ONNXModule) -> Result:
     from forge_pipeline.passes.verification.verify import Verifier
 
     source = model.light
-    with spilling(model.is_held):
+    with spilling(model.is_mapped):
         verifier = (
             Verifier.of(source, config.verify, metrics=metrics(config.imports)) if config.verify is not None else None
         )
@@ -53,5 +53,5 @@ def run(config: Config, model: ONNXModule) -> Result:
         "unverified": outcome.unverified,
         "findings": outcome.findings,
     }
-    result = ONNXModule.held(outcome.model) if model.is_held else ONNXModule(outcome.model)
+    result = ONNXModule.mapped(outcome.model) if model.is_mapped else ONNXModule(outcome.model)
     return Result(output=result, report=report)

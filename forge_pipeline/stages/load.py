@@ -57,7 +57,7 @@ def run(config: Config, source: Source) -> Result:
     form = canonical(model, external=imported.external)
     checks.check_operators(form, kept(model))
     size = sum(weight.size for weight in form.weights)
-    module = ONNXModule.held(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
+    module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
     check_bulk(result)

@@ -60,13 +60,13 @@ def test_the_transform_at_load_is_that_of_the_paper_to_the_last_bit_or_nearly() 
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen.float32 import direct, winograd, winograd_weight
+    from forge_pipeline.codegen.float32 import direct, winograd, winograd_tiles, winograd_weight
     from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag("host")
     machine, weight = Machine.of(target), normal(20, 12, 3, 3)
     stored = direct.pack_weight(weight, machine.lanes, block_channels=True)
-    for transform in (winograd.SMALL, winograd.LARGE):
+    for transform in (winograd_tiles.SMALL, winograd_tiles.LARGE):
         placeholder = te.placeholder(stored.shape, name="weight")
         function = te.create_prim_func([placeholder, winograd_weight.transform(placeholder, transform.kernel)])
         sch = s_tir.Schedule(function)

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import CompileError
-from forge_pipeline.ir.qdq.qoperator import written_out
-from forge_pipeline.ir.reference.session import open_session
+from forge_pipeline.ir.qdq.qoperator import write_out
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, compiled, exact_scales
 from tests.machines import load
@@ -59,7 +59,7 @@ class Integers(Net):
 
 
 def reference(model: onnx.ModelProto, x: Any) -> list[Any]:
-    return list(open_session(model.SerializeToString(), where="test").run(None, {"x": x}))
+    return list(Interpreter(model)({"x": x}).values())
 
 
 def convolution(net: Integers) -> str:
@@ -231,14 +231,14 @@ def test_a_mean_over_axes_is_written_as_onnx_has_it_since_operator_set_18() -> N
         stored = np.clip(np.rint(x / np.float32(IN[0])) + IN[1], 0, 255)
         mean = ((stored - IN[1]) * IN[0]).mean(axis=(2, 3), keepdims=True)
         wanted = (np.clip(np.rint(mean / FINE[0]) + FINE[1], 0, 255) - FINE[1]) * FINE[0]
-        np.testing.assert_allclose(reference(written_out(model), x)[0], wanted, rtol=0, atol=FINE[0])
+        np.testing.assert_allclose(reference(write_out(model), x)[0], wanted, rtol=0, atol=FINE[0])
         np.testing.assert_allclose(compiled(model)(x)[0], wanted, rtol=0, atol=FINE[0])
 
 
 def test_a_model_with_nothing_to_write_out_is_not_copied() -> None:
     net = Net(5, 24)
     model = net.finish(net.node("MatMul", net.pair("x", IN), net.weight((24, 10), exact_scales(10), axis=1)))
-    assert written_out(model) is model
+    assert write_out(model) is model
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,9 @@ def test_convolutions_of_integers_pad_with_the_zero_point(groups: int, size: tup
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     floats = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    session = open_session(floats.SerializeToString(), where="test")
     feeds = {"x": x.astype(np.float32) - 77, "w": weight.astype(np.float32)}
     found = compiled(model)(*([x, np.array(77, np.uint8)] if measures else [x]))[0]
-    np.testing.assert_array_equal(found, session.run(None, feeds)[0].astype(np.int32))
+    np.testing.assert_array_equal(found, Interpreter(floats)(feeds)["y"].astype(np.int32))
 
 
 def of_integers(operator: str, names: list[str], tensors: dict[str, Any], x: Any, **attributes: Any) -> onnx.ModelProto:
@@ -323,7 +322,7 @@ def test_a_scaled_product_of_measured_bytes_has_the_kernels_of_dynamic_quantizat
     else:
         result = net.node("Mul", real, net.node("Mul", scale, weight_scale))
     model = net.finish(net.node("Add", result, net.tensor(net.random.standard_normal(10).astype(np.float32))))
-    assert "MatMulInteger" not in {node.op_type for node in written_out(model).graph.node}
+    assert "MatMulInteger" not in {node.op_type for node in write_out(model).graph.node}
     x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
     np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-5)
 
@@ -342,7 +341,7 @@ def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_in
     inside = {"sums": sums, "real": real, "scaled": scaled}.get(read)
     model = net.finish(result, *[inside] * (inside is not None))
     model.graph.output[-1].type.tensor_type.elem_type = TensorProto.INT32 if read == "sums" else TensorProto.FLOAT
-    assert "MatMulInteger" in {node.op_type for node in written_out(model).graph.node}
+    assert "MatMulInteger" in {node.op_type for node in write_out(model).graph.node}
     x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
     target = Target.from_tag(HERE)
     engine = load(build(model, target, OPTIONS).to_bytes(), target)

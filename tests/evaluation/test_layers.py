@@ -187,3 +187,31 @@ def test_a_layer_in_half_precision_is_fed_half_precision() -> None:
     rows = measure(exact, halved, [{"x": sample} for sample in samples])
     assert [row.operator for row in rows] == ["Input", "Exp", "MatMul"]
     assert all(row.own_sqnr_db is not None and 50 < row.own_sqnr_db < 100 for row in rows[1:])
+
+
+def reduced(axes: str, *, quantized: bool) -> ONNXModule:
+    """The doubled sum of x over all axes, or what is not zero of x; quantized in the middle."""
+    value = "s_dq" if quantized else "s"
+    pair = "s_q = QuantizeLinear(s, step, zero) s_dq = DequantizeLinear(s_q, step, zero)" if quantized else ""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]>'
+        f"main (float[N, 3] x) => (float{axes} y) {{ {MADE[axes]} {pair} y = Mul({value}, two) }}"
+    )
+    tensors = {"two": np.float32(2), "step": np.float32(0.1), "zero": np.int8(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in tensors.items())
+    return ONNXModule(model)
+
+
+MADE = {"": "s = ReduceSum<keepdims=0>(x)", "[2, M]": "i = NonZero(x) s = Cast<to=1>(i)"}
+
+
+def test_a_value_without_dimensions_is_measured() -> None:
+    x = {"x": np.full((1, 3), 0.41, np.float32)}
+    table = measure(reduced("", quantized=False), reduced("", quantized=True), [x])
+    assert table[-1].own_sqnr_db == pytest.approx(20 * np.log10(1.23 / 0.03), abs=0.1)
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_values_without_elements_are_no_noise(batch: int) -> None:
+    x = {"x": np.zeros((batch, 3), np.float32)}
+    assert measure(reduced("[2, M]", quantized=False), reduced("[2, M]", quantized=True), [x]) == ()

@@ -145,3 +145,11 @@ def test_an_edited_metric_has_another_digest(user_module: str, tmp_path: Path) -
 
 def test_scores_are_numbers_between_their_limits() -> None:
     assert math.isclose(score("cosine", [[1e-30, 1e-30]], None, [[1e30, 1e30]]), 1.0)
+
+
+def test_outputs_without_values_differ_in_nothing() -> None:
+    nothing = np.zeros((0, 3), np.float32)
+    for metric, best in (("mae", 0.0), ("cosine", 1.0)):
+        one = factory(metric)()
+        one.update({"y": nothing}, None, {"y": nothing})
+        assert one.result() == best

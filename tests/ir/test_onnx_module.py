@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from forge_pipeline.api.onnx_module import ONNXModule
 from forge_pipeline.errors import ConfigError, DataError, ModelError
-from forge_pipeline.ir import ONNXModule
 
 
 def test_it_tells_inputs_outputs_and_operators(make):

@@ -15,7 +15,7 @@ from forge_pipeline.ir.canonical import canonical_model
 from forge_pipeline.ir.qdq.qoperator import RULES
 from forge_pipeline.ir.qdq.signature import LEAST_INPUTS
 from forge_pipeline.ir.qdq.to_standard import in_standard
-from forge_pipeline.ir.reference.session import open_session
+from forge_pipeline.ir.reference.interpreter import Interpreter
 
 MICROSOFT = "com.microsoft"
 Arrays = dict[str, Any]
@@ -38,7 +38,7 @@ def model(nodes: list[onnx.NodeProto], feeds: Arrays, constants: Arrays, *output
 
 
 def results(model: onnx.ModelProto, feeds: Arrays) -> list[Any]:
-    return list(open_session(model.SerializeToString(), where="test").run(None, feeds))
+    return list(Interpreter(model)(feeds).values())
 
 
 def check(model: onnx.ModelProto, feeds: Arrays, *, atol: float) -> onnx.ModelProto:

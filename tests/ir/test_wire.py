@@ -10,16 +10,16 @@ from onnx import helper
 
 from forge_pipeline.content import OpenFile
 from forge_pipeline.ir.external_data import protobuf_wire
-from forge_pipeline.ir.external_data.mapped import Held
+from forge_pipeline.ir.external_data.mapped import MappedFile
 from forge_pipeline.ir.external_data.resolve import ExternalFiles
 
 
 def test_a_model_without_its_weights_still_knows_where_they_are(any_model, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(any_model.SerializeToString())
-    held = Held(OpenFile.of(path))
+    mapped = MappedFile(OpenFile.of(path))
     light = onnx.ModelProto.FromString(
-        protobuf_wire.without_weights(path.read_bytes(), location=held.location, at_least=1)
+        protobuf_wire.without_weights(path.read_bytes(), location=mapped.location, at_least=1)
     )
     read = ExternalFiles(folder=tmp_path)
     for tensor, original in zip(light.graph.initializer, any_model.graph.initializer, strict=True):

@@ -59,6 +59,6 @@ def test_a_model_of_more_than_2_gb_is_built_in_little_more_memory_than_twice_its
     assert {row.stage: row.peak / weights for row in rows if row.peak > MOST * weights} == {}
     image = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     delivered = ONNXModule.from_file(tmp_path / "out" / "model.onnx")
-    assert delivered.is_held
+    assert delivered.is_mapped
     found = Engine(tmp_path / "out" / "model_library.so")(image)[0]
     assert_same_sums(found, delivered.get_inference_function()(image), terms=sum_lengths(delivered))

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from forge_pipeline.quantization.session import Session
+from forge_pipeline.ir.reference.interpreter import Interpreter
 
 KINDS = (np.float16, np.float32, np.float64, np.uint8, np.int8)
 SAMPLES = 6
@@ -26,8 +26,8 @@ def forms(values: NDArray[Any]) -> Iterator[bytes]:
 def test_no_file_of_a_build_holds_a_calibration_sample_or_what_the_first_layer_makes_of_it(finished: Any) -> None:
     folder = finished.store.parent
     samples = np.load(folder / "samples.npz")["x"][:SAMPLES]
-    first = Session(onnx.load(folder / "tiny.onnx"), ["c"])
-    inner = np.concatenate([first.run({"x": sample[None]}, ["c"])["c"] for sample in samples])
+    first = Interpreter(onnx.load(folder / "tiny.onnx"), taps=["c"])
+    inner = np.concatenate([first({"x": sample[None]}, ["c"])["c"] for sample in samples])
     needles = {needle for values in (samples, inner) for needle in forms(values)}
     files = [path for root in (finished.store, finished.out) for path in root.rglob("*") if path.is_file()]
     assert {"ranges.svg", "model.onnx"} < {path.name for path in files}

@@ -239,7 +239,7 @@ def test_a_loaded_model_whose_file_is_written_to_is_not_read_on(tmp_path: Path) 
     path, weights = tmp_path / "m.onnx", tmp_path / "weights.bin"
     large_model(path, 1, width=256)
     module = load_model(path, inline_bytes=1000)
-    assert module.is_held
+    assert module.is_mapped
     fingerprint = module.fingerprint
     _exchange(weights, b"another file under its name")
     assert module.fingerprint == fingerprint, "the file that was opened is as it was"

@@ -7,18 +7,19 @@ import onnx
 
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.batch_size import with_batch_size
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.integers import INTEGERS
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.weights import WeightScheme
 
 SCHEME = WeightScheme(kind=INTEGERS["int8"], limit=127, per_channel=True)
 
 
 def quantized(net: ONNXModule) -> ONNXModule:
-    network = Network(prepared(net.mod))
+    network = Network(prepare(net.mod))
     return ONNXModule(quantize_dynamic(network, make_plan(network), SCHEME))
 
 
@@ -26,9 +27,9 @@ def test_the_result_is_valid_deterministic_and_close(net: ONNXModule, feeds: lis
     model = quantized(net)
     onnx.checker.check_model(model.mod, full_check=True)
     assert model.to_bytes() == quantized(net).to_bytes()
-    exact, near = Session(net.mod), Session(model.mod, faithful=True)
+    exact, near = Interpreter(net.mod, optimized=True), Interpreter(model.mod)
     for feed in feeds:
-        wanted, found = exact.run(feed)["scores"], near.run(feed)["scores"]
+        wanted, found = exact(feed)["scores"], near(feed)["scores"]
         assert np.abs(wanted - found).max() < 0.05 * np.abs(wanted).max()
 
 
@@ -41,10 +42,9 @@ def test_tvm_computes_what_onnx_runtime_does(net: ONNXModule, feeds: list[Feed])
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    model = quantized(net)
-    model.set_batch_size(1)
+    model = with_batch_size(quantized(net), 1)
     machine = relax.VirtualMachine(tvm.compile(from_onnx(model.mod), "llvm"), tvm.cpu())
-    reference = Session(model.mod, faithful=True)
+    reference = Interpreter(model.mod)
     for feed in feeds[:5]:
         found = machine["main"](tvm.runtime.tensor(feed["image"])).numpy()
-        np.testing.assert_allclose(found, reference.run(feed)["scores"], atol=2e-2)
+        np.testing.assert_allclose(found, reference(feed)["scores"], atol=2e-2)

@@ -14,16 +14,16 @@ from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ConfigError, DataError, VerificationError
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.accuracy.equalize import equalized, links
+from forge_pipeline.quantization.accuracy.equalize import equalize, links
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.split_channels import best_cut, split
-from forge_pipeline.quantization.accuracy.trial import Trial
 from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
-from forge_pipeline.quantization.network import Network, prepared
-from forge_pipeline.quantization.session import Session
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
 
 Parse = Callable[..., ONNXModule]
@@ -71,7 +71,7 @@ def probes(feeds: list[Feed], labels: Any = None) -> list[Probe]:
 
 def hostile(model: ONNXModule) -> ONNXModule:
     """Rescale every channel that can be by a power of two between 2^-4 and 2^4."""
-    network, draw = Network(prepared(model.mod)), np.random.default_rng(0)
+    network, draw = Network(prepare(model.mod)), np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for link in links(network, per_channel=True):
         factor: Any = None
@@ -87,18 +87,22 @@ def hostile(model: ONNXModule) -> ONNXModule:
 
 def same_function(one: onnx.ModelProto, other: onnx.ModelProto, feeds: list[Feed]) -> None:
     for feed in feeds[:4]:
-        for wanted, found in zip(Session(one).run(feed).values(), Session(other).run(feed).values(), strict=True):
+        for wanted, found in zip(
+            Interpreter(one, optimized=True)(feed).values(),
+            Interpreter(other, optimized=True)(feed).values(),
+            strict=True,
+        ):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
 def test_channels_are_equalized_across_convolutions_pools_and_dense_layers(chain: ONNXModule) -> None:
-    found = {link.value: link.free for link in links(Network(prepared(chain.mod)), per_channel=True)}
+    found = {link.value: link.free for link in links(Network(prepare(chain.mod)), per_channel=True)}
     assert found == {"ar": True, "p": False, "hr": False}
 
 
 def test_equalization_keeps_the_function(chain: ONNXModule, images: list[Feed]) -> None:
-    network = Network(prepared(chain.mod))
-    changed = equalized(network, probes(images), per_channel=True)
+    network = Network(prepare(chain.mod))
+    changed = equalize(network, probes(images), per_channel=True)
     assert changed is not None
     same_function(network.model, changed.model, images)
 
@@ -107,11 +111,11 @@ def test_equalization_keeps_the_function(chain: ONNXModule, images: list[Feed]) 
 def test_a_hostile_net_is_found_and_mended(chain: ONNXModule, images: list[Feed], per_channel: bool) -> None:
     spoiled = hostile(chain)
     same_function(chain.mod, spoiled.mod, images)
-    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
+    evaluator = Evaluator.of(Network(prepare(chain.mod)), probes(images))
 
     def noise(model: ONNXModule, **changes: Any) -> float:
         config = settings(per_channel=per_channel, **changes)
-        return trial.sqnr(quantized_statically(config, model, learn(model, images), probes(images))[0].mod)
+        return evaluator.sqnr(quantized_statically(config, model, learn(model, images), probes(images))[0].mod)
 
     plain, mended = noise(spoiled, improve=[]), noise(spoiled, improve=["equalize"])
     assert mended > plain + 6.0
@@ -151,8 +155,8 @@ def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[F
         assert entry["kept"] == (entry["after_db"] > entry["before_db"] + 0.1), name
     onnx.checker.check_model(model.mod, full_check=True)
     plain, _ = quantized_statically(settings(improve=[]), chain, ranges)
-    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
-    assert trial.sqnr(model.mod) >= trial.sqnr(plain.mod)
+    evaluator = Evaluator.of(Network(prepare(chain.mod)), probes(images))
+    assert evaluator.sqnr(model.mod) >= evaluator.sqnr(plain.mod)
 
 
 def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[Feed]) -> None:
@@ -160,26 +164,26 @@ def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[
 
     def shift(improve: list[str]) -> float:
         model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges, probes(images))
-        one, two = Session(chain.mod), Session(model.mod)
-        return float(np.abs(np.mean([two.run(feed)["y"] - one.run(feed)["y"] for feed in images], axis=0)).max())
+        one, two = Interpreter(chain.mod, optimized=True), Interpreter(model.mod, optimized=True)
+        return float(np.abs(np.mean([two(feed)["y"] - one(feed)["y"] for feed in images], axis=0)).max())
 
     assert shift(["correct_bias"]) < 0.5 * shift([])
 
 
 def test_auto_chooses_the_best_method(chain: ONNXModule, images: list[Feed]) -> None:
     ranges = learn(chain, images)
-    trial = Trial.of(Network(prepared(chain.mod)), probes(images))
+    evaluator = Evaluator.of(Network(prepare(chain.mod)), probes(images))
 
     def noise(method: str) -> float:
         config = settings(improve=[], calib_method=method)
-        return trial.sqnr(quantized_statically(config, chain, ranges, probes(images))[0].mod)
+        return evaluator.sqnr(quantized_statically(config, chain, ranges, probes(images))[0].mod)
 
     methods = ("minmax", "mse", "percentile", "entropy", "average")
     assert noise("auto") == max(noise(method) for method in methods)
 
 
 def test_splitting_keeps_the_function_and_gives_each_half_its_scale(chain: ONNXModule, images: list[Feed]) -> None:
-    network = Network(prepared(chain.mod))
+    network = Network(prepare(chain.mod))
     changed = split(network)
     assert changed is not None
     same_function(network.model, changed.model, images)
@@ -195,8 +199,8 @@ def test_the_cut_is_between_large_and_small_channels() -> None:
 
 
 def classes(model: ONNXModule, feeds: list[Feed]) -> Any:
-    session = Session(model.mod)
-    return np.concatenate([session.run(feed)["y"].argmax(axis=1) for feed in feeds])
+    session = Interpreter(model.mod, optimized=True)
+    return np.concatenate([session(feed)["y"].argmax(axis=1) for feed in feeds])
 
 
 def test_a_budget_puts_as_few_layers_as_it_takes_back_to_float(chain: ONNXModule, images: list[Feed]) -> None:

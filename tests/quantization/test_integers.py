@@ -11,8 +11,8 @@ from forge_pipeline.quantization.integers import (
     INTEGERS,
     Affine,
     activation_affine,
-    dequantized,
-    quantized,
+    dequantize,
+    quantize,
     weight_scale,
 )
 
@@ -29,7 +29,7 @@ def test_a_value_of_the_range_returns_within_half_a_step(
         return
     affine = activation_affine(low, high, INTEGERS[kind], symmetric=symmetric)
     value = np.float32(low + share * (high - low))
-    found = dequantized(quantized(np.array([value]), affine, INTEGERS[kind]), affine)[0]
+    found = dequantize(quantize(np.array([value]), affine, INTEGERS[kind]), affine)[0]
     rounding = 4 * np.finfo(np.float32).eps * max(abs(low), abs(high))
     assert abs(float(found) - float(value)) <= float(affine.scale) / 2 + rounding
 
@@ -41,7 +41,7 @@ def test_zero_is_represented_exactly(one: float, other: float, kind: str, symmet
         return
     affine = activation_affine(low, high, INTEGERS[kind], symmetric=symmetric)
     zero = np.zeros(1, np.float32)
-    assert dequantized(quantized(zero, affine, INTEGERS[kind]), affine)[0] == 0.0
+    assert dequantize(quantize(zero, affine, INTEGERS[kind]), affine)[0] == 0.0
     assert INTEGERS[kind].low <= affine.zero <= INTEGERS[kind].high
 
 
@@ -51,12 +51,12 @@ def test_a_weight_returns_within_half_a_step_of_its_channel(seed: int, axis: int
     weights = (draw.normal(size=(5, 4, 3)) * 2.0 ** draw.integers(-20, 20, (5, 4, 1))).astype(np.float32)
     scale = weight_scale(weights, axis, largest=127)
     affine = Affine(scale=scale, zero=np.zeros(scale.shape, np.int8), axis=axis)
-    steps = quantized(weights, affine, INTEGERS["int8"])
+    steps = quantize(weights, affine, INTEGERS["int8"])
     shape = [1, 1, 1]
     if axis is not None:
         shape[axis] = -1
     assert (np.abs(steps.astype(int)) <= 127).all()
-    assert (np.abs(dequantized(steps, affine) - weights) <= scale.reshape(shape) * 0.5001).all()
+    assert (np.abs(dequantize(steps, affine) - weights) <= scale.reshape(shape) * 0.5001).all()
 
 
 def test_a_channel_of_zeros_gets_a_scale_that_works() -> None:
@@ -85,4 +85,4 @@ def test_our_integers_are_those_of_onnx_runtime(kind: str) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert (session.run(None, {"x": values})[0] == quantized(values, affine, INTEGERS[kind])).all()
+    assert (session.run(None, {"x": values})[0] == quantize(values, affine, INTEGERS[kind])).all()

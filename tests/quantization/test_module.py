@@ -9,9 +9,9 @@ import pytest
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ConfigError, DataError, ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.calibration.probes import Probe
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.onnx_module import QuantizableModule
 
 
@@ -22,7 +22,7 @@ def module(net: ONNXModule) -> QuantizableModule:
 
 def noise(net: ONNXModule, module: ONNXModule, feeds: list[Feed]) -> float:
     onnx.checker.check_model(module.mod, full_check=True)
-    return Trial.of(Network(prepared(net.mod)), [Probe.of(feed, None) for feed in feeds]).sqnr(module.mod)
+    return Evaluator.of(Network(prepare(net.mod)), [Probe.of(feed, None) for feed in feeds]).sqnr(module.mod)
 
 
 def test_calibrate_then_quantize_is_static(net: ONNXModule, module: QuantizableModule, feeds: list[Feed]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
 
 Parse = Callable[..., ONNXModule]
@@ -16,7 +16,7 @@ Parse = Callable[..., ONNXModule]
 
 @pytest.fixture
 def network(net: ONNXModule) -> Network:
-    return Network(prepared(net.mod))
+    return Network(prepare(net.mod))
 
 
 def test_values_are_stored_between_layers_and_not_inside_one(network: Network) -> None:
@@ -42,7 +42,7 @@ def test_a_layer_kept_in_float_reads_and_writes_floats(network: Network) -> None
 
 def test_a_residual_addition_is_the_epilogue_of_the_last_convolution_into_it(parse: Parse) -> None:
     weights = {name: np.ones((4, 4, 1, 1), np.float32) for name in "uvw"}
-    plan = make_plan(Network(prepared(parse(
+    plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
         { a = Conv(x, u) b = Conv(x, v) c = Add(a, b) d = Relu(c) y = Conv(d, w) }""",
@@ -53,7 +53,7 @@ def test_a_residual_addition_is_the_epilogue_of_the_last_convolution_into_it(par
 
 def test_a_swish_is_the_epilogue_of_its_convolution_and_a_gated_value_is_stored(parse: Parse) -> None:
     weights = {name: np.ones((4, 4, 1, 1), np.float32) for name in "uvw"}
-    plan = make_plan(Network(prepared(parse(
+    plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
         {
@@ -69,7 +69,7 @@ def test_a_swish_is_the_epilogue_of_its_convolution_and_a_gated_value_is_stored(
 
 def test_a_residual_stream_of_floats_stays_in_float(parse: Parse) -> None:
     weights = {"u": np.ones((4, 4), np.float32), "v": np.ones((4, 4), np.float32), "one": np.ones(4, np.float32)}
-    plan = make_plan(Network(prepared(parse(
+    plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[2, 4] x) => (float[2, 4] y)
         {
@@ -83,7 +83,7 @@ def test_a_residual_stream_of_floats_stays_in_float(parse: Parse) -> None:
 
 
 def test_a_product_of_two_activations_reads_integers_on_both_sides(parse: Parse) -> None:
-    plan = make_plan(Network(prepared(parse(
+    plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[2, 4] x, float[4, 3] z) => (float[2, 3] y) { y = MatMul(x, z) }""",
         {},
@@ -92,7 +92,7 @@ def test_a_product_of_two_activations_reads_integers_on_both_sides(parse: Parse)
 
 
 def test_what_cannot_compute_in_integers_is_left_with_its_reason(parse: Parse) -> None:
-    plan = make_plan(Network(prepared(parse(
+    plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 4, 8, 8] x, float[4, 4, 1, 1] w) => (float[1, 4, 8, 8] y) { y = Conv(x, w) }""",
         {},

@@ -15,11 +15,11 @@ from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import links
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -40,7 +40,7 @@ def test_the_default_loses_half_a_point_at_most_and_has_less_noise_than_onnx_run
 
 def hostile(model: ONNXModule) -> ONNXModule:
     """Rescale channels by factors between 2^-4 and 2^4, wherever that keeps the function."""
-    network, draw = Network(prepared(model.mod)), np.random.default_rng(0)
+    network, draw = Network(prepare(model.mod)), np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for link in links(network, per_channel=True):
         name, axis = link.divided[0]
@@ -67,7 +67,7 @@ def test_the_default_mends_a_hostile_net_to_within_a_point(name: str) -> None:
     feeds = [probe.feed for probe in calibration]
     ranges = calibrate(spoiled, feeds, total=len(feeds), histogram_values=16384)
     result, report = quantized_statically(config, spoiled, ranges, [Probe.of(feed, None) for feed in feeds])
-    drop = Trial.of(Network(prepared(model.mod)), evaluation).drop(result.mod)
+    drop = Evaluator.of(Network(prepare(model.mod)), evaluation).drop(result.mod)
     assert drop is not None
     assert drop <= 1.0
     assert report["improvements"]["equalize"]["kept"]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.accuracy.weight_rounding import descend, rounded, shrunk
+from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.quantization.accuracy.weight_rounding import descend, round_weights, shrunk
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.integers import INTEGERS
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.weights import WeightScheme
 
 SCHEME = WeightScheme(kind=INTEGERS["int8"], limit=64, per_channel=True)
@@ -91,8 +91,8 @@ def test_a_layer_of_any_kind_loses_less_on_the_samples_it_was_rounded_on(
     for _ in range(6):
         image = draw.normal(size=(1, 6, 8, 9)).cumsum(axis=2).cumsum(axis=3)
         feeds.append({"x": (image + image.sum(axis=1, keepdims=True)).astype(np.float32)})
-    network = Network(prepared(net.mod))
-    steps = rounded(network, make_plan(network), SCHEME, [Probe.of(feed, None) for feed in feeds])
+    network = Network(prepare(net.mod))
+    steps = round_weights(network, make_plan(network), SCHEME, [Probe.of(feed, None) for feed in feeds])
     assert steps is not None
     axis = 1 if kind == "dense" else 0
     scale = SCHEME.scale(weights, axis)
@@ -100,8 +100,8 @@ def test_a_layer_of_any_kind_loses_less_on_the_samples_it_was_rounded_on(
 
     def noise(integers: Any) -> float:
         other = network.with_arrays({"w": (integers * wide).astype(np.float32)})
-        one, two = Session(network.model), Session(other.model)
-        return sum(float(((one.run(feed)["y"] - two.run(feed)["y"]) ** 2).sum()) for feed in feeds)
+        one, two = Interpreter(network.model, optimized=True), Interpreter(other.model, optimized=True)
+        return sum(float(((one(feed)["y"] - two(feed)["y"]) ** 2).sum()) for feed in feeds)
 
     assert np.abs(steps["w"]).max() <= SCHEME.limit
     assert noise(steps["w"]) < 0.75 * noise(np.rint(weights / wide))

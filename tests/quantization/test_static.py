@@ -17,12 +17,12 @@ from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.build import quantized_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.settings import Config
 
 Parse = Callable[..., ONNXModule]
@@ -39,8 +39,8 @@ def learn(net: ONNXModule, feeds: list[Feed]) -> Ranges:
 
 
 def sqnr(net: ONNXModule, other: ONNXModule, feeds: list[Feed]) -> float:
-    one, two = Session(net.mod), Session(other.mod, faithful=True)
-    pairs = [(next(iter(one.run(feed).values())), next(iter(two.run(feed).values()))) for feed in feeds]
+    one, two = Interpreter(net.mod, optimized=True), Interpreter(other.mod)
+    pairs = [(next(iter(one(feed).values())), next(iter(two(feed).values()))) for feed in feeds]
     signal = sum(float((a.astype(np.float64) ** 2).sum()) for a, _ in pairs)
     noise = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in pairs)
     return float(10 * np.log10(signal / max(noise, 1e-30)))

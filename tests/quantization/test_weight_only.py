@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.accuracy.trial import Trial
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.float16 import to_float16
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.weight_only import block_scales, compress_weights
 
 Parse = Callable[..., ONNXModule]
@@ -31,7 +31,7 @@ def network(parse: Parse) -> Network:
         "b": draw.normal(size=128).astype(np.float32),
         "w": draw.normal(size=(128, 4)).astype(np.float32),
     }
-    return Network(prepared(parse(
+    return Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 160] x) => (float[1, 4] y)
         { a = MatMul(x, u) r = Relu(a) g = Gemm<transB=1>(r, v, b) y = MatMul(g, w) }""",
@@ -40,21 +40,21 @@ def network(parse: Parse) -> Network:
 
 
 @pytest.fixture
-def trial(network: Network) -> Trial:
+def evaluator(network: Network) -> Evaluator:
     draw = np.random.default_rng(4)
     feeds: list[Feed] = [{"x": draw.normal(size=(1, 160)).astype(np.float32)} for _ in range(16)]
-    return Trial.of(network, [Probe.of(feed, None) for feed in feeds])
+    return Evaluator.of(network, [Probe.of(feed, None) for feed in feeds])
 
 
 @pytest.mark.parametrize(
     ("bits", "block", "least", "ratio"), [(4, 32, 16.0, 5.0), (4, 128, 14.0, 6.0), (8, 32, 38.0, 3.0)]
 )
 def test_weights_in_blocks_are_small_and_close(
-    network: Network, trial: Trial, bits: int, block: int, least: float, ratio: float
+    network: Network, evaluator: Evaluator, bits: int, block: int, least: float, ratio: float
 ) -> None:
     small = compress_weights(network, bits=bits, block_size=block, keep_float=())
     onnx.checker.check_model(small.model, full_check=True)
-    assert trial.sqnr(small.model) > least
+    assert evaluator.sqnr(small.model) > least
     assert small.bytes_before > ratio * small.bytes_after
     assert small.layers == ("MatMul_0", "Gemm_2")  # the last is too small to pay
     again = compress_weights(network, bits=bits, block_size=block, keep_float=())
@@ -85,7 +85,7 @@ def test_no_cut_of_a_block_is_worse_than_rounding_to_its_largest_weight(
 def test_recurrent_weights_become_bytes(parse: Parse) -> None:
     draw = np.random.default_rng(6)
     weights = {name: (draw.normal(size=(1, 256, 64)) / 8).astype(np.float32) for name in "wr"}
-    network = Network(prepared(parse(
+    network = Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[5, 1, 64] x) => (float[5, 1, 1, 64] y) { y = LSTM<hidden_size=64>(x, w, r) }""",
         weights,
@@ -93,7 +93,7 @@ def test_recurrent_weights_become_bytes(parse: Parse) -> None:
     feeds: list[Feed] = [{"x": draw.normal(size=(5, 1, 64)).astype(np.float32)} for _ in range(4)]
     small = compress_weights(network, bits=4, block_size=32, keep_float=())
     onnx.checker.check_model(small.model, full_check=True)
-    assert Trial.of(network, [Probe.of(feed, None) for feed in feeds]).sqnr(small.model) > 35.0
+    assert Evaluator.of(network, [Probe.of(feed, None) for feed in feeds]).sqnr(small.model) > 35.0
     assert small.bytes_before > 3.6 * small.bytes_after
 
 
@@ -103,27 +103,27 @@ def test_a_layer_kept_in_float_is_left_alone(network: Network) -> None:
 
 def test_a_model_with_nothing_to_shrink_is_refused(net: ONNXModule) -> None:
     with pytest.raises(ModelError) as refusal:
-        compress_weights(Network(prepared(net.mod)), bits=4, block_size=32, keep_float=())
+        compress_weights(Network(prepare(net.mod)), bits=4, block_size=32, keep_float=())
     assert refusal.value.where == "quantize.method=weights"
 
 
-def test_half_precision_keeps_the_interface_and_halves_the_weights(network: Network, trial: Trial) -> None:
+def test_half_precision_keeps_the_interface_and_halves_the_weights(network: Network, evaluator: Evaluator) -> None:
     halved = to_float16(network)
     onnx.checker.check_model(halved.model, full_check=True)
-    assert trial_sqnr(trial, halved.model) > 50.0
+    assert trial_sqnr(evaluator, halved.model) > 50.0
     assert halved.bytes_before == 2 * halved.bytes_after
     assert to_float16(network).model.SerializeToString(deterministic=True) == halved.model.SerializeToString(
         deterministic=True
     )
 
 
-def trial_sqnr(trial: Trial, model: onnx.ModelProto) -> float:
-    assert [value.name for value in model.graph.output] == list(trial.values)
-    return trial.sqnr(model)
+def trial_sqnr(evaluator: Evaluator, model: onnx.ModelProto) -> float:
+    assert [value.name for value in model.graph.output] == list(evaluator.values)
+    return evaluator.sqnr(model)
 
 
 def test_a_weight_beyond_half_precision_is_refused(parse: Parse) -> None:
-    network = Network(prepared(parse(
+    network = Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]> net (float[1, 2] x) => (float[1, 2] y) { y = Mul(x, w) }""",
         {"w": np.array([1.0, 1e6], np.float32)},
     ).mod))  # fmt: skip

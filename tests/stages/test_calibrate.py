@@ -11,7 +11,7 @@ import pytest
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.quantization.session import Session
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.stages import calibrate
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -32,9 +32,9 @@ def data() -> Dataset:
 def test_minimum_and_maximum_are_those_of_onnx_runtime(model: ONNXModule, data: Dataset) -> None:
     result = calibrate.run(CONFIG, model=model, data=data)
     values = [name for name in result.output if name not in model.input_names]
-    session = Session(onnx.version_converter.convert_version(model.mod, 18), values)
+    session = Interpreter(onnx.version_converter.convert_version(model.mod, 18), taps=values, optimized=True)
     with np.load(DIGITS / "calibration.npz") as arrays:
-        found = session.run({model.input_names[0]: arrays["x"][:50]})
+        found = session({model.input_names[0]: arrays["x"][:50]})
     for name in values:
         low, high = result.output[name].low, result.output[name].high
         np.testing.assert_allclose([low, high], [found[name].min(), found[name].max()], rtol=1e-5, atol=1e-6)

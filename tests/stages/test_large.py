@@ -115,7 +115,7 @@ def quantized(model: ONNXModule) -> ONNXModule:
 @pytest.mark.parametrize("stage", ["load", "fold"])
 def test_a_model_is_the_same_whether_its_weights_are_inside_or_not(built: Any, stage: str) -> None:
     inside, outside = (built[limit][stage] for limit in (INSIDE, OUTSIDE))
-    assert (inside.output.is_held, outside.output.is_held) == (False, True)
+    assert (inside.output.is_mapped, outside.output.is_mapped) == (False, True)
     assert inside.output.fingerprint == outside.output.fingerprint
     assert inside.report == outside.report
 

@@ -15,9 +15,9 @@ from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.calibration.ranges import Ranges
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.stages import calibrate, quantize
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -47,7 +47,7 @@ def samples() -> Dataset:
 
 def accuracy(model: ONNXModule) -> float:
     with np.load(DIGITS / "evaluation.npz") as arrays:
-        (scores,) = Session(model.mod).run({model.input_names[0]: arrays["x"]}).values()
+        (scores,) = Interpreter(model.mod, optimized=True)({model.input_names[0]: arrays["x"]}).values()
         return float((scores.argmax(axis=1) == arrays["y"]).mean() * 100)
 
 

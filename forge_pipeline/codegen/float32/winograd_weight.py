@@ -5,8 +5,9 @@ In float64, so that the weights are what they would be had they been transformed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from forge_pipeline.codegen.float32.winograd_tiles import combine
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -29,30 +30,19 @@ def transform(weight: te.Tensor, matrix: Array) -> te.Tensor:
     size = int(matrix.shape[0])
     vertical = te.compute(
         (rows, blocks, channels, size, 3, lanes),
-        lambda r, b, c, i, x, lane: _combine(matrix, i, lambda y: weight[r, b, y, x, c, lane].astype("float64")),
+        lambda r, b, c, i, x, lane: combine(
+            matrix, i, "float64", lambda y: weight[r, b, y, x, c, lane].astype("float64")
+        ),
         name="vertical",
     )
     return te.compute(
         (rows, size, size, blocks, channels, lanes),
-        lambda r, i, j, b, c, lane: _combine(matrix, j, lambda x: vertical[r, b, c, i, x, lane]).astype("float32"),
+        lambda r, i, j, b, c, lane: combine(matrix, j, "float64", lambda x: vertical[r, b, c, i, x, lane]).astype(
+            "float32"
+        ),
         name="transformed",
         attrs={primitives.FAMILY: NAME},
     )
-
-
-def _combine(matrix: Array, row: Any, read: Any) -> Any:
-    """Return sum(matrix[row, k] * read(k)) for a loop variable ``row`` that is to be unrolled."""
-    from tvm import tirx
-
-    total = None
-    for column in range(matrix.shape[1]):
-        value = tirx.const(0.0, "float64")
-        for index, entry in enumerate(matrix[:, column]):
-            if entry:
-                value = tirx.Select(row == index, tirx.const(float(entry), "float64"), value)
-        term = read(column) * value
-        total = term if total is None else total + term
-    return total
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

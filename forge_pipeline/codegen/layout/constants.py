@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from forge_pipeline.ir.external_data.mapped import settled
+from forge_pipeline.ir.external_data.mapped import spill
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -32,7 +32,7 @@ def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
     if array.nbytes < SHARED:
         return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32
     if not is_on_file or array.ctypes.data % _ALIGNMENT:
-        array = settled(array)
+        array = spill(array)
     if array.ctypes.data % _ALIGNMENT:
         return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32
     return relax.const(tvm.runtime.from_dlpack(array.__dlpack__(max_version=_DLPACK)))

@@ -112,12 +112,12 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
     from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
     from forge_pipeline.codegen.onnx_import.decompose import expanded
-    from forge_pipeline.ir.qdq.qoperator import written_out
+    from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     return expanded(
-        with_bytes(written_out(model)),
+        with_bytes(write_out(model)),
         lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()),
     )
 
@@ -199,7 +199,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
 
     from forge_pipeline.codegen.layout.constants import constant
     from forge_pipeline.codegen.onnx_import.converters import CONVERTERS
-    from forge_pipeline.ir.external_data.mapped import array_of, is_held
+    from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 
     class Importer(ONNXGraphImporter):  # type: ignore[misc]
         place = ("", "model")
@@ -207,7 +207,7 @@ def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
         def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
             """Take weights that are held in files from there."""
             for tensor in graph.initializer:
-                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_held(tensor))
+                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_mapped(tensor))
 
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""

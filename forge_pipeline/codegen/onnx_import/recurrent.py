@@ -18,11 +18,11 @@ from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
     rnn_kernel,
 )
 from forge_pipeline.codegen.onnx_import.stored_constants import Stored
+from forge_pipeline.ir.recurrent import ACTIVATIONS, GATES, REVERSALS, STATES
 
-DEFAULT_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-ACTIVATIONS = frozenset({"Sigmoid", "Tanh", "Relu"})
-REVERSALS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu"})
+"""Activations that the kernels have."""
+
 SERIAL_WORK = 1 << 17
 """Multiply-adds of a sequence below which all of them stay on one thread."""
 
@@ -44,7 +44,7 @@ class _Layer:
     attributes: dict[str, Any]
 
     @property
-    def ways(self) -> int:
+    def directions(self) -> int:
         return len(self.reversals)
 
     @property
@@ -110,19 +110,19 @@ def _steps(layer: _Layer) -> list[Any]:
     """Return Y (steps, directions, batch, hidden), Y_h and, of an LSTM, Y_c (directions, batch, hidden)."""
     from tvm import relax
 
-    hidden, ways = layer.hidden, layer.ways
+    hidden, directions = layer.hidden, layer.directions
     steps, batch = layer.source.ty.shape.values[:2]
     form = Form(
         hidden=hidden, dtype=layer.dtype, reversals=layer.reversals, is_parallel=_is_worth_threads(layer, steps, batch)
     )
     functions = _functions(layer)
-    products = [_product(layer, way) for way in range(ways)]
-    states = [_initial(layer, position, batch) for position in ((5, 6) if layer.kind == "LSTM" else (5,))]
+    products = [_product(layer, direction) for direction in range(directions)]
+    states = [_initial(layer, position, batch) for position in STATES[layer.kind]]
     extra: list[Any] = []
     if layer.kind == "LSTM":
         kernel = lstm_kernel(form, functions)
         peepholes = layer.given(7)
-        shape = (ways, 3, hidden)
+        shape = (directions, 3, hidden)
         extra = [layer.zeros(*shape) if peepholes is None else _reshaped(layer, peepholes, shape)]
     elif layer.kind == "GRU":
         kernel = gru_kernel(form, functions, linear=layer.has_later_bias)
@@ -130,8 +130,8 @@ def _steps(layer: _Layer) -> list[Any]:
     else:
         kernel = rnn_kernel(form, functions)
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
-    types = [relax.TensorType((steps, ways, batch, hidden), layer.dtype)]
-    types += [relax.TensorType((ways, batch, hidden), layer.dtype)] * len(states)
+    types = [relax.TensorType((steps, directions, batch, hidden), layer.dtype)]
+    types += [relax.TensorType((directions, batch, hidden), layer.dtype)] * len(states)
     operands = [products[0], products[-1], _in_panels(layer), *extra, *states]
     done = layer.emit(relax.call_tir(variable, operands, types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
@@ -139,7 +139,7 @@ def _steps(layer: _Layer) -> list[Any]:
 
 def _is_worth_threads(layer: _Layer, steps: Any, batch: Any) -> bool:
     """Return whether sequences are worth sharing out: there may be several, and each is some work."""
-    several = layer.ways > 1 or _known(batch) != 1
+    several = layer.directions > 1 or _known(batch) != 1
     each = (_known(steps) or LIKELY_STEPS) * GATES[layer.kind] * layer.hidden**2
     return several and each >= SERIAL_WORK
 
@@ -148,25 +148,25 @@ def _known(extent: Any) -> int | None:
     return int(extent) if isinstance(extent, int) or hasattr(extent, "value") else None
 
 
-def _product(layer: _Layer, way: int) -> Any:
+def _product(layer: _Layer, direction: int) -> Any:
     """Return X W^T + bias of all steps (steps, batch, gates * hidden) in one direction."""
     from tvm.relax import op
 
     width = GATES[layer.kind] * layer.hidden
     stored = Stored.of(layer.builder, layer.given(1))
     if stored is not None and layer.dtype == "float32":
-        weight = layer.emit(stored.columns_of(way))
+        weight = layer.emit(stored.columns_of(direction))
     else:
-        weight = _arranged(layer, _of(layer, layer.given(1), way), [0, 2, 1], (-1, width))
+        weight = _arranged(layer, _of(layer, layer.given(1), direction), [0, 2, 1], (-1, width))
     product = layer.emit(op.matmul(layer.source, weight))
     bias = layer.given(3)
     if bias is None:
         return product
     of_input, of_state = _halves(layer, bias)
     if layer.has_later_bias:
-        zeros = layer.zeros(layer.ways, layer.hidden)
+        zeros = layer.zeros(layer.directions, layer.hidden)
         of_state = layer.emit(op.concat([_columns(layer, of_state, 0, width - layer.hidden), zeros], 1))
-    whole = _of(layer, layer.emit(op.add(of_input, of_state)), way)
+    whole = _of(layer, layer.emit(op.add(of_input, of_state)), direction)
     return layer.emit(op.add(product, _reshaped(layer, whole, (width,))))
 
 
@@ -180,7 +180,7 @@ def _later_bias(layer: _Layer) -> Any:
     """Return the recurrence bias of a candidate whose product is reset (directions, hidden)."""
     bias = layer.given(3)
     if bias is None or not layer.has_later_bias:
-        return layer.zeros(layer.ways, layer.hidden)
+        return layer.zeros(layer.directions, layer.hidden)
     return _columns(layer, _halves(layer, bias)[1], 2 * layer.hidden, 3 * layer.hidden)
 
 
@@ -191,14 +191,14 @@ def _initial(layer: _Layer, position: int, batch: Any) -> Any:
     state = layer.given(position)
     if state is not None:
         return state
-    shape = relax.ShapeExpr([layer.ways, batch, layer.hidden])
+    shape = relax.ShapeExpr([layer.directions, batch, layer.hidden])
     return layer.emit(op.broadcast_to(layer.zeros(1, 1, layer.hidden), shape))
 
 
 def _functions(layer: _Layer) -> tuple[Function, ...]:
     """Return each activation of a step, as the directions have it."""
-    defaults = DEFAULT_ACTIVATIONS[layer.kind]
-    names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.ways
+    defaults = ACTIVATIONS[layer.kind]
+    names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.directions
     return tuple(_chosen(names[at :: len(defaults)], layer.dtype) for at in range(len(defaults)))
 
 
@@ -213,8 +213,8 @@ def _chosen(names: list[str], dtype: str) -> Function:
     }
     first, last = functions[names[0]], functions[names[-1]]
     if names[0] == names[-1]:
-        return lambda way, value: first(value)
-    return lambda way, value: tirx.Select(way == 0, first(value), last(value))
+        return lambda direction, value: first(value)
+    return lambda direction, value: tirx.Select(direction == 0, first(value), last(value))
 
 
 def _in_panels(layer: _Layer) -> Any:
@@ -225,8 +225,8 @@ def _in_panels(layer: _Layer) -> Any:
     if stored is not None and stored.fits_int8 and layer.dtype == "float32":
         parts = stored.in_panels(panels, width)
         return layer.builder.emit_te(dequantized, *parts, primfunc_name_hint="dequantize_weight")
-    split = _reshaped(layer, layer.given(2), (layer.ways, panels, width, layer.hidden))
-    return _arranged(layer, split, [0, 1, 3, 2], (layer.ways, panels, layer.hidden, width))
+    split = _reshaped(layer, layer.given(2), (layer.directions, panels, width, layer.hidden))
+    return _arranged(layer, split, [0, 1, 3, 2], (layer.directions, panels, layer.hidden, width))
 
 
 def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...]) -> Any:
@@ -246,14 +246,16 @@ def _reshaped(layer: _Layer, value: Any, shape: tuple[int, ...]) -> Any:
     return layer.emit(op.reshape(value, shape)) if array is None else _as_constant(layer, array.reshape(shape))
 
 
-def _of(layer: _Layer, value: Any, way: int) -> Any:
+def _of(layer: _Layer, value: Any, direction: int) -> Any:
     """Return one direction of a value, (1, ...)."""
     from tvm.relax import op
 
     array = _constant(value)
     if array is None:
-        return value if layer.ways == 1 else layer.emit(op.strided_slice(value, [0], [way], [way + 1]))
-    return _as_constant(layer, array[way : way + 1])
+        return (
+            value if layer.directions == 1 else layer.emit(op.strided_slice(value, [0], [direction], [direction + 1]))
+        )
+    return _as_constant(layer, array[direction : direction + 1])
 
 
 def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:

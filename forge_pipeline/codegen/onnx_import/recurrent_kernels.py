@@ -43,30 +43,30 @@ class Form:
     is_parallel: bool
 
     @property
-    def ways(self) -> int:
+    def directions(self) -> int:
         """How many directions there are."""
         return len(self.reversals)
 
-    def way(self, sequence: Any, batch: Any) -> Any:
+    def direction(self, sequence: Any, batch: Any) -> Any:
         """Return the direction of a sequence; sequences of one direction are neighbours."""
         from tvm import tirx
 
-        return sequence // batch if self.ways > 1 else tirx.const(0, "int64")
+        return sequence // batch if self.directions > 1 else tirx.const(0, "int64")
 
     def row(self, sequence: Any, batch: Any) -> Any:
         """Return the row of the batch that a sequence is."""
-        return sequence % batch if self.ways > 1 else sequence
+        return sequence % batch if self.directions > 1 else sequence
 
-    def of(self, way: Any, first: Any, last: Any) -> Any:
+    def of(self, direction: Any, first: Any, last: Any) -> Any:
         """Return what belongs to a direction."""
         from tvm import tirx
 
-        return tirx.Select(way == 0, first, last) if self.ways > 1 else first
+        return tirx.Select(direction == 0, first, last) if self.directions > 1 else first
 
-    def moment(self, way: Any, time: Any, steps: Any) -> Any:
+    def moment(self, direction: Any, time: Any, steps: Any) -> Any:
         """Return which step comes at ``time``."""
-        if self.ways > 1:
-            return time + way * (steps - 1 - 2 * time)
+        if self.directions > 1:
+            return time + direction * (steps - 1 - 2 * time)
         return steps - 1 - time if self.reversals[0] else time
 
     def loop(self, extent: Any) -> Any:
@@ -76,11 +76,32 @@ class Form:
         return T.parallel(extent) if self.is_parallel else T.serial(extent)
 
 
-def _gate_sums(form: Form) -> Any:
-    """Return what adds up ``panels`` panels of gates for one row at one step, from its inputs and its state."""
+def _skeleton(form: Form) -> tuple[Any, Any]:
+    """Return what all kernels have in common, ``sequences`` and ``gate_sums``.
+
+    The first runs ``begin(w, n, j)`` for each state of a sequence, then ``step(w, n, t)`` for each step in order; the
+    second adds up ``panels`` panels of gates for one row at one step, from its inputs and its state.
+    """
     from tvm.script import tirx as T
 
-    hidden, width = form.hidden, panel_width(form.hidden)
+    directions, hidden, width = form.directions, form.hidden, panel_width(form.hidden)
+
+    @T.inline
+    def sequences(steps, batch, begin, step):  # type: ignore[no-untyped-def]
+        for sequence in form.loop(directions * batch):
+            with T.sblock("sequence"):
+                w = T.axis.opaque(T.int64(directions), form.direction(sequence, batch))
+                n = T.axis.opaque(batch, form.row(sequence, batch))
+                T.reads()
+                T.writes()
+                for j in T.serial(hidden):
+                    begin(w, n, j)
+                for time in T.serial(steps):
+                    with T.sblock("step"):
+                        t = T.axis.opaque(steps, form.moment(w, time, steps))
+                        T.reads()
+                        T.writes()
+                        step(w, n, t)
 
     @T.inline
     def gate_sums(gates, sums, P, Q, H, R, w, n, t, panels):  # type: ignore[no-untyped-def]
@@ -93,7 +114,7 @@ def _gate_sums(form: Form) -> Any:
             for j in T.vectorized(width):
                 gates[outer * width + j] = sums[j]
 
-    return gate_sums
+    return sequences, gate_sums
 
 
 def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
@@ -101,9 +122,9 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     from tvm.script import tirx as T
 
     (activation,) = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
-    gate_sums = _gate_sums(form)
+    sequences, gate_sums = _skeleton(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def rnn(a: T.handle, q: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
@@ -111,31 +132,27 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, hidden), dtype)
-        R = T.match_buffer(b, (ways, hidden // width, hidden, width), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(e, (ways, batch, hidden), dtype)
-        for sequence in form.loop(ways * batch):
-            with T.sblock("sequence"):
-                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
-                n = T.axis.opaque(batch, form.row(sequence, batch))
-                T.reads()
-                T.writes()
-                for j in T.serial(hidden):
-                    H[w, n, j] = H0[w, n, j]
-                for time in T.serial(steps):
-                    with T.sblock("step"):
-                        t = T.axis.opaque(steps, form.moment(w, time, steps))
-                        T.reads()
-                        T.writes()
-                        gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
-                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                        gate_sums(gates, sums, P, Q, H, R, w, n, t, hidden // width)
-                        for outer in T.serial(hidden // span):
-                            for j in T.vectorized(span):
-                                H[w, n, outer * span + j] = activation(w, gates[outer * span + j])
-                            for j in T.vectorized(span):
-                                Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
+        R = T.match_buffer(b, (directions, hidden // width, hidden, width), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(e, (directions, batch, hidden), dtype)
+
+        @T.inline
+        def begin(w, n, j):  # type: ignore[no-untyped-def]
+            H[w, n, j] = H0[w, n, j]
+
+        @T.inline
+        def step(w, n, t):  # type: ignore[no-untyped-def]
+            gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
+            sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+            gate_sums(gates, sums, P, Q, H, R, w, n, t, hidden // width)
+            for outer in T.serial(hidden // span):
+                for j in T.vectorized(span):
+                    H[w, n, outer * span + j] = activation(w, gates[outer * span + j])
+                for j in T.vectorized(span):
+                    Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
+
+        sequences(steps, batch, begin, step)
 
     return rnn
 
@@ -145,74 +162,61 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     columns = 4 * hidden
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
-    gate_sums = _gate_sums(form)
+    sequences, gate_sums = _skeleton(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def lstm(  # type: ignore[no-untyped-def]
-        a: T.handle,
-        q: T.handle,
-        b: T.handle,
-        p: T.handle,
-        c: T.handle,
-        d: T.handle,
-        e: T.handle,
-        f: T.handle,
+        a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle,
         g: T.handle,
-    ):
+    ):  # fmt: skip
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, columns), dtype)
         Q = T.match_buffer(q, (steps, batch, columns), dtype)
-        R = T.match_buffer(b, (ways, columns // width, hidden, width), dtype)
-        W = T.match_buffer(p, (ways, 3, hidden), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        C0 = T.match_buffer(d, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(e, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(f, (ways, batch, hidden), dtype)
-        C = T.match_buffer(g, (ways, batch, hidden), dtype)
-        for sequence in form.loop(ways * batch):
-            with T.sblock("sequence"):
-                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
-                n = T.axis.opaque(batch, form.row(sequence, batch))
-                T.reads()
-                T.writes()
-                for j in T.serial(hidden):
-                    H[w, n, j] = H0[w, n, j]
-                    C[w, n, j] = C0[w, n, j]
-                for time in T.serial(steps):
-                    with T.sblock("step"):
-                        t = T.axis.opaque(steps, form.moment(w, time, steps))
-                        T.reads()
-                        T.writes()
-                        gates = T.sblock_alloc_buffer((columns,), dtype, scope="local")
-                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                        kept = T.sblock_alloc_buffer((span,), dtype, scope="local")
-                        forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
-                        gate_sums(gates, sums, P, Q, H, R, w, n, t, columns // width)
-                        for outer in T.serial(hidden // span):
-                            for j in T.vectorized(span):
-                                kept[j] = C[w, n, outer * span + j]
-                            for j in T.vectorized(span):
-                                forget[j] = gate(
-                                    w, gates[2 * hidden + outer * span + j] + W[w, 2, outer * span + j] * kept[j]
-                                )
-                            for j in T.vectorized(span):
-                                forget[j] = forget[j] * kept[j] + gate(
-                                    w, gates[outer * span + j] + W[w, 0, outer * span + j] * kept[j]
-                                ) * candidate(w, gates[3 * hidden + outer * span + j])
-                            for j in T.vectorized(span):
-                                C[w, n, outer * span + j] = forget[j]
-                            for j in T.vectorized(span):
-                                kept[j] = gate(
-                                    w, gates[hidden + outer * span + j] + W[w, 1, outer * span + j] * forget[j]
-                                ) * output(w, forget[j])
-                            for j in T.vectorized(span):
-                                H[w, n, outer * span + j] = kept[j]
-                            for j in T.vectorized(span):
-                                Y[t, w, n, outer * span + j] = kept[j]
+        R = T.match_buffer(b, (directions, columns // width, hidden, width), dtype)
+        W = T.match_buffer(p, (directions, 3, hidden), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        C0 = T.match_buffer(d, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(e, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(f, (directions, batch, hidden), dtype)
+        C = T.match_buffer(g, (directions, batch, hidden), dtype)
+
+        @T.inline
+        def begin(w, n, j):  # type: ignore[no-untyped-def]
+            H[w, n, j] = H0[w, n, j]
+            C[w, n, j] = C0[w, n, j]
+
+        @T.inline
+        def step(w, n, t):  # type: ignore[no-untyped-def]
+            gates = T.sblock_alloc_buffer((columns,), dtype, scope="local")
+            sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+            kept = T.sblock_alloc_buffer((span,), dtype, scope="local")
+            forget = T.sblock_alloc_buffer((span,), dtype, scope="local")
+            gate_sums(gates, sums, P, Q, H, R, w, n, t, columns // width)
+            for outer in T.serial(hidden // span):
+                for j in T.vectorized(span):
+                    kept[j] = C[w, n, outer * span + j]
+                for j in T.vectorized(span):
+                    forget[j] = gate(w, gates[2 * hidden + outer * span + j] + W[w, 2, outer * span + j] * kept[j])
+                for j in T.vectorized(span):
+                    forget[j] = forget[j] * kept[j] + gate(
+                        w, gates[outer * span + j] + W[w, 0, outer * span + j] * kept[j]
+                    ) * candidate(w, gates[3 * hidden + outer * span + j])
+                for j in T.vectorized(span):
+                    C[w, n, outer * span + j] = forget[j]
+                for j in T.vectorized(span):
+                    kept[j] = gate(
+                        w, gates[hidden + outer * span + j] + W[w, 1, outer * span + j] * forget[j]
+                    ) * output(w, forget[j])
+                for j in T.vectorized(span):
+                    H[w, n, outer * span + j] = kept[j]
+                for j in T.vectorized(span):
+                    Y[t, w, n, outer * span + j] = kept[j]
+
+        sequences(steps, batch, begin, step)
 
     return lstm
 
@@ -225,7 +229,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
     from tvm.script import tirx as T
 
     gate, candidate = functions
-    ways, hidden, dtype = form.ways, form.hidden, form.dtype
+    directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
 
     def source(reset: Any, state: Any) -> Any:
@@ -234,7 +238,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
     def inner(reset: Any, total: Any, bias: Any) -> Any:
         return reset * (total + bias) if linear else total + bias
 
-    gate_sums = _gate_sums(form)
+    sequences, gate_sums = _skeleton(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def gru(a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
@@ -242,64 +246,58 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, 3 * hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, 3 * hidden), dtype)
-        R = T.match_buffer(b, (ways, 3 * hidden // width, hidden, width), dtype)
-        B = T.match_buffer(p, (ways, hidden), dtype)
-        H0 = T.match_buffer(c, (ways, batch, hidden), dtype)
-        Y = T.match_buffer(d, (steps, ways, batch, hidden), dtype)
-        H = T.match_buffer(e, (ways, batch, hidden), dtype)
-        for sequence in form.loop(ways * batch):
-            with T.sblock("sequence"):
-                w = T.axis.opaque(T.int64(ways), form.way(sequence, batch))
-                n = T.axis.opaque(batch, form.row(sequence, batch))
-                T.reads()
-                T.writes()
-                for j in T.serial(hidden):
-                    H[w, n, j] = H0[w, n, j]
-                for time in T.serial(steps):
-                    with T.sblock("step"):
-                        t = T.axis.opaque(steps, form.moment(w, time, steps))
-                        T.reads()
-                        T.writes()
-                        gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
-                        used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
-                        sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
-                        gate_sums(gates, sums, P, Q, H, R, w, n, t, 2 * hidden // width)
-                        for outer in T.serial(2 * hidden // span):
-                            for j in T.vectorized(span):
-                                gates[outer * span + j] = gate(w, gates[outer * span + j])
-                        for outer in T.serial(hidden // span):
-                            for j in T.vectorized(span):
-                                used[outer * span + j] = source(
-                                    gates[hidden + outer * span + j], H[w, n, outer * span + j]
-                                )
-                        for outer in T.serial(hidden // width):
-                            for j in T.vectorized(width):
-                                sums[j] = T.FloatImm(dtype, 0.0)
-                            for k in T.serial(hidden):
-                                for j in T.vectorized(width):
-                                    sums[j] = sums[j] + used[k] * R[w, 2 * hidden // width + outer, k, j]
-                            for j in T.vectorized(width):
-                                gates[2 * hidden + outer * width + j] = sums[j]
-                        for outer in T.serial(hidden // span):
-                            for j in T.vectorized(span):
-                                used[outer * span + j] = candidate(
-                                    w,
-                                    form.of(
-                                        w,
-                                        P[t, n, 2 * hidden + outer * span + j],
-                                        Q[t, n, 2 * hidden + outer * span + j],
-                                    )
-                                    + inner(
-                                        gates[hidden + outer * span + j],
-                                        gates[2 * hidden + outer * span + j],
-                                        B[w, outer * span + j],
-                                    ),
-                                )
-                            for j in T.vectorized(span):
-                                H[w, n, outer * span + j] = used[outer * span + j] + gates[outer * span + j] * (
-                                    H[w, n, outer * span + j] - used[outer * span + j]
-                                )
-                            for j in T.vectorized(span):
-                                Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
+        R = T.match_buffer(b, (directions, 3 * hidden // width, hidden, width), dtype)
+        B = T.match_buffer(p, (directions, hidden), dtype)
+        H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
+        Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
+        H = T.match_buffer(e, (directions, batch, hidden), dtype)
+
+        @T.inline
+        def begin(w, n, j):  # type: ignore[no-untyped-def]
+            H[w, n, j] = H0[w, n, j]
+
+        @T.inline
+        def step(w, n, t):  # type: ignore[no-untyped-def]
+            gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
+            used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
+            sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
+            gate_sums(gates, sums, P, Q, H, R, w, n, t, 2 * hidden // width)
+            for outer in T.serial(2 * hidden // span):
+                for j in T.vectorized(span):
+                    gates[outer * span + j] = gate(w, gates[outer * span + j])
+            for outer in T.serial(hidden // span):
+                for j in T.vectorized(span):
+                    used[outer * span + j] = source(gates[hidden + outer * span + j], H[w, n, outer * span + j])
+            for outer in T.serial(hidden // width):
+                for j in T.vectorized(width):
+                    sums[j] = T.FloatImm(dtype, 0.0)
+                for k in T.serial(hidden):
+                    for j in T.vectorized(width):
+                        sums[j] = sums[j] + used[k] * R[w, 2 * hidden // width + outer, k, j]
+                for j in T.vectorized(width):
+                    gates[2 * hidden + outer * width + j] = sums[j]
+            for outer in T.serial(hidden // span):
+                for j in T.vectorized(span):
+                    used[outer * span + j] = candidate(
+                        w,
+                        form.of(
+                            w,
+                            P[t, n, 2 * hidden + outer * span + j],
+                            Q[t, n, 2 * hidden + outer * span + j],
+                        )
+                        + inner(
+                            gates[hidden + outer * span + j],
+                            gates[2 * hidden + outer * span + j],
+                            B[w, outer * span + j],
+                        ),
+                    )
+                for j in T.vectorized(span):
+                    H[w, n, outer * span + j] = used[outer * span + j] + gates[outer * span + j] * (
+                        H[w, n, outer * span + j] - used[outer * span + j]
+                    )
+                for j in T.vectorized(span):
+                    Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
+
+        sequences(steps, batch, begin, step)
 
     return gru

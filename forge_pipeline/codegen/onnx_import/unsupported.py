@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.onnx_import.attention import attention_trap
 from forge_pipeline.codegen.onnx_import.facts import Facts
-from forge_pipeline.codegen.onnx_import.recurrent import ACTIVATIONS
+from forge_pipeline.codegen.onnx_import.recurrent import SUPPORTED
 
 if TYPE_CHECKING:
     import onnx
@@ -125,7 +125,7 @@ def _recurrent(node: onnx.NodeProto, facts: Facts) -> Iterator[str]:
         yield "sequences of several lengths"
     if any(item.name == "clip" for item in node.attribute) or _attribute(node, "input_forget", 0):
         yield "clip or input_forget"
-    unknown = {name.decode() for name in _attribute(node, "activations", ())} - ACTIVATIONS
+    unknown = {name.decode() for name in _attribute(node, "activations", ())} - SUPPORTED
     if unknown:
         yield f"activation {', '.join(sorted(unknown))}"
 

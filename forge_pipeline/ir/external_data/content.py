@@ -12,7 +12,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.tensors import _TYPED, byte_count, element_count
 
 if TYPE_CHECKING:
-    from forge_pipeline.ir.external_data.mapped import Held
+    from forge_pipeline.ir.external_data.mapped import MappedFile
 
 
 class ExternalData(Protocol):
@@ -24,7 +24,7 @@ class ExternalData(Protocol):
     def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
         """Yield them in windows, each good until the next. Raises ModelError."""
 
-    def place(self, tensor: TensorProto) -> tuple[Held, int, int]:
+    def place(self, tensor: TensorProto) -> tuple[MappedFile, int, int]:
         """Return the open file that they are in, their start and their length. Raises ModelError."""
 
 

@@ -10,19 +10,19 @@ from collections import Counter
 from onnx import ModelProto
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.external_data.mapped import Held, held_of
+from forge_pipeline.ir.external_data.mapped import MappedFile, mapped_file_of
 from forge_pipeline.ir.tensors import byte_count
 
 
 def check_bulk(model: ModelProto) -> None:
-    """Raise ModelError unless the files of held weights have as many bytes as the weights."""
-    used: Counter[Held] = Counter()
+    """Raise ModelError unless the files of mapped weights have as many bytes as the weights."""
+    used: Counter[MappedFile] = Counter()
     for tensor in model.graph.initializer:
-        held = held_of(tensor)
-        if held is not None:
-            used[held] += byte_count(tensor)
-    for held, size in used.items():
-        length = held.file.size
+        mapped = mapped_file_of(tensor)
+        if mapped is not None:
+            used[mapped] += byte_count(tensor)
+    for mapped, size in used.items():
+        length = mapped.file.size
         if size > length:
             raise ModelError(
                 where="weights in files",

@@ -34,7 +34,7 @@ LEAST: Final = 1 << 16
 """Bytes below which a new constant is kept in memory."""
 
 _MARK: Final = "\0"  # no file can have this in its name
-_files: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+_files: weakref.WeakValueDictionary[str, MappedFile] = weakref.WeakValueDictionary()
 
 _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 """What is mapped, by its address: arrays that have been through TVM no longer know where they are from."""
@@ -42,7 +42,7 @@ _mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictiona
 Array = np.ndarray[Any, Any]
 
 
-class Held:
+class MappedFile:
     """A file that tensors refer to. ``location`` is how they name it."""
 
     __slots__ = ("__weakref__", "_mapped", "begin", "end", "file", "location")
@@ -53,7 +53,7 @@ class Held:
         self._mapped: mmap.mmap | None = None
         _files[self.location] = self
 
-    def mapped(self, start: int, length: int) -> memoryview:
+    def window(self, start: int, length: int) -> memoryview:
         """Return a window onto a range of the file, which lies between ``begin`` and ``end``. Raises ModelError.
 
         To read behind the end of a file that was cut after it was mapped would end the process.
@@ -76,7 +76,7 @@ class Held:
         """Yield a range in windows; each is good until the next, and takes no memory after it."""
         for position in range(start, start + length, WINDOW):
             size = min(WINDOW, start + length - position)
-            yield self.mapped(position, size)
+            yield self.window(position, size)
             if self._mapped is not None:
                 page = (position - self.begin) // mmap.PAGESIZE * mmap.PAGESIZE
                 self._mapped.madvise(mmap.MADV_DONTNEED, page, position - self.begin + size - page)
@@ -87,7 +87,7 @@ class Held:
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
-class Spill:
+class SpillFile:
     """A temporary file that takes new constants of a model whose weights do not fit into memory twice.
 
     If it is ``named``, it has a name until nobody holds it any more: ONNX Runtime opens what it is to map.
@@ -100,22 +100,22 @@ class Spill:
             weakref.finalize(self._file, Path(path).unlink, missing_ok=True)
         else:
             Path(path).unlink()
-        self._tensors: list[Held] = []
+        self._tensors: list[MappedFile] = []
 
     def array(self, array: Array) -> Array:
         """Return a read-only array with the same content, on the file."""
-        held, start = self._written(array)
-        return _view(held, start, array.dtype, array.size).reshape(array.shape)
+        mapped, start = self._written(array)
+        return _view(mapped, start, array.dtype, array.size).reshape(array.shape)
 
     def tensor(self, array: Array, name: str) -> TensorProto:
-        """Return a tensor with the content of ``array``, on the file; the spill holds it until it ends itself."""
-        held, start = self._written(array)
-        self._tensors.append(held)
+        """Return a tensor with the content of ``array``, on the file; this holds it until it ends itself."""
+        mapped, start = self._written(array)
+        self._tensors.append(mapped)
         tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-        refer(tensor, held, start, array.nbytes)
+        refer(tensor, mapped, start, array.nbytes)
         return tensor
 
-    def _written(self, array: Array) -> tuple[Held, int]:
+    def _written(self, array: Array) -> tuple[MappedFile, int]:
         start = -(-self._file.size // PAGE) * PAGE
         whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         done = 0
@@ -124,35 +124,35 @@ class Spill:
                 done += os.pwrite(self._file.descriptor, whole[done:].data, start + done)
         for other in tuple(_files.values()):
             other.release()  # what it was made from
-        held = Held(self._file, begin=start, end=start + whole.nbytes)  # a mapping does not grow with its file
-        return held, start
+        mapped = MappedFile(self._file, begin=start, end=start + whole.nbytes)  # a mapping does not grow with its file
+        return mapped, start
 
 
-_spill: ContextVar[Spill | None] = ContextVar("spill", default=None)
+_spill_file: ContextVar[SpillFile | None] = ContextVar("spill_file", default=None)
 
 
 @contextmanager
 def spilling(wanted: bool = True, *, named: bool = True) -> Iterator[None]:
     """Inside, new constants of at least LEAST bytes go to a temporary file (see Spill), if ``wanted``."""
-    token = _spill.set(Spill(named=named) if wanted else None)
+    token = _spill_file.set(SpillFile(named=named) if wanted else None)
     try:
         yield
     finally:
-        _spill.reset(token)
+        _spill_file.reset(token)
 
 
-def settled(array: Array) -> Array:
-    """Return ``array``, or where constants are spilled the same on the spill's file."""
-    spill = _spill.get()
-    return array if spill is None or array.nbytes < LEAST else spill.array(array)
+def spill(array: Array) -> Array:
+    """Return ``array``, or where constants are spilled the same on the spill file."""
+    file = _spill_file.get()
+    return array if file is None or array.nbytes < LEAST else file.array(array)
 
 
 def tensor_of(array: Array, name: str) -> TensorProto:
-    """Return a tensor with the content of ``array``; where constants are spilled, on the spill's file."""
-    spill = _spill.get()
-    if spill is None or array.nbytes < LEAST or bit_width(helper.np_dtype_to_tensor_dtype(array.dtype)) < 8:
+    """Return a tensor with the content of ``array``; where constants are spilled, on the spill file."""
+    file = _spill_file.get()
+    if file is None or array.nbytes < LEAST or bit_width(helper.np_dtype_to_tensor_dtype(array.dtype)) < 8:
         return numpy_helper.from_array(array, name)
-    return spill.tensor(array, name)
+    return file.tensor(array, name)
 
 
 def release_view(array: Array) -> None:
@@ -163,12 +163,12 @@ def release_view(array: Array) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def is_held(tensor: TensorProto) -> bool:
+def is_mapped(tensor: TensorProto) -> bool:
     """Whether a tensor's content is in a file that this process holds."""
-    return held_of(tensor) is not None
+    return mapped_file_of(tensor) is not None
 
 
-def held_of(tensor: TensorProto) -> Held | None:
+def mapped_file_of(tensor: TensorProto) -> MappedFile | None:
     """Return the file that a tensor refers to; None where the tensor has its content, or it is elsewhere."""
     if tensor.data_location == TensorProto.EXTERNAL:
         for entry in tensor.external_data:
@@ -177,24 +177,24 @@ def held_of(tensor: TensorProto) -> Held | None:
     return None
 
 
-def holds(model: ModelProto) -> tuple[Held, ...]:
+def mapped_files(model: ModelProto) -> tuple[MappedFile, ...]:
     """Return the files that the weights of the main graph refer to, each once: to be kept as long as the model."""
-    found = (held_of(tensor) for tensor in model.graph.initializer)
-    return tuple(dict.fromkeys(held for held in found if held is not None))
+    found = (mapped_file_of(tensor) for tensor in model.graph.initializer)
+    return tuple(dict.fromkeys(mapped for mapped in found if mapped is not None))
 
 
 def release(model: ModelProto) -> None:
     """Give back the memory of what was read of the weights of ``model``."""
-    for held in holds(model):
-        held.release()
+    for mapped in mapped_files(model):
+        mapped.release()
 
 
-def refer(tensor: TensorProto, held: Held, start: int, length: int) -> None:
-    """Make a tensor refer to a range of ``held``, in the place of what it has."""
+def refer(tensor: TensorProto, mapped: MappedFile, start: int, length: int) -> None:
+    """Make a tensor refer to a range of ``mapped``, in the place of what it has."""
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", held.location), ("offset", str(start)), ("length", str(length))):
+    for key, value in (("location", mapped.location), ("offset", str(start)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
 
 
@@ -206,14 +206,14 @@ def put_inside(tensor: TensorProto, content: bytes) -> None:
 
 
 def windows_of(tensor: TensorProto) -> Iterator[memoryview] | None:
-    """Return the content of a held tensor in windows (see ``Held.windows``); None for another."""
+    """Return the content of a mapped tensor in windows (see ``MappedFile.windows``); None for another."""
     found = _place(tensor)
     return None if found is None else found[0].windows(found[1], found[2])
 
 
-def check_place(tensor: TensorProto, held: Held, start: int, length: int, *, name: str = "the file") -> None:
+def check_place(tensor: TensorProto, mapped: MappedFile, start: int, length: int, *, name: str = "the file") -> None:
     """Raise ModelError unless a range is as long as the tensor's type and shape say, and within the file ``name``."""
-    expected, size = byte_count(tensor), min(held.end, held.file.size)
+    expected, size = byte_count(tensor), min(mapped.end, mapped.file.size)
     if length != expected or start + length > size:
         raise ModelError(
             where=f"tensor {tensor.name[:80]!r}",
@@ -224,23 +224,23 @@ def check_place(tensor: TensorProto, held: Held, start: int, length: int, *, nam
 
 
 def range_of(tensor: TensorProto) -> FileRange | None:
-    """Return where the content of a held tensor is; None for another."""
+    """Return where the content of a mapped tensor is; None for another."""
     found = _place(tensor)
     return None if found is None else FileRange(found[0].file, found[1], found[2])
 
 
 def array_of(tensor: TensorProto) -> Array:
-    """Return a tensor's elements: for one that is held, where its type allows, a view that is not to be written to."""
+    """Return a tensor's elements: of one that is mapped, where its type allows, a view that is not to be written."""
     found = _place(tensor)
     if found is None:
         return np.asarray(numpy_helper.to_array(tensor))
-    held, start, length = found
+    mapped, start, length = found
     if bit_width(tensor.data_type) < 8:
         packed = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
-        packed.raw_data = bytes(held.mapped(start, length))
+        packed.raw_data = bytes(mapped.window(start, length))
         return np.asarray(numpy_helper.to_array(packed))
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return _view(held, start, dtype, length // dtype.itemsize).reshape(tuple(tensor.dims))
+    return _view(mapped, start, dtype, length // dtype.itemsize).reshape(tuple(tensor.dims))
 
 
 def same_content(model: ModelProto, other: ModelProto) -> bool:
@@ -248,16 +248,16 @@ def same_content(model: ModelProto, other: ModelProto) -> bool:
     first, second = (ModelProto.FromString(item.SerializeToString()) for item in (model, other))
     for item in (first, second):
         for tensor in item.graph.initializer:
-            held = held_of(tensor)
-            if held is not None:
-                status = os.fstat(held.file.descriptor)
+            mapped = mapped_file_of(tensor)
+            if mapped is not None:
+                status = os.fstat(mapped.file.descriptor)
                 tensor.external_data[0].value = f"{status.st_dev}:{status.st_ino}"
     return bool(first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True))
 
 
 def outline(model: ModelProto) -> ModelProto:
-    """Return a copy whose held weights are inputs of the same type: what checkers take. Itself, where none is held."""
-    if not any(is_held(tensor) for tensor in model.graph.initializer):
+    """Return a copy whose mapped weights are inputs of the same type: what checkers take. Itself without any."""
+    if not any(is_mapped(tensor) for tensor in model.graph.initializer):
         return model
     result = ModelProto()
     result.CopyFrom(model)
@@ -266,9 +266,9 @@ def outline(model: ModelProto) -> ModelProto:
 
 
 def split_off(graph: GraphProto) -> None:
-    """Turn the held weights of a graph into inputs, in place."""
-    kept = [tensor for tensor in graph.initializer if not is_held(tensor)]
-    gone = [tensor for tensor in graph.initializer if is_held(tensor)]
+    """Turn the mapped weights of a graph into inputs, in place."""
+    kept = [tensor for tensor in graph.initializer if not is_mapped(tensor)]
+    gone = [tensor for tensor in graph.initializer if is_mapped(tensor)]
     listed = {value.name for value in graph.input}
     graph.input.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -280,20 +280,20 @@ def split_off(graph: GraphProto) -> None:
     graph.initializer.extend(copies)
 
 
-def _place(tensor: TensorProto) -> tuple[Held, int, int] | None:
-    """Return where a held tensor's content is: file, start, length. Raises ModelError where that is not what it is."""
+def _place(tensor: TensorProto) -> tuple[MappedFile, int, int] | None:
+    """Return where a mapped tensor's content is: file, start, length. Raises ModelError where that does not fit."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    held = _files.get(entries.get("location", ""))
-    if held is None:
+    mapped = _files.get(entries.get("location", ""))
+    if mapped is None:
         return None
     start, length = int(entries["offset"]), int(entries["length"])
-    check_place(tensor, held, start, length)
-    return held, start, length
+    check_place(tensor, mapped, start, length)
+    return mapped, start, length
 
 
-def _view(held: Held, start: int, dtype: np.dtype[Any], count: int) -> Array:
+def _view(mapped: MappedFile, start: int, dtype: np.dtype[Any], count: int) -> Array:
     if not count:
         return np.empty(0, dtype)
-    return np.frombuffer(held.mapped(start, count * dtype.itemsize), np.uint8).view(dtype)
+    return np.frombuffer(mapped.window(start, count * dtype.itemsize), np.uint8).view(dtype)

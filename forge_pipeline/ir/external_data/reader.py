@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire
-from forge_pipeline.ir.external_data.mapped import Held, held_of, holds, put_inside, refer
+from forge_pipeline.ir.external_data.mapped import MappedFile, mapped_file_of, mapped_files, put_inside, refer
 from forge_pipeline.ir.external_data.resolve import ExternalFiles
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import every_graph
@@ -25,12 +25,12 @@ _LARGE = 4096  # bytes; smaller weights are read with the graph
 class OpenModel:
     """A parsed model whose large weights are still in its file or beside it, and what reads them.
 
-    ``holds`` are open files that its tensors refer to: the references are good for as long as somebody has this.
+    ``mapped_files`` are open files that its tensors refer to: the references are good for as long as somebody has this.
     """
 
     model: ModelProto
     external: ExternalFiles
-    holds: tuple[Held, ...] = ()
+    mapped_files: tuple[MappedFile, ...] = ()
 
     @property
     def outside(self) -> int:
@@ -39,15 +39,16 @@ class OpenModel:
 
 
 def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
-    """Parse the model in ``path``; external data is found, not read. Raises ModelError where it does not parse.
+    """Parse the model in ``path``, not yet believed; external data is found, not read.
 
+    Raises ModelError where it does not parse, or cannot be read.
     ``own`` are data files that this project wrote, by the name that the model has for them.
     """
-    held = Held(OpenFile.of(path))
     try:
-        with mmap.mmap(held.file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+        mapped = MappedFile(OpenFile.of(path))
+        with mmap.mmap(mapped.file.descriptor, 0, access=mmap.ACCESS_READ) as data:
             protobuf_wire.check_text(data, below=_LARGE)
-            light = protobuf_wire.without_weights(data, location=held.location, at_least=_LARGE)
+            light = protobuf_wire.without_weights(data, location=mapped.location, at_least=_LARGE)
         model = ModelProto.FromString(light)
     except (DecodeError, protobuf_wire.WireError, ValueError) as error:  # ValueError: mmap of an empty file
         raise ModelError(
@@ -56,7 +57,14 @@ def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
             found=f"a damaged or cut file ({error})",
             fix="copy or export the model again",
         ) from error
-    return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own or {}), holds=(held,))
+    except OSError as error:
+        raise ModelError(
+            where=str(path),
+            expected="a model file that can be read",
+            found=error.strerror or str(error),
+            fix="check the path and its permissions",
+        ) from error
+    return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own or {}), mapped_files=(mapped,))
 
 
 def with_weights(opened: OpenModel) -> ModelProto:
@@ -75,12 +83,12 @@ def with_references(opened: OpenModel) -> OpenModel:
     for tensor in opened.model.graph.initializer:
         if byte_count(tensor) >= _LARGE and _is_elsewhere(tensor):
             refer(tensor, *opened.external.place(tensor))
-    kept = holds(opened.model)
+    kept = mapped_files(opened.model)
     for graph in every_graph(opened.model):
         for tensor in _tensors(graph):
-            if held_of(tensor) not in kept:
+            if mapped_file_of(tensor) not in kept:
                 _fetch(tensor, opened.external)
-    return OpenModel(model=opened.model, external=opened.external, holds=kept)
+    return OpenModel(model=opened.model, external=opened.external, mapped_files=kept)
 
 
 def _is_elsewhere(tensor: TensorProto) -> bool:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.external_data.mapped import Held, check_place, held_of
+from forge_pipeline.ir.external_data.mapped import MappedFile, check_place, mapped_file_of
 from forge_pipeline.ir.external_data.rules import opened
 from forge_pipeline.ir.tensors import byte_count
 
@@ -28,7 +28,7 @@ class ExternalFiles:
 
     folder: Path | None = None
     own: Mapping[str, Path] = field(default_factory=dict)
-    _open: dict[str, Held] = field(default_factory=dict, repr=False)
+    _open: dict[str, MappedFile] = field(default_factory=dict, repr=False)
 
     def __call__(self, tensor: TensorProto) -> bytes:
         """Return the content of one tensor. Raises ModelError."""
@@ -36,25 +36,25 @@ class ExternalFiles:
 
     def chunks(self, tensor: TensorProto) -> Iterator[memoryview]:
         """Yield the content of one tensor in windows, each good until the next. Raises ModelError."""
-        held, start, length = self.place(tensor)
-        yield from held.windows(start, length)
+        mapped, start, length = self.place(tensor)
+        yield from mapped.windows(start, length)
 
-    def place(self, tensor: TensorProto) -> tuple[Held, int, int]:
+    def place(self, tensor: TensorProto) -> tuple[MappedFile, int, int]:
         """Return the file of a tensor's content, and start and length in it, once these fit. Raises ModelError."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         start = _number(tensor.name, entries, "offset", 0)
         length = _number(tensor.name, entries, "length", byte_count(tensor))
-        location, held = entries.get("location", ""), held_of(tensor)
-        if held is None:
-            held = self._opened(location)
-            check_place(tensor, held, start, length, name=repr(location))
+        location, mapped = entries.get("location", ""), mapped_file_of(tensor)
+        if mapped is None:
+            mapped = self._opened(location)
+            check_place(tensor, mapped, start, length, name=repr(location))
         else:
-            check_place(tensor, held, start, length)
-        return held, start, length
+            check_place(tensor, mapped, start, length)
+        return mapped, start, length
 
-    def _opened(self, location: str) -> Held:
+    def _opened(self, location: str) -> MappedFile:
         if location not in self._open:
-            self._open[location] = Held(self._file(location))
+            self._open[location] = MappedFile(self._file(location))
         return self._open[location]
 
     def _file(self, location: str) -> OpenFile:

@@ -1,4 +1,4 @@
-"""A model as files: one, or where its weights stay outside (``ir.held``), one for the graph and one for the weights."""
+"""A model as files: one, or where its weights stay outside (`mapped`), one for the graph and one for the weights."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from forge_pipeline.content import Buffer, Content, Made, pieces, write
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.external_data import INLINE_BYTES
 from forge_pipeline.ir.external_data.content import content
-from forge_pipeline.ir.external_data.mapped import held_of, put_inside, range_of
+from forge_pipeline.ir.external_data.mapped import mapped_file_of, put_inside, range_of
 from forge_pipeline.ir.tensors import byte_count
-
-INLINE_BYTES = 1 << 30
-"""Weights up to this are worked with in memory and lie inside the model's own file; more stay in files of their own."""
-
 
 PAGE: Final = 4096
 """Alignment of weights in a data file: each can be mapped by itself."""
@@ -40,7 +37,7 @@ class Writable(Protocol):
         """The model, with large weights by reference."""
 
     @property
-    def is_held(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether weights stay in files."""
 
     def to_bytes(self) -> bytes:
@@ -83,15 +80,15 @@ def _split(module: Writable, data: str, inline_bytes: int) -> tuple[ModelProto, 
     """Return the model with references to the file ``data``, and what is in that; None where all fits into one."""
     light = module.light
     sizes = [byte_count(item) if item.data_type != TensorProto.STRING else 0 for item in light.graph.initializer]
-    if not module.is_held and sum(sizes) <= inline_bytes:
+    if not module.is_mapped and sum(sizes) <= inline_bytes:
         return None
-    model = _without_initializers(light)
+    model = without_initializers(light)
     parts: Parts = []
     for original, length in zip(light.graph.initializer, sizes, strict=True):
         if length < LEAST:
             small = model.graph.initializer.add()
             small.CopyFrom(original)
-            if held_of(original) is not None:
+            if mapped_file_of(original) is not None:
                 put_inside(small, content(original, None))
             continue
         start = -(-_end(parts) // PAGE) * PAGE
@@ -107,7 +104,7 @@ def _inside(tensor: TensorProto) -> Iterator[bytes]:
     yield content(tensor, None)
 
 
-def _without_initializers(light: ModelProto) -> ModelProto:
+def without_initializers(light: ModelProto) -> ModelProto:
     """Return a copy of all but the weights, which would be a second copy of them in memory."""
     model, graph = ModelProto(), GraphProto()
     for part, source, left_out in ((graph, light.graph, "initializer"), (model, light, "graph")):

@@ -200,7 +200,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
 """How to write out each operator, by domain and name."""
 
 
-def written_out(model: ModelProto) -> ModelProto:
+def write_out(model: ModelProto) -> ModelProto:
     """Return ``model`` without the operators of RULES, where they are of a kind that can be written out.
 
     ``model`` itself where nothing is to be written out; it is left as it is. What cannot be written out stays.
@@ -209,7 +209,7 @@ def written_out(model: ModelProto) -> ModelProto:
 
 
 def written_with_needs(model: ModelProto) -> tuple[ModelProto, int]:
-    """Return what ``written_out`` does, and the least operator set that knows what was written."""
+    """Return what ``write_out`` does, and the least operator set that knows what was written."""
     writer, _ = _written(model)
     if writer is None or writer.nodes == list(model.graph.node):
         return model, 1

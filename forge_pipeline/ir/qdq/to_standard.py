@@ -7,7 +7,7 @@ import math
 import onnx
 from onnx import ModelProto, TensorProto, helper, version_converter
 
-from forge_pipeline.ir.qdq.qoperator import STANDARD, opset_of, reasons, written_out, written_with_needs
+from forge_pipeline.ir.qdq.qoperator import STANDARD, opset_of, reasons, write_out, written_with_needs
 from forge_pipeline.ir.qdq.writer import MICROSOFT, SMALL
 from forge_pipeline.ir.traversal import every_node
 
@@ -32,7 +32,7 @@ def in_standard(model: ModelProto) -> ModelProto:
     if any(node.domain not in STANDARD for node in every_node(written)):
         return model
     raised = _in_opset(model, written, needed)
-    return model if raised is None else written_out(raised)
+    return model if raised is None else write_out(raised)
 
 
 def kept(model: ModelProto) -> dict[str, str]:

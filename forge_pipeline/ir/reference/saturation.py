@@ -8,14 +8,12 @@ point z become w + 128 with z + 128: the same product, to the last bit, and none
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import numpy as np
-import onnx
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-from forge_pipeline.ir.qdq.qoperator import written_out
+from forge_pipeline.ir.qdq.qoperator import write_out
 from forge_pipeline.ir.traversal import every_node
 
 WEIGHTS = {"MatMulInteger": 1, "QLinearMatMul": 3, "QLinearConv": 3, "QGemm": 3}
@@ -25,28 +23,21 @@ ZERO_POINTS = {"MatMulInteger": 3, "QLinearMatMul": 5, "QLinearConv": 5, "QGemm"
 IMAGE_ZERO = 2
 """Where all of them have the activations' zero point, whose type is theirs."""
 
-Model = TypeVar("Model", bytes, onnx.ModelProto)
-
 SHIFT = 128
 UNSIGNED = "_forge_unsigned"
 
 
-def without_saturation(model: Model) -> Model:
-    """Return a model, serialised or not, whose integer products have no signed constants: itself where none has."""
-    if isinstance(model, bytes):
-        if not any(operator.encode() in model for operator in WEIGHTS):
-            return model
-        parsed = onnx.load_from_string(model)
-    else:
-        if not any(node.op_type in WEIGHTS for node in every_node(model)):
-            return model
-        parsed = onnx.ModelProto()
-        parsed.CopyFrom(model)
+def without_saturation(model: ModelProto) -> ModelProto:
+    """Return a model whose integer products have no signed constants: itself where it has no such products."""
+    if not any(node.op_type in WEIGHTS for node in every_node(model)):
+        return model
+    parsed = ModelProto()
+    parsed.CopyFrom(model)
     if any(_has_signed_activations(graph) for graph in _graphs(parsed.graph)):
-        parsed = written_out(parsed)
+        parsed = write_out(parsed)
     for graph in _graphs(parsed.graph):
         _make_unsigned(graph)
-    return bytes(parsed.SerializeToString()) if isinstance(model, bytes) else parsed
+    return parsed
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -73,7 +64,7 @@ def _make_unsigned(graph: GraphProto) -> None:
             continue
         image_zero = constants.get(_input(node, IMAGE_ZERO))
         if image_zero is not None and image_zero.data_type == TensorProto.INT8:
-            continue  # left by ``written_out``: products of two signed operands have kernels of their own
+            continue  # left by ``write_out``: products of two signed operands have kernels of their own
         place, zero_place = WEIGHTS[node.op_type], ZERO_POINTS[node.op_type]
         name = _input(node, zero_place)
         zero = numpy_helper.from_array(np.int8(0), f"{weight.name}_zero") if not name else constants.get(name)

@@ -9,7 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.nodes import AXIS, UNARY, attribute, copied, is_op, set_attribute
+from forge_pipeline.passes.nodes import AXIS, UNARY, attribute, clone, is_op, set_attribute
 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -250,7 +250,7 @@ def _cancel(graph: Graph, back: NodeProto) -> bool:
     graph.remove(back)
     for found in reversed(between):
         graph.remove(found)
-        moved = copied(found)
+        moved = clone(found)
         moved.name = ""
         moved.output[0] = back.output[0] if found is between[0] else graph.fresh(f"{back.output[0]}_direct")
         moved.input[0] = value

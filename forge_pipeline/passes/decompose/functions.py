@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
-from forge_pipeline.ir.functions import inlined
+from forge_pipeline.ir.functions import inline_functions
 from forge_pipeline.passes.contract import Tolerance, Transformation, verified
 from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.graph import Graph
@@ -61,7 +61,7 @@ class DecomposeFunctions(Transformation[DecomposeOptions]):
             model = graph.model()
             model.functions.extend(functions)
             model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-            flat = inlined(model)
+            flat = inline_functions(model)
             kept = [entry for entry in flat.opset_import if entry.domain != DOMAIN]
             del flat.opset_import[:]
             flat.opset_import.extend(kept)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from forge_pipeline.ir.recurrent import ACTIVATIONS, GATES, REVERSALS
 from forge_pipeline.passes.contract import Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.passes.nodes import attribute, is_op
 from forge_pipeline.passes.rewrite import Builder
 
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"})  # those without parameters
 
 
@@ -56,10 +55,8 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
         lengths = graph.array(given[1]) if given[1] else np.array(shape[0])
         if bias is None or lengths is None or (lengths != shape[0]).any() or (given[4] and peephole is None):
             return False
-        directions = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[
-            attribute(node, "direction", "forward")
-        ]
-        functions = attribute(node, "activations") or ACTIVATIONS[node.op_type] * len(directions)
+        reversals = REVERSALS[attribute(node, "direction", "forward")]
+        functions = attribute(node, "activations") or ACTIVATIONS[node.op_type] * len(reversals)
         functions = [name.decode() if isinstance(name, bytes) else str(name) for name in functions]
         if not set(functions) <= SUPPORTED:
             return False
@@ -71,7 +68,7 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
             source = str(op.Transpose(source, perm=[1, 0, 2]))
             given[2:4] = [str(op.Transpose(name, perm=[1, 0, 2])) if name else "" for name in given[2:4]]
         steps = _steps(op, source, shape[0])
-        for index, step in enumerate(directions):
+        for index, is_reversed in enumerate(reversals):
             states = [self._state(op, name, index, (shape[1], hidden), weights[0]) for name in given[2:4]]
             cell = _Cell(
                 op=op,
@@ -86,7 +83,7 @@ class UnrollRecurrent(Transformation[UnrollOptions]):
                 coupled=bool(attribute(node, "input_forget", 0)),
                 peephole=None if peephole is None else peephole[index],
             )
-            cells.append(cell.run(steps, states, step))
+            cells.append(cell.run(steps, states, -1 if is_reversed else 1))
         _finish(graph, node, op, cells, turned=turned)
         return True
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
+from forge_pipeline.ir.recurrent import STATES
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
 from forge_pipeline.passes.nodes import attribute, is_op
-
-STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}  # which inputs are initial states, zero where they are left out
 
 
 @verified(Equality())

@@ -19,6 +19,7 @@ from forge_pipeline.passes.rewrite import Builder
 from forge_pipeline.registry import Registry
 
 FIRST_OPSET = 13  # of the operators used here with axes as an input
+WIDE_OPSET = 21  # the first in which QuantizeLinear gives 16 bits
 DOMAINS = ("qonnx.custom_op.general", "finn.custom_op.general")
 TO_EVEN = ("ROUND", "HALF_EVEN")
 ROUNDING = {"ROUND": "Round", "HALF_EVEN": "Round", "CEIL": "Ceil", "FLOOR": "Floor"}
@@ -34,7 +35,7 @@ def is_qonnx(node: NodeProto) -> bool:
 
 @verified(Tolerance())
 class QonnxToQDQ(Transformation[NoOptions]):
-    """Spell out QONNX's operators: 8 and 16-bit Quant as QDQ, narrower ones with a Clip between, others in floats.
+    """Spell out QONNX's operators: 8-bit Quant (16-bit from opset 21) as QDQ, narrower with a Clip, others in floats.
 
     What ONNX Runtime does not run becomes what it does; verification runs QONNX's operators by their definition.
     """
@@ -93,7 +94,9 @@ def _quant(graph: Graph, node: NodeProto) -> bool:
     scale, zero = graph.array(node.input[1]), graph.array(node.input[2])
     op = Builder(graph, f"{node.output[0]}_quant")
     rounding = attribute(node, "rounding_mode", "ROUND").upper()
-    dtype, axis = _integer((low, high), scale, zero, signed=signed), _axis(graph, node.input[0], scale)
+    widest = 16 if graph.opset() >= WIDE_OPSET else 8
+    dtype = _integer((low, high), scale, zero, signed=signed, widest=widest)
+    axis = _axis(graph, node.input[0], scale)
     if dtype is not None and axis is not None and scale is not None and zero is not None and rounding in TO_EVEN:
         return _put(graph, node, _qdq(op, node.input[0], scale, zero.astype(dtype), (low, high), axis))
     return _quant_in_floats(graph, node)
@@ -122,18 +125,20 @@ def _quant_in_floats(graph: Graph, node: NodeProto) -> bool:
 
 
 def _integer(
-    limits: tuple[float, float], scale: Array | None, zero: Array | None, *, signed: bool
+    limits: tuple[float, float], scale: Array | None, zero: Array | None, *, signed: bool, widest: int
 ) -> type[np.integer[Any]] | None:
     """Return the integer type of a QDQ pair for a range; None where scale and zero point do not let it be one.
 
-    QuantizeLinear adds the zero point after rounding, Quant before: with an odd one, halves go the other way.
+    It has ``widest`` bits at most. QuantizeLinear adds the zero point after rounding, Quant before: with an odd one,
+    halves go the other way.
     """
     if scale is None or zero is None or zero.size not in (1, scale.size) or (zero % 2 != 0).any():
         return None
     low, high = limits
-    for (_, is_signed), dtype in INTEGERS.items():
+    for (bits, is_signed), dtype in INTEGERS.items():
         info = np.iinfo(dtype)
-        if is_signed is signed and info.min <= low and high <= info.max and low <= zero.min() and zero.max() <= high:
+        fits = bits <= widest and is_signed is signed
+        if fits and info.min <= low and high <= info.max and low <= zero.min() and zero.max() <= high:
             return dtype
     return None
 

@@ -10,7 +10,7 @@ from onnx import NodeProto, helper
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.nodes import attribute, copied, is_op
+from forge_pipeline.passes.nodes import attribute, clone, is_op
 
 JOINED = "_joined"
 
@@ -49,7 +49,7 @@ def _halve(graph: Graph, node: NodeProto) -> bool:
     graph.remove(node)
     parts = []
     for half, rows in enumerate((slice(None, cut), slice(cut, None))):
-        part = copied(node)
+        part = clone(node)
         part.name, part.output[0] = "", graph.fresh(f"{result}_half{half}")
         for index, array in enumerate(arrays, start=1):
             part.input[index] = graph.add_constant(np.asarray(array)[rows], f"{result}_{index}_half{half}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto
 
-from forge_pipeline.ir.functions import inlined
+from forge_pipeline.ir.functions import inline_functions
 from forge_pipeline.ir.traversal import subgraphs
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
@@ -82,5 +82,5 @@ class InlineFunctions(Transformation[NoOptions]):
         """Take the nodes of the inlined model over."""
         calls = len(graph.header.functions)
         if calls:
-            graph.reset(inlined(graph.model()))
+            graph.reset(inline_functions(graph.model()))
         return calls

@@ -9,8 +9,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto, helper
 
 from forge_pipeline.ir.tensors import byte_count
-from forge_pipeline.passes.value_types import inferred
-from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.value_types import infer_model_types
+from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ def evaluate(
     may also give eight times what it takes, which is 4-bit weights becoming float32.
     """
     model = _model(nodes, tensors, opsets)
-    known = inferred(model)
+    known = infer_model_types(model)
     fitting = [i for i, node in enumerate(nodes) if _fits(node, known, tensors, limit)]
     return _run(fitting, nodes, tensors, opsets)
 
@@ -40,16 +40,14 @@ def _run(
     if not which:
         return {}
     chosen = [nodes[index] for index in which]
-    names = [name for node in chosen for name in node.output if name]
     try:
-        results = Interpreter(_model(chosen, tensors, opsets), names)({})
-    except RUN_ERRORS:
+        found = exact_interpreter(_model(chosen, tensors, opsets))({})
+    except REFUSALS:
         if len(which) == 1:
             return {}
         middle = len(which) // 2
         return _run(which[:middle], nodes, tensors, opsets) | _run(which[middle:], nodes, tensors, opsets)
-    by_name = dict(zip(names, results, strict=True))
-    computed = {index: {name: by_name[name] for name in nodes[index].output if name} for index in which}
+    computed = {index: {name: found[name] for name in nodes[index].output if name} for index in which}
     return {
         index: outputs
         for index, outputs in computed.items()

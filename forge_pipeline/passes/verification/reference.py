@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.nodes import attribute
 from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.verification.division_by_zero import dangerous
-from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.verification.exact import REFUSALS, outputs_of
 from forge_pipeline.passes.verification.samples import Unsupported, bindings, sample
 
 Outputs = list[Any]
@@ -21,7 +22,7 @@ ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
 TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices, or sizes that multiply
 
 
-def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
+def generate_inputs(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
     """Return inputs that the model runs with: sizes and integers are tried until it does."""
     divisors, reason = dangerous(model)
     if reason is not None:
@@ -38,7 +39,7 @@ def generated(model: ModelProto, run: Interpreter, settings: VerifySettings) -> 
             try:
                 for fed in samples:
                     run(fed)
-            except RUN_ERRORS as error:
+            except REFUSALS as error:
                 refusal = refusal or error
             else:
                 return list(samples)
@@ -72,7 +73,7 @@ def noise_of(run: Interpreter, inputs: Sequence[Arrays], outputs: Sequence[Outpu
     """
     noises = []
     for fed, want in zip(inputs, outputs, strict=True):
-        got = run({name: _moved(array) for name, array in fed.items()})
+        got = outputs_of(run, {name: _moved(array) for name, array in fed.items()})
         noises.append([AMPLIFIED * _largest(a, b) for a, b in zip(want, got, strict=True)])
     return noises
 
@@ -98,8 +99,3 @@ def short_mantissa(model: ModelProto) -> float:
     used |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     used |= {attribute(node, "to") for node in model.graph.node if node.op_type == "Cast"}
     return max((8 * unit for elem_type, unit in ROUNDING.items() if elem_type in used), default=0.0)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its kind."""
-    return str(error).splitlines()[0].strip() if str(error) else type(error).__name__

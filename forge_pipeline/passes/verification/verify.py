@@ -19,11 +19,10 @@ from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.verification.bisect import first_difference
 from forge_pipeline.passes.verification.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.verification.division_by_zero import dangerous, has_zero
-from forge_pipeline.passes.verification.interpreter import RUN_ERRORS, Interpreter
+from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of, reason
 from forge_pipeline.passes.verification.reference import (
     Outputs,
-    first_line,
-    generated,
+    generate_inputs,
     noise_of,
     short_mantissa,
     with_specials,
@@ -104,13 +103,13 @@ class Verifier:
         verifier.output_names = [value.name for value in model.graph.output]
         verifier.rounding = short_mantissa(model)
         try:
-            run = Interpreter(model)
-            verifier.inputs = _checked(model, inputs) if inputs is not None else generated(model, run, settings)
-            verifier.original = [run(fed) for fed in verifier.inputs]
+            run = exact_interpreter(model)
+            verifier.inputs = _checked(model, inputs) if inputs is not None else generate_inputs(model, run, settings)
+            verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
             verifier.noise = noise_of(run, verifier.inputs, verifier.original)
-            again = [run(fed) for fed in verifier.inputs[:1]]
-        except RUN_ERRORS as error:
-            verifier.unverified = f"ONNX Runtime does not run the model: {first_line(error)}"
+            again = [outputs_of(run, fed) for fed in verifier.inputs[:1]]
+        except REFUSALS as error:
+            verifier.unverified = f"ONNX Runtime does not run the model: {reason(error)}"
         except Unsupported as error:
             verifier.unverified = f"no inputs to run the model with: {error}"
         else:
@@ -128,17 +127,17 @@ class Verifier:
         return self.unverified is None or not self.loads or _loads(after)
 
     def adopt(self, model: ModelProto) -> None:
-        """Go on from ``model``, a later state of the one that this verifier began with. Raises RUN_ERRORS."""
+        """Go on from ``model``, a later state of the one that this verifier began with. Raises REFUSALS."""
         if self.unverified is None:
-            run = Interpreter(model)
-            self.current = [run(fed) for fed in self.inputs]
+            run = exact_interpreter(model)
+            self.current = [outputs_of(run, fed) for fed in self.inputs]
 
     def agrees(self, model: ModelProto) -> bool:
         """Whether ``model`` computes what the original does, within the tolerance of the settings."""
         try:
-            run = Interpreter(model)
-            got = [run(fed) for fed in self.inputs]
-        except RUN_ERRORS:
+            run = exact_interpreter(model)
+            got = [outputs_of(run, fed) for fed in self.inputs]
+        except REFUSALS:
             return False
         worst = self._worst(self.original, got, self._allowed(Tolerance()))
         return worst is None or not worst.failed
@@ -152,7 +151,7 @@ class Verifier:
             fed = [step.inputs_after(inputs) for inputs in self.inputs]
             self.inputs = [step.inputs_before(inputs) for inputs in fed]
             self.current = self._run(name, self.inputs, before, before)
-            self.noise = noise_of(Interpreter(before), self.inputs, self.current)
+            self.noise = noise_of(exact_interpreter(before), self.inputs, self.current)
         got = self._run(name, fed, before, after)
         comparable = [list(step.outputs_before(outputs)) for outputs in got] if step.changes_interface else got
         if isinstance(how, Unverified):
@@ -184,13 +183,13 @@ class Verifier:
 
     def _run(self, name: str, fed: list[Arrays], before: ModelProto, after: ModelProto) -> list[Outputs]:
         try:
-            run = Interpreter(after)
-            return [run(inputs) for inputs in fed]
-        except RUN_ERRORS as error:
+            run = exact_interpreter(after)
+            return [outputs_of(run, inputs) for inputs in fed]
+        except REFUSALS as error:
             raise PassVerificationError(
                 where=f"pass {name!r}",
                 expected="a model that ONNX Runtime runs",
-                found=first_line(error),
+                found=reason(error),
                 fix="leave the pass out and report it with the models that were kept",
             ).keep(before, after) from error
 
@@ -286,7 +285,7 @@ def _checked(model: ModelProto, inputs: Sequence[Arrays]) -> list[Arrays]:
 
 def _loads(model: ModelProto) -> bool:
     try:
-        Interpreter(model)
-    except RUN_ERRORS:
+        exact_interpreter(model)
+    except REFUSALS:
         return False
     return True

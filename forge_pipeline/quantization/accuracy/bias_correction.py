@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization import cross_cpu_agreement
 from forge_pipeline.quantization.calibration.probes import Probe
-from forge_pipeline.quantization.integers import Affine, dequantized, quantized
+from forge_pipeline.quantization.integers import Affine, dequantize, quantize
 from forge_pipeline.quantization.network import Network, attribute, layer
 from forge_pipeline.quantization.plan import Plan
-from forge_pipeline.quantization.session import Session
-from forge_pipeline.quantization.static import NEAREST, Steps
+from forge_pipeline.quantization.static import NEAREST, IntegerCodes
 from forge_pipeline.quantization.weights import WeightScheme, channel_axis
 
 
-def bias_corrected(
-    network: Network, plan: Plan, scheme: WeightScheme, probes: Sequence[Probe], steps: Steps = NEAREST
+def correct_bias(
+    network: Network, plan: Plan, scheme: WeightScheme, probes: Sequence[Probe], codes: IntegerCodes = NEAREST
 ) -> Network | None:
     """Return the network with biases that cancel the mean error of the rounded weights; None where none has any.
 
-    ``steps``: the integers of weights, by name, that are not rounded to the nearest.
+    ``codes``: the integers of weights, by name, that are not rounded to the nearest.
     """
     products = set(plan.products)
     nodes = [
@@ -42,7 +42,7 @@ def bias_corrected(
     arrays: dict[str, NDArray[Any]] = {}
     inputs: dict[str, list[str]] = {}
     for node in nodes:
-        shift = _shift(network, node, means[node.input[0]], scheme, steps)
+        shift = _shift(network, node, means[node.input[0]], scheme, codes)
         old = node.input[2] if len(node.input) > 2 else ""
         bias = network.array(old) if old else np.zeros(shift.shape, np.float32)
         if bias.shape not in (shift.shape, (1, *shift.shape)):
@@ -58,30 +58,30 @@ def _means(network: Network, nodes: Sequence[NodeProto], probes: Sequence[Probe]
     axes = {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in nodes}
     fed = {value.name for value in network.model.graph.input}
     computed = tuple(name for name in axes if name not in fed)
-    session = Session(network.model, computed)
+    run = Interpreter(network.model, taps=computed, optimized=True)
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)
     for probe in probes:
-        values = {**probe.feed, **session.run(probe.feed, computed)}
+        values = {**probe.feed, **run(probe.feed, computed)}
         for name, axis in axes.items():
             channels = np.moveaxis(values[name], axis, 0).astype(np.float64)
             channels = channels.reshape(channels.shape[0], -1)
             sums[name] = sums.get(name, 0.0) + channels.sum(axis=1)
             counts[name] += channels.shape[1]
-    return {name: cross_cpu_agreement.means(total / counts[name]) for name, total in sums.items()}
+    return {name: cross_cpu_agreement.means(total / max(counts[name], 1)) for name, total in sums.items()}
 
 
 def _shift(
-    network: Network, node: NodeProto, mean: NDArray[np.float64], scheme: WeightScheme, known: Steps
+    network: Network, node: NodeProto, mean: NDArray[np.float64], scheme: WeightScheme, known: IntegerCodes
 ) -> NDArray[np.float64]:
     """What the layer's mean output loses to rounding, per output channel."""
     weights = network.array(node.input[1])
     axis = channel_axis(node, 1, network) if scheme.per_channel else None
     scale = scheme.scale(weights, axis)
     affine = Affine(scale=scale, zero=np.zeros(scale.shape, np.int8), axis=axis)
-    nearest = np.clip(quantized(weights, affine, scheme.signed), -scheme.limit, scheme.limit)
-    steps = known.get(node.input[1], nearest)
-    lost = weights.astype(np.float64) - dequantized(steps, affine)
+    nearest = np.clip(quantize(weights, affine, scheme.signed), -scheme.limit, scheme.limit)
+    codes = known.get(node.input[1], nearest)
+    lost = weights.astype(np.float64) - dequantize(codes, affine)
     if node.op_type == "Gemm":
         # not `@`: which kernel BLAS takes, and so the last bit, depends on the CPU
         shift: NDArray[np.float64] = (

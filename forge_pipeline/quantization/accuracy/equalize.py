@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.cross_cpu_agreement import rescaling
 from forge_pipeline.quantization.network import Network, attribute
-from forge_pipeline.quantization.session import Session
 
 HOMOGENEOUS = frozenset({"AveragePool", "Dropout", "GlobalAveragePool", "Identity", "LeakyRelu", "MaxPool", "Relu"})
 SWEEPS = 20  # one link changes the weights that the next one looks at: to convergence
@@ -47,7 +47,7 @@ class Link:
     matrix: tuple[str, int] | None
 
 
-def equalized(network: Network, probes: Sequence[Probe], *, per_channel: bool) -> Network | None:
+def equalize(network: Network, probes: Sequence[Probe], *, per_channel: bool) -> Network | None:
     """Return a network of the same function with its channels equalized; None where there is nothing to equalize."""
     found = links(network, per_channel=per_channel)
     if not found:
@@ -179,13 +179,13 @@ def _own(network: Network, name: str) -> bool:
 def _largest(network: Network, found: Sequence[Link], probes: Sequence[Probe]) -> Arrays:
     """The largest magnitude in each channel of each value, over the probes."""
     names = tuple(link.value for link in found)
-    session = Session(network.model, names)
+    run = Interpreter(network.model, taps=names, optimized=True)
     largest: Arrays = {}
     for probe in probes:
-        values = session.run(probe.feed, names)
+        values = run(probe.feed, names)
         for link in found:
             array = np.moveaxis(np.abs(values[link.value]), link.axis, 0)
-            peak = array.reshape(array.shape[0], -1).max(axis=1).astype(np.float64)
+            peak = array.reshape(array.shape[0], -1).max(axis=1, initial=0.0).astype(np.float64)
             largest[link.value] = np.maximum(largest.get(link.value, 0.0), peak)
     return largest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.search import Candidate
-from forge_pipeline.quantization.accuracy.trial import Trial
 from forge_pipeline.quantization.static import Quantized
 
 QUICK = 16  # probes that rank the layers; the budget itself is checked on all of them
@@ -23,9 +23,9 @@ class Mixed:
     sensitivity: dict[str, float]
 
 
-def sensitivity(candidate: Candidate, trial: Trial) -> dict[str, float]:
+def sensitivity(candidate: Candidate, evaluator: Evaluator) -> dict[str, float]:
     """Return, for each integer layer, the SQNR in dB when it alone computes in integers; the worst first."""
-    quick = replace(trial, probes=trial.probes[:QUICK], answers=trial.answers[:QUICK])
+    quick = replace(evaluator, probes=evaluator.probes[:QUICK], answers=evaluator.answers[:QUICK])
     layers = candidate.plan.products
     found = {}
     for name in layers:
@@ -34,14 +34,14 @@ def sensitivity(candidate: Candidate, trial: Trial) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
 
 
-def within(candidate: Candidate, trial: Trial, budget: float) -> Mixed:
+def within(candidate: Candidate, evaluator: Evaluator, budget: float) -> Mixed:
     """Keep as few of the most sensitive layers in float as bring the loss of top-1 within ``budget`` points.
 
     The number is found by bisection. Raises ConfigError where the model does not classify, and VerificationError where
     nothing but the float model keeps the budget.
     """
     written = candidate.write()
-    drop = trial.drop(written.model)
+    drop = evaluator.drop(written.model)
     if drop is None:
         raise ConfigError(
             where="quantize.max_drop",
@@ -51,7 +51,7 @@ def within(candidate: Candidate, trial: Trial, budget: float) -> Mixed:
         )
     if drop <= budget:
         return Mixed(candidate=candidate, written=written, drop=drop, kept=(), sensitivity={})
-    ranking = sensitivity(candidate, trial)
+    ranking = sensitivity(candidate, evaluator)
     order = tuple(ranking)
     best: Mixed | None = None
     low, high = 1, len(order) - 1
@@ -59,7 +59,7 @@ def within(candidate: Candidate, trial: Trial, budget: float) -> Mixed:
         count = (low + high) // 2
         chosen = _keeping(candidate, order[:count])
         written = chosen.write()
-        drop = trial.drop(written.model) or 0.0
+        drop = evaluator.drop(written.model) or 0.0
         if drop <= budget:
             best = Mixed(candidate=chosen, written=written, drop=drop, kept=order[:count], sensitivity=ranking)
             high = count - 1

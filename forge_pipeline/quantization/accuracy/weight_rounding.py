@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, attribute, layer
 from forge_pipeline.quantization.plan import Plan
-from forge_pipeline.quantization.session import Session
 from forge_pipeline.quantization.weights import WeightScheme, channel_axis
 
 SWEEPS = 6
@@ -32,7 +32,6 @@ LEAST_ROWS = 4096
 BUDGET = 256 << 20  # bytes of second moments held at once; a pass over the probes for each such share
 
 Floats = NDArray[np.float32]
-Steps = dict[str, NDArray[np.int8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +48,17 @@ class Layer:
         return 4 * self.groups * self.columns**2
 
 
-def rounded(network: Network, plan: Plan, scheme: WeightScheme, probes: Sequence[Probe]) -> Steps | None:
+def round_weights(
+    network: Network, plan: Plan, scheme: WeightScheme, probes: Sequence[Probe]
+) -> dict[str, NDArray[np.int8]] | None:
     """Return the integers of each weight that has something to gain, by its name; None where none has."""
     layers = [found for node in network.nodes if (found := _layer(network, node, plan)) is not None]
-    steps: Steps = {}
+    codes: dict[str, NDArray[np.int8]] = {}
     for share in _shares(layers):
         moments = _moments(network, share, probes)
         for item in share:
-            steps[item.node.input[1]] = _solved(network, item, scheme, *moments[item.node.output[0]])
-    return steps or None
+            codes[item.node.input[1]] = _solve(network, item, scheme, *moments[item.node.output[0]])
+    return codes or None
 
 
 def _layer(network: Network, node: NodeProto, plan: Plan) -> Layer | None:
@@ -90,11 +91,11 @@ def _shares(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
 def _moments(network: Network, layers: Sequence[Layer], probes: Sequence[Probe]) -> dict[str, tuple[Floats, int]]:
     """The second moments [groups, columns, columns] of each layer's inputs, and the rows that they are the mean of."""
     computed = tuple(dict.fromkeys(item.node.input[0] for item in layers if item.node.input[0] in network.producer))
-    session = Session(network.model, computed)
+    run = Interpreter(network.model, taps=computed, optimized=True)
     sums = {item.node.output[0]: np.zeros((item.groups, item.columns, item.columns), np.float32) for item in layers}
     counts = dict.fromkeys(sums, 0)
     for probe in probes:
-        values = {**probe.feed, **session.run(probe.feed, computed)}
+        values = {**probe.feed, **run(probe.feed, computed)}
         for item in layers:
             name = item.node.output[0]
             limit = -(-max(ROWS * item.columns, LEAST_ROWS) // len(probes))
@@ -153,7 +154,7 @@ def _pads(
     return list(zip(pads[: len(spans)], pads[len(spans) :], strict=True))
 
 
-def _solved(network: Network, item: Layer, scheme: WeightScheme, moments: Floats, count: int) -> NDArray[np.int8]:
+def _solve(network: Network, item: Layer, scheme: WeightScheme, moments: Floats, count: int) -> NDArray[np.int8]:
     node = item.node
     weights = network.array(node.input[1])
     axis = channel_axis(node, 1, network) if scheme.per_channel else None
@@ -162,8 +163,8 @@ def _solved(network: Network, item: Layer, scheme: WeightScheme, moments: Floats
     matrix = weights.T if across else weights.reshape(weights.shape[0], -1)  # [outputs, columns]
     wide = np.broadcast_to(scale.reshape(-1, 1) if axis is not None else scale, (len(matrix), 1))
     grouped = matrix.reshape(item.groups, -1, item.columns)
-    steps = descend(grouped, wide.reshape(item.groups, -1, 1), shrunk(moments, count), scheme.limit)
-    flat = steps.reshape(matrix.shape)
+    codes = descend(grouped, wide.reshape(item.groups, -1, 1), shrunk(moments, count), scheme.limit)
+    flat = codes.reshape(matrix.shape)
     return np.ascontiguousarray(flat.T if across else flat.reshape(weights.shape))
 
 
@@ -181,8 +182,8 @@ def descend(weights: Floats, scale: Floats, moments: Floats, limit: int) -> NDAr
 
     ``weights`` [groups, outputs, columns], ``scale`` [groups, outputs, 1], ``moments`` [groups, columns, columns].
     """
-    steps = np.clip(np.rint(weights / scale), -limit, limit)
-    error = weights - steps * scale
+    codes = np.clip(np.rint(weights / scale), -limit, limit)
+    error = weights - codes * scale
     pull = np.matmul(error, moments)  # half the gradient: how the others' errors add up at each column
     own = np.diagonal(moments, axis1=1, axis2=2)[:, None, :].copy()
     own[own <= 0] = 1.0
@@ -199,7 +200,7 @@ def descend(weights: Floats, scale: Floats, moments: Floats, limit: int) -> NDAr
                 best = np.clip(np.rint(wanted / scale[..., 0]), -limit, limit)
                 step = weights[..., index] - best * scale[..., 0] - here
                 if step.any():
-                    steps[..., index], error[..., index] = best, here + step
+                    codes[..., index], error[..., index] = best, here + step
                     moved[..., at] = step
                     local += step[..., None] * inner[:, at, None, :]
             if moved.any():
@@ -207,5 +208,5 @@ def descend(weights: Floats, scale: Floats, moments: Floats, limit: int) -> NDAr
                 pull += np.matmul(moved, moments[:, columns, :])
         if not changed:
             break
-    integers: NDArray[np.int8] = steps.astype(np.int8)
+    integers: NDArray[np.int8] = codes.astype(np.int8)
     return integers

@@ -9,12 +9,12 @@ from onnx import ModelProto
 
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import DataError
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.calibration.statistics import Observer, Statistics
 from forge_pipeline.quantization.limits import whole
-from forge_pipeline.quantization.network import Network, prepared
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
-from forge_pipeline.quantization.session import Session
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -36,7 +36,7 @@ def calibrate(
     histogram at most (extrema see all); ``progress`` is called with (feeds done, ``total``).
     Raises DataError where there are no samples or an activation is not finite, ModelError where the model does not run.
     """
-    network = Network(prepared(whole(model, "calibrate")))
+    network = Network(prepare(whole(model, "calibrate")))
     statistics = observe(
         network.model, tuple(make_plan(network).values), feeds, histogram_values, total=total, progress=progress
     )
@@ -55,11 +55,11 @@ def observe(
     """Return the statistics of ``values`` over all ``feeds``. Raises DataError and ModelError."""
     inputs = {value.name for value in model.graph.input}
     computed = [name for name in values if name not in inputs]
-    session = Session(model, computed)
+    run = Interpreter(model, taps=computed, optimized=True)
     observers = {name: Observer(histogram_values) for name in values}
     done = 0
     for feed in feeds:
-        found = {**feed, **session.run(feed, computed)}
+        found = {**feed, **run(feed, computed)}
         for name, observer in observers.items():
             if found[name].size and not observer.add(found[name]):
                 raise DataError(

@@ -31,7 +31,7 @@ def checked_export(
     inputs = [str(variable.name) for variable in variables]
     fixed = [weights[str(variable.name)] for variable in module["main"].params if str(variable.name) in weights]
     wanted = relax_function(module, inputs, fixed, {"kind": "llvm"})(*feeds)
-    found = onnx_function(model.SerializeToString(), [value.name for value in model.graph.input], "llvm")(*feeds)
+    found = onnx_function(model, [value.name for value in model.graph.input], "llvm")(*feeds)
     pairs = zip(_listed(wanted), _listed(found), names, strict=True)
     for want, have, name in pairs:
         same = want.shape == have.shape and np.allclose(

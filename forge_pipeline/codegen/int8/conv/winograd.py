@@ -1,20 +1,29 @@
 """Winograd's filtering for 3x3 kernels in integers: exact, for x86 CPUs, all of which multiply int16 by int16.
 
-The matrices of ``winograd``, with kernel rows multiplied until they are integers, make results ``multiple`` times too
-large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and one by a
-power of two a shift, as long as the true result leaves room for it (``Transform.fits`` proves that from the weights).
-So nothing is rounded before the result is stored, and it equals the direct convolution's bit for bit.
+The matrices of ``winograd_tiles``, with kernel rows multiplied until they are integers, make results ``multiple``
+times too large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and
+one by a power of two a shift, as long as the true result leaves room for it (``Transform.fits`` proves that from the
+weights). So nothing is rounded before the result is stored, and it equals the direct convolution's bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.float32 import winograd
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.winograd_tiles import (
+    Extents,
+    image_components,
+    inline_epilogue,
+    is_possible,
+    results,
+    schedule_image,
+    schedule_results,
+)
 from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
 from forge_pipeline.codegen.int8.dot_product import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
 from forge_pipeline.codegen.int8.requantize import Finish
@@ -59,11 +68,7 @@ def _words(machine: Machine) -> Dot:
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
-    if machine.dot_product not in WORDS or geometry.groups != 1 or geometry.channels < machine.lanes:
-        return None
-    if not geometry.is_sized:
-        return None
-    if geometry.kernel != (3, 3) or set(geometry.strides) != {1} or set(geometry.dilation) != {1}:
+    if machine.dot_product not in WORDS or not is_possible(machine, geometry):
         return None
     options = [option for option in (SMALL, LARGE) if _stores_whole_tiles(machine, geometry, option)]
     options = sorted(options, key=lambda transform: cycles(machine, geometry, transform))
@@ -93,7 +98,7 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
     if transform is None:
         return tall * wide * 9 * per_product(way) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
-    tiles = -(-tall // step) * -(-wide // step)
+    tiles = math.prod(transform.tiles(geometry))
     per_image = (2 * size * int(np.count_nonzero(transform.image)) + 2 * size * size) / ISSUED
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
@@ -112,22 +117,6 @@ def pack_weight(weight: Array, lanes: int, group: int, transform: Transform) -> 
     return np.ascontiguousarray(split.transpose(0, 5, 6, 2, 3, 1, 4))
 
 
-def _combine(matrix: Array, row: Any, dtype: str, read: Any) -> Any:
-    """Return sum(matrix[row, k] * read(k)) modulo the type's range; terms of zero vanish when ``row`` is unrolled."""
-    from tvm import tirx
-
-    total, modulus = None, 1 << WORD_BITS
-    for column in range(matrix.shape[1]):
-        factor = tirx.const(0, dtype)
-        for index, entry in enumerate(matrix[:, column]):
-            if entry:
-                number = int(entry) % modulus if dtype == "uint32" else int(entry)
-                factor = tirx.Select(row == index, tirx.const(number, dtype), factor)
-        term = read(column) * factor
-        total = term if total is None else total + term
-    return total
-
-
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
     geometry: Geometry, zero: int, finish: Finish, transform: Transform, way: Dot,
@@ -135,33 +124,13 @@ def convolve(
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
     from tvm import te, tirx
 
-    batch, _, height, width, lanes = image.shape
+    batch, lanes = image.shape[0], image.shape[4]
     rows, size, _, blocks, quads, _, _ = (int(extent) for extent in weight.shape)
-    step = transform.step
-    top, left, _, _ = geometry.padding
-    tall, wide = geometry.output
-    down, along = -(-tall // step), -(-wide // step)
-
-    def pixel(n: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
-        y, x = t // along * step + a - top, t % along * step + b - left
-        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
-        return tirx.if_then_else(inside, image[n, block, y, x, lane], tirx.const(zero, "uint8")).astype("int16")
-
-    tiles = te.compute((batch, blocks, down * along, size, size, lanes), pixel, name="tiles")
-    vertical = te.compute(
-        (batch, blocks, down * along, size, size, lanes),
-        lambda n, c, t, i, b, lane: _combine(transform.image, i, "int16", lambda a: tiles[n, c, t, a, b, lane]),
-        name="image_vertical",
-    )
-    transformed = te.compute(
-        (batch, size, size, blocks, down * along, lanes),
-        lambda n, i, j, c, t, lane: _combine(transform.image, j, "int16", lambda b: vertical[n, c, t, i, b, lane]),
-        name="image_both",
-    )
+    transformed = image_components(image, tirx.const(zero, "uint8"), "int16", blocks, geometry, transform)
     block, quad = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, quads), "quad")
     byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(way.group, "int64")), "byte")
     sums = te.compute(
-        (batch, rows, size, size, down * along, lanes),
+        (batch, rows, size, size, transformed.shape[4], lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
                 transformed[n, i, j, block, t, quad * way.group + byte], weight[row, i, j, block, quad, out, byte]
@@ -170,30 +139,17 @@ def convolve(
         ),
         name="products",
     )
-    half = te.compute(
-        (batch, rows, down, along, step, size, lanes),
-        lambda n, row, th, tw, y, j, out: _combine(
-            transform.result, y, "uint32", lambda i: sums[n, row, i, j, th * along + tw, out].astype("uint32")
-        ),
-        name="result_vertical",
-    )
-    result = te.compute(
-        (batch, rows, down, along, step, step, lanes),
-        lambda n, row, th, tw, y, x, out: _combine(
-            transform.result, x, "uint32", lambda j: half[n, row, th, tw, y, j, out]
-        ),
-        name="result_both",
-    )
+    result = results(sums, "uint32", geometry, transform)
     inverse = tirx.const(pow(transform.odd, -1, 1 << WORD_BITS), "uint32")
 
     def total(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        value = result[n, row, h // step, w // step, h % step, w % step, out]
+        value = result(n, row, h, w, out)
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
     if way.multiplies + way.others > 1:
         finish = replace(finish, bounded=False)  # one by one: whether packing pays here was not measured
     return narrow_store.finished(
-        (batch, rows, tall, wide, lanes),
+        (batch, rows, *geometry.output, lanes),
         finish,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
@@ -214,64 +170,30 @@ def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Transform a band of tiles into the second cache, then multiply and transform back some filters at a time."""
-    anchor = primitives.find(sch, NAME)
-    tiles, vertical, transformed, sums, half, result = (sch.get_sblock(name) for name in winograd.STAGES)
-    last = winograd.inline_epilogue(sch, anchor)
+    """Transform a row block of tiles into the second cache, then multiply and transform back some filters at a time."""
+    last = inline_epilogue(sch, primitives.find(sch, NAME))
     packed = narrow_store.is_packed(sch, last)
     real = [block for block in primitives.blocks(sch) if sch.get(block).name_hint == narrow_store.REAL]
     for block in () if packed else real:
         sch.compute_inline(block)
 
-    down, along, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
-    size = primitives.static(sch, sch.get_loops(half)[5])
-    _, rows, _, _, _, lanes, blocks, _, _ = (primitives.extent(sch, loop) or 1 for loop in sch.get_loops(sums))
-    height = primitives.static(sch, sch.get_loops(last)[2])
-    band = winograd.band_rows(
-        machine, down=down, along=along, channels=blocks * lanes // 2, filters=rows * lanes, size=size,
-        exact=height % step == 0,
-    )  # fmt: skip
-    high, wide = choose_tile(machine, band * along, rows)
+    extents = Extents.of(sch, last)
+    row_block = extents.row_block(machine, extents.channels // 2)
+    high, wide = choose_tile(machine, row_block * extents.tiles_w, extents.oc_blocks)
+    shared, oc_out = schedule_results(sch, last, real if packed else (), extents, row_block, wide)
 
-    n, row, h, w, out = sch.get_loops(last)
-    bands, h = sch.split(h, [None, band * step] if band < down else [1, None])
-    row_out, row_in = sch.split(row, [None, wide])
-    h_tile, h_in = sch.split(h, [None, step])
-    w_tile, w_in = sch.split(w, [None, step])
-    sch.reorder(n, bands, row_out, h_tile, w_tile, row_in, h_in, w_in, out)
-    shared = primitives.fuse(sch, [n, bands])
-
-    behind = real if packed else []
-    for block in (*behind, result, half):
-        sch.compute_at(block, row_in, preserve_unit_loops=True)
-        sch.set_scope(block, 0, "local")
-    for block in (last, *behind, result, half):
-        primitives.vectorize_and_unroll(sch, block, below=5, lanes=lanes)
-
-    sch.compute_at(sums, row_out, preserve_unit_loops=True)
+    sums = sch.get_sblock("products")
+    sch.compute_at(sums, oc_out, preserve_unit_loops=True)
     copy = sch.cache_write(sums, 0, "local")
-    _, row_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
+    _, oc_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
     pixel_out, pixel_in = sch.split(pixel, [None, high])
-    sch.reorder(i, j, pixel_out, block, quad, pixel_in, row_in, out, byte)
+    sch.reorder(i, j, pixel_out, block, quad, pixel_in, oc_in, out, byte)
     sch.reverse_compute_at(copy, pixel_out)
-    for loop in (quad, pixel_in, row_in):
+    for loop in (quad, pixel_in, oc_in):
         sch.unroll(loop)
     depth = len(sch.get_loops(sums)) - 6
-    primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=extents.lanes)
 
-    sch.compute_at(transformed, shared, preserve_unit_loops=True)
-    _, i, j, c, pixel, lane = sch.get_loops(transformed)[1:]
-    sch.reorder(c, pixel, i, j, lane)
-    for producer in (vertical, tiles):
-        sch.compute_at(producer, pixel, preserve_unit_loops=True)
-        sch.set_scope(producer, 0, "local")
-    for producer in (tiles, vertical, transformed):
-        primitives.vectorize_and_unroll(sch, producer, below=4, lanes=lanes)
-    work = rows * lanes * blocks * lanes * down * along * size * size
-    if down // band >= machine.cores:
-        primitives.parallel_if_worth(sch, shared, work)
-    else:  # too few bands: share the filters, and before them the channels
-        primitives.parallel_if_worth(sch, row_out, work)
-        primitives.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=lanes)
+    schedule_image(sch, machine, extents, row_block, shared, oc_out, work=extents.multiply_adds)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=extents.lanes)
     dot(sch, out, machine, BYTES, weights="int16", by=WORDS[machine.dot_product])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge_pipeline.codegen.float32 import winograd
+from forge_pipeline.codegen.float32 import winograd_tiles
 from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array
 
@@ -14,7 +14,7 @@ WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transform(winograd.Transform):
+class Transform(winograd_tiles.Transform):
     """F(m x m, 3 x 3) with integers; results are ``odd << shift`` times too large."""
 
     odd: int
@@ -31,17 +31,22 @@ class Transform(winograd.Transform):
         return inside and largest < 1 << (WORD_BITS - 1 - self.shift)
 
 
-SMALL = Transform(
-    image=winograd.SMALL.image.astype(np.int64),
-    kernel=(winograd.SMALL.kernel * 2).astype(np.int64),
-    result=winograd.SMALL.result.astype(np.int64),
-    odd=1,
-    shift=2,
-)
-LARGE = Transform(
-    image=winograd.LARGE.image.astype(np.int64),
-    kernel=np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 1]], np.int64),
-    result=np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 24]], np.int64),
-    odd=9,
-    shift=6,
-)
+def _in_integers(real: winograd_tiles.Transform, multiples: tuple[int, ...]) -> Transform:
+    """Return ``real`` with the rows of its kernel matrix multiplied until they are whole numbers.
+
+    The result's matrix makes up for what a row is multiplied by less than the others.
+    """
+    rows = np.array(multiples, np.int64)
+    largest = int(rows.max())
+    shift = (largest**2 & -(largest**2)).bit_length() - 1
+    return Transform(
+        image=real.image.astype(np.int64),
+        kernel=np.rint(real.kernel * rows[:, None]).astype(np.int64),
+        result=real.result.astype(np.int64) * (largest // rows),
+        odd=largest**2 >> shift,
+        shift=shift,
+    )
+
+
+SMALL = _in_integers(winograd_tiles.SMALL, (2, 2, 2, 2))
+LARGE = _in_integers(winograd_tiles.LARGE, (24, 24, 24, 24, 24, 1))

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network
-from forge_pipeline.quantization.session import Session
 
 SQUASHED = frozenset({"LogSoftmax", "Sigmoid", "Softmax", "Tanh"})
 SILENT = 1e-30  # noise below this share of the signal is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Evaluator:
     """The float model's answers on the probes, to hold candidates against.
 
     Compared are the outputs; in front of a final softmax or sigmoid, its input, since saturation would hide the noise.
@@ -30,11 +30,11 @@ class Trial:
     answers: tuple[Mapping[str, NDArray[Any]], ...]
 
     @classmethod
-    def of(cls, network: Network, probes: Sequence[Probe]) -> Trial:
+    def of(cls, network: Network, probes: Sequence[Probe]) -> Evaluator:
         """Run the float model on the probes. Raises ModelError."""
         values = tuple(dict.fromkeys(_compared(network)))
-        session = Session(network.model, values)
-        answers = tuple(session.run(probe.feed, values) for probe in probes)
+        run = Interpreter(network.model, taps=values, optimized=True)
+        answers = tuple(run(probe.feed, values) for probe in probes)
         return cls(probes=tuple(probes), values=values, answers=answers)
 
     def sqnr(self, candidate: ModelProto) -> float:
@@ -68,10 +68,10 @@ class Trial:
         """Return what a candidate gives for the compared values, for each probe. Raises ModelError."""
         made = {name for node in candidate.graph.node for name in node.output}
         seen = {name: f"{name}_dq" if f"{name}_dq" in made else name for name in self.values}
-        session = Session(candidate, tuple(seen.values()), faithful=True)  # fused integer kernels may saturate
+        run = Interpreter(candidate, taps=seen.values())  # as it is written: fused integer kernels may saturate
         runs = []
         for probe in self.probes:
-            found = session.run(probe.feed, tuple(seen.values()))
+            found = run(probe.feed, tuple(seen.values()))
             runs.append({name: found[alias] for name, alias in seen.items()})
         return runs
 

@@ -20,7 +20,15 @@ import forge_pipeline
 from forge_pipeline.content import FileRange, Made, OpenFile, in_memory, opened, pieces
 from forge_pipeline.errors import ArtifactError, ModelError
 from forge_pipeline.ir import ONNXModule
-from forge_pipeline.ir.external_data.mapped import array_of, held_of, holds, outline, settled, spilling, tensor_of
+from forge_pipeline.ir.external_data.mapped import (
+    array_of,
+    mapped_file_of,
+    mapped_files,
+    outline,
+    spill,
+    spilling,
+    tensor_of,
+)
 
 
 @pytest.fixture
@@ -43,41 +51,41 @@ def model() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def held(model: onnx.ModelProto, tmp_path: Path) -> ONNXModule:
+def mapped(model: onnx.ModelProto, tmp_path: Path) -> ONNXModule:
     onnx.save(model, tmp_path / "inline.onnx")
     return ONNXModule.from_file(tmp_path / "inline.onnx").kept_outside()
 
 
-def test_a_model_with_its_weights_outside_is_the_same_model(held: ONNXModule, model: onnx.ModelProto) -> None:
+def test_a_model_with_its_weights_outside_is_the_same_model(mapped: ONNXModule, model: onnx.ModelProto) -> None:
     inline = ONNXModule(model)
-    assert held.is_held and not inline.is_held
-    assert held.outside_bytes == 64 * 64 * 6
-    assert held.light.ByteSize() < 2000 < model.ByteSize()
-    assert (held.fingerprint, held.structure) == (inline.fingerprint, inline.structure)
-    assert held.copy().is_held
-    assert held.canonical().is_held
-    assert held.canonical().to_bytes() == inline.canonical().to_bytes()
-    assert held.mod == model
-    assert not held.is_held
+    assert mapped.is_mapped and not inline.is_mapped
+    assert mapped.outside_bytes == 64 * 64 * 6
+    assert mapped.light.ByteSize() < 2000 < model.ByteSize()
+    assert (mapped.fingerprint, mapped.structure) == (inline.fingerprint, inline.structure)
+    assert mapped.copy().is_mapped
+    assert mapped.canonical().is_mapped
+    assert mapped.canonical().to_bytes() == inline.canonical().to_bytes()
+    assert mapped.mod == model
+    assert not mapped.is_mapped
 
 
-def test_it_computes_the_same_bit_for_bit(held: ONNXModule, model: onnx.ModelProto) -> None:
+def test_it_computes_the_same_bit_for_bit(mapped: ONNXModule, model: onnx.ModelProto) -> None:
     x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
     np.testing.assert_array_equal(
-        held.get_inference_function()(x), ONNXModule(model).get_inference_function()(x), strict=True
+        mapped.get_inference_function()(x), ONNXModule(model).get_inference_function()(x), strict=True
     )
-    assert held.is_held
+    assert mapped.is_mapped
 
 
-def test_the_types_of_its_values_are_inferred(held: ONNXModule, model: onnx.ModelProto, tmp_path: Path) -> None:
-    typed = forge_pipeline.ONNXModule(held.light).kept_outside().typed_mod
+def test_the_types_of_its_values_are_inferred(mapped: ONNXModule, model: onnx.ModelProto, tmp_path: Path) -> None:
+    typed = forge_pipeline.ONNXModule(mapped.light).kept_outside().typed_mod
     assert typed == forge_pipeline.ONNXModule(model).typed_mod
 
 
 def test_it_is_saved_as_two_files_that_every_tool_reads(
-    held: ONNXModule, model: onnx.ModelProto, tmp_path: Path
+    mapped: ONNXModule, model: onnx.ModelProto, tmp_path: Path
 ) -> None:
-    held.save(tmp_path / "m.onnx")
+    mapped.save(tmp_path / "m.onnx")
     saved = {path.name: path.read_bytes() for path in tmp_path.glob("m.*")}
     assert sorted(saved) == ["m.onnx", "m.onnx.data"]
     assert len(saved["m.onnx.data"]) == 64 * 64 * 4 + 64 * 64 * 2
@@ -95,7 +103,7 @@ def test_it_is_saved_as_two_files_that_every_tool_reads(
 def test_no_reference_is_ever_written_to_a_file(model: onnx.ModelProto, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
     module = ONNXModule.from_file(tmp_path / "m.onnx").kept_outside().canonical()
-    assert all(held_of(tensor) is not None for tensor in module.light.graph.initializer)
+    assert all(mapped_file_of(tensor) is not None for tensor in module.light.graph.initializer)
     module.save(tmp_path / "again.onnx")
     read = onnx.load(tmp_path / "again.onnx", load_external_data=False)
     places = [{entry.key: entry.value for entry in item.external_data} for item in read.graph.initializer]
@@ -104,9 +112,9 @@ def test_no_reference_is_ever_written_to_a_file(model: onnx.ModelProto, tmp_path
 
 
 def test_a_model_in_memory_is_saved_like_one_whose_weights_are_in_files(
-    held: ONNXModule, model: onnx.ModelProto, tmp_path: Path
+    mapped: ONNXModule, model: onnx.ModelProto, tmp_path: Path
 ) -> None:
-    held.save(tmp_path / "m.onnx")
+    mapped.save(tmp_path / "m.onnx")
     saved = {path.name: path.read_bytes() for path in tmp_path.glob("m.*")}
     model.graph.initializer[0].float_data.extend(numpy_helper.to_array(model.graph.initializer[0]).reshape(-1))
     model.graph.initializer[0].ClearField("raw_data")
@@ -117,12 +125,12 @@ def test_a_model_in_memory_is_saved_like_one_whose_weights_are_in_files(
     assert (tmp_path / "whole.onnx").read_bytes() == ONNXModule(model).to_bytes()
 
 
-def test_the_models_own_file_changes_when_a_weight_outside_does(held: ONNXModule, tmp_path: Path) -> None:
+def test_the_models_own_file_changes_when_a_weight_outside_does(mapped: ONNXModule, tmp_path: Path) -> None:
     changed = onnx.load(tmp_path / "inline.onnx")
     changed.graph.initializer[0].raw_data = bytes(64 * 64 * 4)
     onnx.save(changed, tmp_path / "changed.onnx")
     saved = []
-    for number, module in enumerate((held, ONNXModule.from_file(tmp_path / "changed.onnx").kept_outside())):
+    for number, module in enumerate((mapped, ONNXModule.from_file(tmp_path / "changed.onnx").kept_outside())):
         (tmp_path / str(number)).mkdir()
         module.save(tmp_path / str(number) / "m.onnx")
         saved.append((tmp_path / str(number) / "m.onnx").read_bytes())
@@ -141,36 +149,36 @@ def test_an_object_with_external_data_is_read_from_the_folder_that_is_given(
         _ = ONNXModule(unread).fingerprint
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_crash(held: ONNXModule, tmp_path: Path) -> None:
-    light = held.light
-    held.fingerprint  # noqa: B018  maps the file
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_crash(mapped: ONNXModule, tmp_path: Path) -> None:
+    light = mapped.light
+    mapped.fingerprint  # noqa: B018  maps the file
     with (tmp_path / "inline.onnx").open("r+b") as stream:
         stream.truncate(5000)
     with pytest.raises(ModelError, match="past the end of the file"):
         array_of(light.graph.initializer[0])
     with pytest.raises(ModelError, match="past the end of the file"):
-        held.save(tmp_path / "m.onnx")
+        mapped.save(tmp_path / "m.onnx")
     assert not list(tmp_path.glob("m.*"))
 
 
 def test_a_reference_is_good_as_long_as_somebody_holds_the_file(model: onnx.ModelProto, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
-    held, light = ONNXModule.from_file(tmp_path / "m.onnx").kept_outside(), onnx.ModelProto()
-    light.CopyFrom(held.light)
-    assert len(holds(light)) == 1
+    mapped, light = ONNXModule.from_file(tmp_path / "m.onnx").kept_outside(), onnx.ModelProto()
+    light.CopyFrom(mapped.light)
+    assert len(mapped_files(light)) == 1
     location = light.graph.initializer[0].external_data[0].value
     assert location.startswith("\0")
     assert len(location) == 33
-    del held
+    del mapped
     gc.collect()
-    assert holds(light) == ()
-    assert held_of(light.graph.initializer[0]) is None
+    assert mapped_files(light) == ()
+    assert mapped_file_of(light.graph.initializer[0]) is None
 
 
 def test_what_checkers_take_has_inputs_in_the_place_of_weights_outside(
-    held: ONNXModule, model: onnx.ModelProto
+    mapped: ONNXModule, model: onnx.ModelProto
 ) -> None:
-    shown = outline(held.light)
+    shown = outline(mapped.light)
     onnx.checker.check_model(shown, full_check=True)
     assert [value.name for value in shown.graph.input] == ["x", "w", "half"]
     assert [tensor.name for tensor in shown.graph.initializer] == ["small"]
@@ -185,14 +193,14 @@ def test_what_checkers_take_has_inputs_in_the_place_of_weights_outside(
 )
 def test_a_constant_that_is_spilled_keeps_every_bit(array: np.ndarray[Any, Any]) -> None:
     with spilling():
-        tensor, settled_array = tensor_of(array, "w"), settled(array)
+        tensor, settled_array = tensor_of(array, "w"), spill(array)
         np.testing.assert_array_equal(array_of(tensor), array, strict=True)
         np.testing.assert_array_equal(settled_array, array, strict=True)
         is_large = array.nbytes >= 1 << 16
         assert tensor.HasField("raw_data") is not is_large
         assert (settled_array is array) is not is_large
         assert settled_array.flags.writeable is not is_large
-    assert settled(array) is array
+    assert spill(array) is array
 
 
 @settings(deadline=None, max_examples=30)
@@ -224,7 +232,7 @@ def test_a_full_disk_under_a_spill_is_refused_with_another_place() -> None:
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
         try:
-            settled(np.zeros(1 << 18))
+            spill(np.zeros(1 << 18))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, before)

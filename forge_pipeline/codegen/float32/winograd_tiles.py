@@ -1,0 +1,275 @@
+"""What Winograd's filtering is whatever it computes with: matrices, tiles, their transforms and schedules.
+
+F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015); the matrices below are
+theirs. A row block of tiles is transformed, multiplied by the transformed weights as one matrix product for each of
+the (m + 2)^2 components, and transformed back into the tile that what follows reads. How the products are computed is
+for `winograd` (float32) and `int8.conv.winograd` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+STAGES = ("tiles", "image_vertical", "image_both", "products", "result_vertical", "result_both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """F(m x m, 3 x 3): ``image`` is B^T, ``kernel`` G, ``result`` A^T of the paper."""
+
+    image: Array
+    kernel: Array
+    result: Array
+
+    @property
+    def step(self) -> int:
+        """Results of a tile along each axis: m."""
+        return int(self.result.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Pixels that a tile reads along each axis: m + 2."""
+        return int(self.result.shape[1])
+
+    def tiles(self, geometry: Geometry) -> tuple[int, int]:
+        """Return how many tiles cover the output, down and across."""
+        out_h, out_w = geometry.output
+        return -(-out_h // self.step), -(-out_w // self.step)
+
+
+SMALL = Transform(
+    image=np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float64),
+    kernel=np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64),
+    result=np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64),
+)
+LARGE = Transform(
+    image=np.array(
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        np.float64,
+    ),
+    kernel=np.array(
+        [[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]],
+        np.float64,
+    )
+    / 24,
+    result=np.array(
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+        np.float64,
+    ),
+)
+
+
+def is_possible(machine: Machine, geometry: Geometry) -> bool:
+    """Return whether a convolution is of known size, with dense 3x3 kernels, and has channels to fill the lanes."""
+    return (
+        geometry.is_sized
+        and geometry.kernel == (3, 3)
+        and set(geometry.strides) == set(geometry.dilation) == {1}
+        and geometry.groups == 1
+        and geometry.channels >= machine.lanes
+    )
+
+
+def combine(matrix: Array, row: Any, dtype: str, read: Callable[[int], Any]) -> Any:
+    """Return sum(matrix[row, k] * read(k)) for a loop variable ``row``; unrolled, its terms of zero vanish.
+
+    In an unsigned type the sum is taken modulo its range.
+    """
+    from tvm import tirx
+
+    total = None
+    for column in range(matrix.shape[1]):
+        factor = tirx.const(0, dtype)
+        for index, entry in enumerate(matrix[:, column]):
+            if entry:
+                number = int(entry) % (1 << 32) if dtype == "uint32" else entry.item()
+                factor = tirx.Select(row == index, tirx.const(number, dtype), factor)
+        term = read(column) * factor
+        total = term if total is None else total + term
+    return total
+
+
+def image_components(
+    image: te.Tensor, pad: Any, dtype: str, blocks: int, geometry: Geometry, transform: Transform
+) -> te.Tensor:
+    """Describe a blocked image, ``pad`` around it, as components (batch, i, j, blocks, tiles, lanes) of ``dtype``."""
+    from tvm import te, tirx
+
+    batch, _, height, width, lanes = image.shape
+    step, size = transform.step, transform.size
+    top, left, _, _ = geometry.padding
+    tiles_h, tiles_w = transform.tiles(geometry)
+
+    def pixel(n: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
+        y, x = t // tiles_w * step + a - top, t % tiles_w * step + b - left
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return tirx.if_then_else(inside, image[n, block, y, x, lane], pad).astype(dtype)
+
+    tiles = te.compute((batch, blocks, tiles_h * tiles_w, size, size, lanes), pixel, name="tiles")
+    vertical = te.compute(
+        (batch, blocks, tiles_h * tiles_w, size, size, lanes),
+        lambda n, c, t, i, b, lane: combine(transform.image, i, dtype, lambda a: tiles[n, c, t, a, b, lane]),
+        name="image_vertical",
+    )
+    return te.compute(
+        (batch, size, size, blocks, tiles_h * tiles_w, lanes),
+        lambda n, i, j, c, t, lane: combine(transform.image, j, dtype, lambda b: vertical[n, c, t, i, b, lane]),
+        name="image_both",
+    )
+
+
+def results(products: te.Tensor, dtype: str, geometry: Geometry, transform: Transform) -> Callable[..., Any]:
+    """Describe components transformed back, in ``dtype``; return what gives the result at (n, row, h, w, lane)."""
+    from tvm import te
+
+    batch, rows, _, _, _, lanes = products.shape
+    step, size = transform.step, transform.size
+    tiles_h, tiles_w = transform.tiles(geometry)
+    half = te.compute(
+        (batch, rows, tiles_h, tiles_w, step, size, lanes),
+        lambda n, row, th, tw, y, j, out: combine(
+            transform.result, y, dtype, lambda i: products[n, row, i, j, th * tiles_w + tw, out].astype(dtype)
+        ),
+        name="result_vertical",
+    )
+    result = te.compute(
+        (batch, rows, tiles_h, tiles_w, step, step, lanes),
+        lambda n, row, th, tw, y, x, out: combine(
+            transform.result, x, dtype, lambda j: half[n, row, th, tw, y, j, out]
+        ),
+        name="result_both",
+    )
+    return lambda n, row, h, w, out: result[n, row, h // step, w // step, h % step, w % step, out]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extents:
+    """The sizes of a convolution that is scheduled; filters and channels are in blocks of ``lanes``."""
+
+    tiles_h: int
+    tiles_w: int
+    step: int
+    size: int
+    oc_blocks: int
+    ic_blocks: int
+    lanes: int
+    out_h: int
+
+    @classmethod
+    def of(cls, sch: Schedule, last: SBlockRV) -> Extents:
+        """Read them off the blocks; ``last`` writes the output."""
+        products, half, result = (sch.get_sblock(name) for name in STAGES[3:])
+        tiles_h, tiles_w, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
+        size = primitives.static(sch, sch.get_loops(half)[5])
+        _, oc_blocks, _, _, _, lanes, ic_blocks = (
+            primitives.extent(sch, loop) or 1 for loop in sch.get_loops(products)[:7]
+        )
+        return cls(
+            tiles_h=tiles_h, tiles_w=tiles_w, step=step, size=size, oc_blocks=oc_blocks, ic_blocks=ic_blocks,
+            lanes=lanes,
+            out_h=primitives.static(sch, sch.get_loops(last)[2]),
+        )  # fmt: skip
+
+    @property
+    def channels(self) -> int:
+        """Channels, the last block full."""
+        return self.ic_blocks * self.lanes
+
+    @property
+    def filters(self) -> int:
+        """Filters, the last block full."""
+        return self.oc_blocks * self.lanes
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of all products."""
+        return self.filters * self.channels * self.tiles_h * self.tiles_w * self.size * self.size
+
+    def row_block(self, machine: Machine, channels: int) -> int:
+        """Return the rows of tiles whose transformed image is to stay in half of the second cache.
+
+        ``channels``: as many as take the image's room in float32. Where the weights stay there too, and may be read
+        again by each row block, there are row blocks for all cores.
+        """
+        if self.out_h % self.step:
+            return self.tiles_h
+        room, pixel = machine.l2 // 2, 4 * self.size * self.size * channels
+        fitting = [rows for rows in divisors(self.tiles_h, self.tiles_h) if pixel * self.tiles_w * rows <= room]
+        if pixel * self.filters <= room:
+            fitting = [rows for rows in fitting if self.tiles_h // rows >= machine.cores] or fitting
+        return max(fitting or [1])
+
+
+def schedule_results(
+    sch: Schedule, last: SBlockRV, behind: Sequence[SBlockRV], extents: Extents, row_block: int, vectors: int
+) -> tuple[LoopRV, LoopRV]:
+    """Transform back, with the blocks ``behind``, where ``last`` writes: ``vectors`` of filters and one tile at a time.
+
+    Return the loops over row blocks, and over the filters of one.
+    """
+    step, lanes = extents.step, extents.lanes
+    half, result = (sch.get_sblock(name) for name in STAGES[4:])
+    n, oc, h, w, out = sch.get_loops(last)
+    row_blocks, h = sch.split(h, [None, row_block * step] if row_block < extents.tiles_h else [1, None])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
+    h_tile, h_in = sch.split(h, [None, step])
+    w_tile, w_in = sch.split(w, [None, step])
+    sch.reorder(n, row_blocks, oc_out, h_tile, w_tile, oc_in, h_in, w_in, out)
+    shared = primitives.fuse(sch, [n, row_blocks])
+    for block in (*behind, result, half):
+        sch.compute_at(block, oc_in, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "local")
+    for block in (last, *behind, result, half):
+        primitives.vectorize_and_unroll(sch, block, below=5, lanes=lanes)
+    return shared, oc_out
+
+
+def schedule_image(
+    sch: Schedule, machine: Machine, extents: Extents, row_block: int, shared: LoopRV, oc_out: LoopRV, *, work: int
+) -> None:
+    """Transform the image of a row block, a tile at a time, and share out ``work``; see `parallel_if_worth`."""
+    tiles, vertical, transformed = (sch.get_sblock(name) for name in STAGES[:3])
+    sch.compute_at(transformed, shared, preserve_unit_loops=True)
+    _, i, j, c, pixel, lane = sch.get_loops(transformed)[1:]
+    sch.reorder(c, pixel, i, j, lane)
+    for producer in (vertical, tiles):
+        sch.compute_at(producer, pixel, preserve_unit_loops=True)
+        sch.set_scope(producer, 0, "local")
+    for producer in (tiles, vertical, transformed):
+        primitives.vectorize_and_unroll(sch, producer, below=4, lanes=extents.lanes)
+    if extents.tiles_h // row_block >= machine.cores:
+        primitives.parallel_if_worth(sch, shared, work)
+    else:  # too few row blocks: share the filters, and before them the channels
+        tiles_work = extents.channels * extents.tiles_h * extents.tiles_w * extents.size * extents.size
+        primitives.parallel_if_worth(sch, oc_out, work)
+        primitives.parallel_if_worth(sch, c, tiles_work)
+
+
+def inline_epilogue(sch: Schedule, anchor: SBlockRV) -> SBlockRV:
+    """Inline the convolution's own last block, and what was fused behind it, into the block that writes the output."""
+    names = [sch.get(block).name_hint for block in primitives.blocks(sch)]
+    behind = primitives.blocks(sch)[names.index(sch.get(anchor).name_hint) :]
+    for block in behind[:-1]:
+        sch.compute_inline(block)
+    return behind[-1]
