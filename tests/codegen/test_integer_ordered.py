@@ -14,11 +14,10 @@ from tvm import s_tir, te
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.float32 import fallback
+from forge_pipeline.codegen.int8.isa import pmaddubsw
+from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER
 from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.int8.x86 import pmaddubsw_weights
-from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows
-from forge_pipeline.codegen.int8.x86.pmaddubsw_intrinsics import continued
-from forge_pipeline.codegen.int8.x86.pmaddubsw_weights import GROUP
+from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows, continued
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
@@ -79,41 +78,43 @@ ENDS = st.sampled_from([-128, 1, 127])
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False))
+@given(
+    arrays.arrays(np.int8, (9, 5, K_INNER), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False)
+)
 def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: Any, random: Any) -> None:
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     if panels is None:
         assert (weight.reshape(-1, 2) == -128).all(axis=1).any()
         return
     pairs = panels.weights.astype(np.int64).reshape(-1, 2)
     assert (LEVELS * np.maximum(pairs, 0).sum(axis=1)).max() <= np.iinfo(np.int16).max
     assert (LEVELS * np.minimum(pairs, 0).sum(axis=1)).min() >= np.iinfo(np.int16).min
-    image = np.array([[random.choice((0, 1, 254, 255)) for _ in range(GROUP)] for _ in range(5)], np.int64)
+    image = np.array([[random.choice((0, 1, 254, 255)) for _ in range(K_INNER)] for _ in range(5)], np.int64)
     found = np.zeros(16, np.int64)
     for panel, order in enumerate(panels.order):
-        read = np.broadcast_to(image[order][:, None], (5, 8, GROUP)).copy()
+        read = np.broadcast_to(image[order][:, None], (5, 8, K_INNER)).copy()
         read[5 - panels.complemented :] ^= panels.masks[panel]
         found[panel * 8 : panel * 8 + 8] = (read * panels.weights[panel]).sum(axis=(0, 2))
     np.testing.assert_array_equal(found[:9] + panels.bias, (image * weight).sum(axis=(1, 2)))
 
 
 def test_of_a_pair_with_the_least_byte_the_other_one_is_negated_and_of_two_none_can_be() -> None:
-    weight = np.zeros((8, 1, GROUP), np.int8)
+    weight = np.zeros((8, 1, K_INNER), np.int8)
     weight[0, 0, :2] = -1, -128
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.weights[0, 0, 0, :2].tolist() == [1, -128]
     weight[0, 0, :2] = -128
-    assert pmaddubsw_weights.pack(weight, 8) is None
+    assert pmaddubsw.pack(weight, 8) is None
 
 
 def test_weights_that_need_no_complement_have_no_masks() -> None:
-    weight = np.full((8, 32, GROUP), 64, np.int8)
-    panels = pmaddubsw_weights.pack(weight, 8)
+    weight = np.full((8, 32, K_INNER), 64, np.int8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 0
     weight[3, 5, 1] = 65
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 2  # a whole sixteenth of the steps
     assert panels.order[0, -1] == 5
@@ -122,7 +123,7 @@ def test_weights_that_need_no_complement_have_no_masks() -> None:
 
 @pytest.mark.parametrize("steps", [16, 33, 47])
 def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
-    panels = pmaddubsw_weights.pack(np.full((8, steps, GROUP), 127, np.int8), 8)
+    panels = pmaddubsw.pack(np.full((8, steps, K_INNER), 127, np.int8), 8)
     assert panels is not None
     assert panels.complemented == steps
 

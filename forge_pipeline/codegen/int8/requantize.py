@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, Measurement, clipped_float, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph
 
@@ -48,7 +49,7 @@ class Finish:
 
     def with_bounds(self, machine: Machine, weight: Array) -> Finish:
         """Return it for sums of bytes times ``weight`` (channels, ...), ``bounded`` where that can be told."""
-        if self.measured is not None or self.affine is None or machine.indexed:
+        if self.measured is not None or self.affine is None or not instruction_set(machine).packs:
             return self
         return replace(self, bounded=bool((self.largest(weight) < RESULT_LIMIT).all()))
 

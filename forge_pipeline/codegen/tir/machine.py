@@ -40,8 +40,8 @@ class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
     ``fused``: multiply and add are one instruction. ``indexed``: arithmetic takes one element of a vector (NEON), so
-    that activations are loaded by vectors and stay in registers. ``dot_product`` is what the target has for bytes;
-    ``amx``: products of bytes may use tile registers.
+    that activations are loaded by vectors and stay in registers. ``arch`` is the first word of the target's triple,
+    ``dot_product`` what it has for int8; ``amx``: products of int8 may use tile registers.
     """
 
     lanes: int
@@ -52,6 +52,7 @@ class Machine:
     l2: int
     l3: int
     cores: int
+    arch: str
     dot_product: str = "none"
     indexed: bool = False
     amx: bool = False
@@ -69,6 +70,7 @@ class Machine:
             l2=target.l2_kib << 10,
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
+            arch=target.arch,
             dot_product=target.dot_product,
             indexed=target.arch in ("aarch64", "arm64"),
         )

@@ -18,10 +18,18 @@ import numpy as np
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplified, surround
 from forge_pipeline.codegen.float32.direct import PIXELS
 from forge_pipeline.codegen.float32.dynamic_shape import BAND, WIDTHS
-from forge_pipeline.codegen.int8.dot_product import TRANSPOSED, WEIGHTS, Dot, dot, known_dot, part_of_word, products
+from forge_pipeline.codegen.int8.isa.dot_product import (
+    TRANSPOSED,
+    WEIGHTS,
+    DotProduct,
+    products,
+    tensorize,
+    unpack_int32,
+)
+from forge_pipeline.codegen.int8.isa.micro_kernel import PIXELS as NEON_PIXELS
+from forge_pipeline.codegen.int8.isa.sdot import MICRO_KERNEL
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.neon import narrow_store as neon_narrow_store
-from forge_pipeline.codegen.int8.neon.intrinsics import BY_DOT_PRODUCT
-from forge_pipeline.codegen.int8.neon.intrinsics import PIXELS as NEON_PIXELS
 from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store as x86_narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
@@ -34,8 +42,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 NAME = "integer_depthwise"
-UNIT = "sdot"
-"""The unit of NEON whose sums lie as here: four pixels by a block."""
 WIDEST = 14
 """Pixels in a tile at most."""
 
@@ -54,13 +60,13 @@ def emit(
     """
     if not takes(geometry):
         return None
-    lanes, way = graph.machine.lanes, known_dot(graph.machine)
+    lanes, dot = graph.machine.lanes, dot_product(graph.machine)
     blocks = -(-geometry.channels // lanes)
     stride, dilation = geometry.strides[1], geometry.dilation[1]
-    packed = pack_weight(weight[:, 0], lanes, stride, way.group, shares=dilation == 1)
+    packed = pack_weight(weight[:, 0], lanes, stride, dot.k_inner, shares=dilation == 1)
     share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
     candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
-    narrows = graph.machine.dot_product in BY_DOT_PRODUCT and finish.affine is not None and geometry.is_sized
+    narrows = instruction_set(graph.machine).micro_kernels and finish.affine is not None and geometry.is_sized
     if narrows:
         candidates = [count for count in (4, 8, 12) if count % share == 0] or candidates
     widths = (geometry.output[1],) if geometry.is_sized else WIDTHS
@@ -70,8 +76,8 @@ def emit(
 
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (blocks, lanes)),
-        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, way=way,
-        narrows=narrows and pixels % NEON_PIXELS == 0,
+        name="depthwise_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, dot=dot,
+        narrows=bool(narrows) and pixels % NEON_PIXELS == 0,
     )  # fmt: skip
 
 
@@ -89,7 +95,7 @@ def pack_weight(weight: Array, lanes: int, stride: int, group: int, *, shares: b
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, way: Dot, narrows: bool,
+    geometry: Geometry, zero: int, finish: Finish, pixels: int, dot: DotProduct, narrows: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image, and what is done to its sums; ``narrows``: to units of NEON's."""
     from tvm import te, tirx
@@ -99,7 +105,7 @@ def convolve(
     wide = geometry.output[1]
     if geometry.is_sized:
         wide = -(-wide // pixels) * pixels
-        peeled = way.whole and set(geometry.dilation) == {1}
+        peeled = dot.is_single and set(geometry.dilation) == {1}
         padded = surround(image, _widened(geometry, wide - share, quads * taps), zero, peeled=peeled)
     else:
         padded = surround(image, _with_margin(geometry, pixels - share, quads * taps), zero)
@@ -112,7 +118,7 @@ def convolve(
     apart = (
         taps if dilation == 1 and share * right % taps == 0 else 1
     )  # pixels between the groups of taps that are read
-    if way.widens:
+    if dot.widens:
         padded = side_by_side(padded, taps, apart)
 
     def sums(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
@@ -121,9 +127,9 @@ def convolve(
         y, first = h * down + row * dilate_down, group * (share * right) + quad * taps
         if dilation > 1:
             first = w * right % dilation * reach + w * right // dilation + quad * taps
-        if way.widens:
+        if dot.widens:
             column = group * (share * right // apart) + quad * (taps // apart) if dilation == 1 else first
-            value = part_of_word(padded(n, block, y, column, lane), byte, way)
+            value = unpack_int32(padded(n, block, y, column, lane), byte, dot)
         else:
             value = padded(n, block, y, first + byte, lane)
         return te.sum(products(value, weight(block, kernel_h, pixel, quad, lane, byte)), axis=[kernel_h, quad, byte])
@@ -143,7 +149,7 @@ def convolve(
         return finish.result(total(*at), *constants(*at))
 
     tiles = (image.shape[0], blocks, geometry.output[0], wide // NEON_PIXELS)
-    units = neon_narrow_store.narrow(narrowed, tiles, UNIT, finish)
+    units = neon_narrow_store.narrow(narrowed, tiles, MICRO_KERNEL, finish)
     return te.compute(
         output,
         lambda n, block, h, w, lane: units(n, block, h, w // NEON_PIXELS, w % NEON_PIXELS, lane),
@@ -236,6 +242,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for store in stores:
         primitives.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
-    dot(sch, lane, machine, TRANSPOSED, weights, later=not is_sized)
+    tensorize(sch, lane, machine, dot_product(machine), TRANSPOSED, weights, later=not is_sized)
     if narrow is not None:
-        neon_narrow_store.store(sch, narrow, 3, UNIT)
+        neon_narrow_store.store(sch, narrow, 3, len(MICRO_KERNEL.sums))

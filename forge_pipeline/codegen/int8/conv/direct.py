@@ -14,24 +14,23 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
-from forge_pipeline.codegen.int8.conv import depthwise, dynamic_shape, winograd
+from forge_pipeline.codegen.int8.conv import dynamic_shape
 from forge_pipeline.codegen.int8.conv.packed_channels import Entry, rounded_to_words, to_words
-from forge_pipeline.codegen.int8.dot_product import (
+from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
+    PACKED,
     READS,
     WEIGHTS,
-    WORD,
-    Dot,
-    dot,
-    known_dot,
-    part_of_word,
+    DotProduct,
     products,
-    widened,
+    tensorize,
+    to_int16,
+    unpack_int32,
 )
-from forge_pipeline.codegen.int8.neon import kernels
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.int8.x86 import amx, narrow_store, pmaddubsw
+from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
@@ -51,25 +50,8 @@ of a row."""
 
 
 def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
-    """Emit the algorithm that takes the convolution; the result is blocked."""
-    finish = finish.with_bounds(graph.machine, weight)
-    for algorithm in (
-        depthwise.emit,
-        amx.emit,
-        kernels.emit,
-        winograd.emit,
-        pmaddubsw.emit,
-    ):
-        blocked = algorithm(graph, source, zero, weight, geometry, finish)
-        if blocked is not None:
-            return blocked
-    return _emit_direct(graph, source, zero, weight, geometry, finish)
-
-
-def _emit_direct(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
-) -> relax.Expr:
-    lanes, way = graph.machine.lanes, known_dot(graph.machine)
+    """Emit any convolution; the result is blocked."""
+    lanes, dot = graph.machine.lanes, dot_product(graph.machine)
     geometry, weight = merge_groups(geometry, weight, lanes)
     few = geometry.groups == 1 and geometry.channels < lanes
     entry = source if few and isinstance(source, Rounded) and source.pending is not None else None
@@ -77,13 +59,13 @@ def _emit_direct(
     if entry is not None:
         image = entry.floats
     elif as_words:
-        image = graph.kernel(to_words, graph.plain(source), name="to_words", group=way.group)
+        image = graph.kernel(to_words, graph.plain(source), name="to_words", group=dot.k_inner)
     else:
         image = graph.blocked(source)
-    packed = pack_weight(weight, lanes, way.group if as_words else lanes, way.group)
+    packed = pack_weight(weight, lanes, dot.k_inner if as_words else lanes, dot.k_inner)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
-    in_place = not geometry.is_sized and (as_words or not way.widens) and entry is None and is_pointwise(geometry)
+    in_place = not geometry.is_sized and (as_words or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
         for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
@@ -95,7 +77,7 @@ def _emit_direct(
     constants = finish.constants(graph, (rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, way=way,
+        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, dot=dot,
         entry=None if entry is None else (entry.affine, entry.axes), in_place=in_place,
     )  # fmt: skip
 
@@ -117,7 +99,7 @@ def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None, in_place: bool,
+    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, dot: DotProduct, entry: Entry | None, in_place: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums.
 
@@ -125,9 +107,9 @@ def convolve(
     they lie, and tiles are whole (``tails``).
     """
     if entry is not None:
-        image = rounded_to_words(image, way.group, *entry)
+        image = rounded_to_words(image, dot.k_inner, *entry)
     lanes, geometry = int(weight.shape[5]), geometry.of(image)
-    total = sums_of(image, weight, geometry, zero, tile, way, enters=entry is not None, in_place=in_place)
+    total = sums_of(image, weight, geometry, zero, tile, dot, enters=entry is not None, in_place=in_place)
     return narrow_store.finished(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         finish,
@@ -137,7 +119,7 @@ def convolve(
 
 
 def sums_of(
-    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, way: Dot,
+    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, dot: DotProduct,
     *, enters: bool = False, in_place: bool = False, family: str = NAME,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sums of a convolution for a schedule of ``family``, with pixels that only fill the last tile.
@@ -151,40 +133,40 @@ def sums_of(
     as_words = len(image.shape) == 4
     filler = zero
     if as_words:
-        filler *= sum(1 << 32 // way.group * place for place in range(way.group))
+        filler *= sum(1 << 32 // dot.k_inner * place for place in range(dot.k_inner))
         filler -= filler >> 31 << 32  # the word of these bits: int32 has a sign
     geometry = geometry.of(image)
     tall, wide = geometry.output
     if in_place:
         padded = image
     elif not geometry.is_sized:
-        read = widened(image) if way.widens and not as_words else image
+        read = to_int16(image) if dot.widens and not as_words else image
         padded = surround(read, _with_margin(geometry, tile.pixels), filler)
     else:
         wide = -(-wide // tile.pixels) * tile.pixels
-        if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
+        if dot.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
             padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
         else:
-            peeled = way.whole and not as_words
+            peeled = dot.is_single and not as_words
             padded = surround(image, geometry.padded_for(wide), filler, by_rows=enters, peeled=peeled)
-            padded = widened(padded) if way.widens and not as_words else padded
+            padded = to_int16(padded) if dot.widens and not as_words else padded
     (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
     axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
     block, kernel_h, kernel_w, quad = axes
     long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
-    byte = te.reduce_axis((long(0), long(way.group)), "byte")
+    byte = te.reduce_axis((long(0), long(dot.k_inner)), "byte")
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         first = row // rows_per_group * blocks if geometry.groups > 1 else 0
         y, x = (h, w) if in_place else (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
         at = (n, first + block, y, x)
-        value = part_of_word(padded(*at), byte, way) if as_words else padded(*at, quad * way.group + byte)
+        value = unpack_int32(padded(*at), byte, dot) if as_words else padded(*at, quad * dot.k_inner + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
 
     shape = (image.shape[0], rows, tall, wide, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
-    attributes[READS] = WORD if as_words else BYTES
+    attributes[READS] = PACKED if as_words else BYTES
     attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
     attributes |= {SHARES: 1} if tile.shares else {}
     return te.compute(shape, sums, name="sums", attrs=attributes)
@@ -225,9 +207,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = known_dot(machine).group * lanes * rows * steps
+    weight_bytes = dot_product(machine).k_inner * lanes * rows * steps
     enters = ENTERS in annotations
-    is_widened = known_dot(machine).widens and annotations[READS] == BYTES and bool(before)
+    is_widened = dot_product(machine).widens and annotations[READS] == BYTES and bool(before)
     image_bytes = primitives.static(sch, reduction[0]) * height * width * lanes
     if is_widened:  # where pixels are strided, that is more than there are results
         image_bytes = primitives.product(primitives.extents(sch, before[-1]))
@@ -263,7 +245,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in stores:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-    dot(sch, out, machine, str(annotations[READS]), str(annotations[WEIGHTS]))
+    tensorize(sch, out, machine, dot_product(machine), str(annotations[READS]), str(annotations[WEIGHTS]))
 
 
 def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: bool = False) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.float32.direct import PIXELS, VECTORS
 from forge_pipeline.codegen.float32.dynamic_shape import BAND
-from forge_pipeline.codegen.int8.dot_product import READS, WEIGHTS, dot, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import READS, WEIGHTS, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.tir import primitives
@@ -42,7 +43,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     row_out, row_in = sch.split(row, [None, vectors])
     if in_place:
-        tiles = max(1, min(machine.l2 // 2 // (known_dot(machine).group * steps), LARGEST_BAND) // pixels)
+        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), LARGEST_BAND) // pixels)
         band, w_out, w_in = sch.split(w, [None, tiles, pixels])
         outer, inner = [n, h, band, row_out], [w_out]
         if pixels > 1:
@@ -66,4 +67,4 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     for block in stores:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-    dot(sch, out, machine, reads, weights, later=True)
+    tensorize(sch, out, machine, dot_product(machine), reads, weights, later=True)

@@ -14,9 +14,11 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
+from forge_pipeline.codegen.int8.algorithm import first_result
 from forge_pipeline.codegen.int8.bias import with_constant
-from forge_pipeline.codegen.int8.conv import depthwise, direct
-from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
+from forge_pipeline.codegen.int8.conv import depthwise
+from forge_pipeline.codegen.int8.conv.convolution import ALGORITHMS
+from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.requantize import Finish
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
@@ -93,12 +95,13 @@ class Plane:
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is blocked."""
         part = self.prepared(graph, convolution, affine)
-        blocked = direct.emit(graph, part.source, part.zero, part.weight, part.geometry, part.finish)
+        finish = part.finish.with_bounds(graph.machine, part.weight)
+        blocked = first_result(ALGORITHMS, graph, part.source, part.zero, part.weight, part.geometry, finish)
         return Value(blocked=blocked, channels=part.geometry.filters)
 
     def prepared(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Prepared:
         """Return what a kernel of the convolution takes."""
-        shift = convolution.zero - known_dot(graph.machine).taken
+        shift = convolution.zero - dot_product(graph.machine).activation_offset
         sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
         bias = convolution.bias - shift * sums
         finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
@@ -181,7 +184,7 @@ def convolution_of(
     ``arrange`` brings weights, as the operator has them, to filters first.
     """
     image, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+    if not has_dot_product(graph.machine) or not isinstance(weight, IntegerWeight):
         return None
     if not isinstance(image, Dequantized | Measured):
         return None

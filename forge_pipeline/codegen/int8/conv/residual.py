@@ -17,7 +17,8 @@ from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.direct import band, pack_weight, spread_copy, sums_of
 from forge_pipeline.codegen.int8.conv.match import Convolution, Plane
-from forge_pipeline.codegen.int8.dot_product import BYTES, WEIGHTS, Dot, dot, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.int8.requantize import RESULT_LIMIT, Finish, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store
@@ -57,9 +58,9 @@ class Residual(Storable):
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         machine = graph.machine
-        lanes, way = machine.lanes, known_dot(machine)
+        lanes, dot = machine.lanes, dot_product(machine)
         parts = [plane.prepared(graph, convolution, None) for convolution, plane in self.branches]
-        packed = [pack_weight(part.weight, lanes, lanes, way.group) for part in parts]
+        packed = [pack_weight(part.weight, lanes, lanes, dot.k_inner) for part in parts]
         rows, blocks = packed[0].shape[0], sum(weight.shape[1] for weight in packed)
         steps = sum(int(np.prod(weight.shape[1:5])) for weight in packed)
         tile = choose_even_tile(machine, parts[0].geometry, rows, steps, blocks, may_share=False)
@@ -68,18 +69,20 @@ class Residual(Storable):
             constants = part.finish.constants(graph, (rows, lanes))
             tensors += [graph.blocked(part.source), graph.constant(weight), *constants]
         most: Array = sum((part.finish.largest(part.weight) for part in parts), np.zeros(()))
-        bounded = affine is not None and not machine.indexed and bool((most < RESULT_LIMIT * affine.scale).all())
+        bounded = (
+            affine is not None and instruction_set(machine).packs and bool((most < RESULT_LIMIT * affine.scale).all())
+        )
         blocked = graph.kernel(
             add, *tensors, name="conv2d_u8_sum",
             branches=tuple(Branch(geometry=part.geometry, zero=part.zero, finish=part.finish) for part in parts),
-            tile=tile, way=way, affine=affine, clip=self.clip, fused=machine.fused,
+            tile=tile, dot=dot, affine=affine, clip=self.clip, fused=machine.fused,
             bounded=bounded,
         )  # fmt: skip
         return Value(blocked=blocked, channels=self.branches[0][0].filters)
 
 
 def add(
-    *tensors: te.Tensor, branches: tuple[Branch, Branch], tile: EvenTile, way: Dot,
+    *tensors: te.Tensor, branches: tuple[Branch, Branch], tile: EvenTile, dot: DotProduct,
     affine: Affine | None, clip: Clip, fused: bool, bounded: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sum of two convolutions; ``tensors`` are image, weights and constants of each."""
@@ -89,7 +92,7 @@ def add(
     for branch in branches:
         image, weight, *constants = rest[: 4 if branch.finish.offset is None else 5]
         rest = rest[2 + len(constants) :]
-        total = sums_of(image, weight, branch.geometry, branch.zero, tile, way, family=NAME)
+        total = sums_of(image, weight, branch.geometry, branch.zero, tile, dot, family=NAME)
         terms.append((branch.finish, total, constants))
     batch, *_, lanes = terms[0][1].shape
     geometry = branches[0].geometry
@@ -131,11 +134,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for anchor in anchors:
         block, *others = (primitives.static(sch, loop) for loop in sch.get_loops(anchor)[SPATIAL:-1])
         blocks, per_result = blocks + block, per_result + block * primitives.product(others)
-    weight_bytes = known_dot(machine).group * lanes * rows * per_result
+    weight_bytes = dot_product(machine).k_inner * lanes * rows * per_result
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(blocks * height * width * lanes, RESIDENT)
-    in_bands = known_dot(machine).widens and not weights_first
+    in_bands = dot_product(machine).widens and not weights_first
     if in_bands:
         h_out, h_in = sch.split(h, [None, band(machine, height, blocks * width * lanes)])
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
@@ -163,7 +166,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.unroll(loop)
         start = sch.decompose_reduction(anchor, reduction[0])
         primitives.vectorize_and_unroll(sch, start, below=depth, lanes=lanes)
-        dot(sch, out, machine, BYTES, str(notes[WEIGHTS]))
+        tensorize(sch, out, machine, dot_product(machine), BYTES, str(notes[WEIGHTS]))
 
 
 def add_waiting(graph: Graph, call: relax.Call) -> Value | None:
@@ -190,7 +193,9 @@ def _is_direct(machine: Machine, convolution: Convolution) -> bool:
     if not walk.geometry.is_sized:
         return False
     geometry = walk.geometry
-    if machine.indexed or machine.amx or geometry.groups > 1 or geometry.channels < machine.lanes:
+    if instruction_set(machine).micro_kernels or machine.amx:
+        return False
+    if geometry.groups > 1 or geometry.channels < machine.lanes:
         return False
     return winograd.choose(machine, geometry, convolution.weight) is None
 

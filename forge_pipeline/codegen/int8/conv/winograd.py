@@ -16,7 +16,8 @@ import numpy as np
 from forge_pipeline.codegen.float32 import winograd
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
-from forge_pipeline.codegen.int8.dot_product import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.requantize import Finish
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
@@ -44,22 +45,24 @@ def emit(
     if transform is None:
         return None
     lanes = machine.lanes
-    packed = pack_weight(weight, lanes, _words(machine).group, transform)
+    packed = pack_weight(weight, lanes, _int16(machine).k_inner, transform)
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (packed.shape[0], lanes)),
         name="conv2d_u8_winograd", geometry=geometry, zero=zero, finish=finish, transform=transform,
-        way=_words(machine),
+        dot=_int16(machine),
     )  # fmt: skip
 
 
-def _words(machine: Machine) -> Dot:
-    """Return how the machine multiplies int16 by int16."""
-    return DOTS[WORDS[machine.dot_product]]
+def _int16(machine: Machine) -> DotProduct:
+    """Return what multiplies int16 by int16, where ``choose`` has found that there is something."""
+    dot = instruction_set(machine).int16
+    assert dot is not None  # noqa: S101 - as said
+    return dot
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
-    if machine.dot_product not in WORDS or geometry.groups != 1 or geometry.channels < machine.lanes:
+    if instruction_set(machine).int16 is None or geometry.groups != 1 or geometry.channels < machine.lanes:
         return None
     if not geometry.is_sized:
         return None
@@ -76,28 +79,28 @@ def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | N
 
 def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transform) -> bool:
     """Return whether results at the edge ask no questions, or sums take so long that it is no matter."""
-    return not known_dot(machine).whole or not any(extent % transform.step for extent in geometry.output)
+    return not dot_product(machine).is_single or not any(extent % transform.step for extent in geometry.output)
 
 
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
     tall, wide = geometry.output
     rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
-    way = known_dot(machine)
-    efficiency = WHOLE_EFFICIENCY if way.whole else EFFICIENCY
+    dot = dot_product(machine)
+    efficiency = WHOLE_EFFICIENCY if dot.is_single else EFFICIENCY
 
-    def per_product(by: Dot) -> float:
-        return rows * blocks * machine.lanes / by.group / machine.fma_ports / efficiency
+    def per_product(by: DotProduct) -> float:
+        return rows * blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
 
     weights = rows * blocks * machine.lanes**2
     if transform is None:
-        return tall * wide * 9 * per_product(way) + machine.streaming_cycles(9 * weights)
+        return tall * wide * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
     tiles = -(-tall // step) * -(-wide // step)
     per_image = (2 * size * int(np.count_nonzero(transform.image)) + 2 * size * size) / ISSUED
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
-    products = size * size * per_product(_words(machine))
+    products = size * size * per_product(_int16(machine))
     return tiles * (products + blocks * per_image + rows * per_result) + reading
 
 
@@ -130,7 +133,7 @@ def _combine(matrix: Array, row: Any, dtype: str, read: Any) -> Any:
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, transform: Transform, way: Dot,
+    geometry: Geometry, zero: int, finish: Finish, transform: Transform, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
     from tvm import te, tirx
@@ -159,12 +162,12 @@ def convolve(
         name="image_both",
     )
     block, quad = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, quads), "quad")
-    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(way.group, "int64")), "byte")
+    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
     sums = te.compute(
         (batch, rows, size, size, down * along, lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
-                transformed[n, i, j, block, t, quad * way.group + byte], weight[row, i, j, block, quad, out, byte]
+                transformed[n, i, j, block, t, quad * dot.k_inner + byte], weight[row, i, j, block, quad, out, byte]
             ),
             axis=[block, quad, byte],
         ),
@@ -190,7 +193,7 @@ def convolve(
         value = result[n, row, h // step, w // step, h % step, w % step, out]
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
-    if way.multiplies + way.others > 1:
+    if dot.multiplies + dot.others > 1:
         finish = replace(finish, bounded=False)  # one by one: whether packing pays here was not measured
     return narrow_store.finished(
         (batch, rows, tall, wide, lanes),
@@ -203,12 +206,12 @@ def convolve(
 
 def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
     """Return pixels and vectors of a tile that divide what there is: ``tensorize`` takes no partial one."""
-    way = _words(machine)
+    dot = _int16(machine)
     fitting = [
-        (way.step_cycles(machine, high, wide) / (high * wide), -high * wide, high, wide)
+        (dot.step_cycles(machine, high, wide) / (high * wide), -high * wide, high, wide)
         for wide in divisors(rows, 4)
         for high in divisors(pixels, machine.registers)
-        if way.fits(machine, high, wide)
+        if dot.fits(machine, high, wide)
     ]
     return min(fitting)[2:]
 
@@ -274,4 +277,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         primitives.parallel_if_worth(sch, row_out, work)
         primitives.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=lanes)
-    dot(sch, out, machine, BYTES, weights="int16", by=WORDS[machine.dot_product])
+    tensorize(sch, out, machine, _int16(machine), BYTES, weights="int16")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import BYTES, Dot, dot, products
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, SIGN_BIT, DotProduct, products, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
 from forge_pipeline.codegen.layout.builder import Value
@@ -40,9 +41,6 @@ SUMS = "integer_zero_terms"
 
 ROWS = "forge.rows"
 """The annotation with the rows of the tile that a template was laid out for."""
-
-TOP_BIT = 128
-"""What an exclusive or with it takes from an unsigned byte that is then read as a signed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ def pack(right: te.Tensor, width: int, group: int) -> te.Tensor:
 
     def element(b: Any, panel: Any, at: Any, column: Any, byte: Any) -> Any:
         k, n = at * group + byte, panel * width + column
-        value = tirx.reinterpret("int8", right(*[0] * len(ones), b, k, n) ^ tirx.const(TOP_BIT, "uint8"))
+        value = tirx.reinterpret("int8", right(*[0] * len(ones), b, k, n) ^ tirx.const(SIGN_BIT, "uint8"))
         conditions = [k < steps] * bool(steps % group) + [n < columns] * bool(columns % width)
         return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, "int8")) if conditions else value
 
@@ -131,7 +129,7 @@ def row_terms(left: te.Tensor, product: BatchedProduct, zero: int) -> te.Tensor:
 
 def by_bands(
     left: te.Tensor, packed: te.Tensor, *terms: te.Tensor,
-    product: BatchedProduct, affine: Affine | None, names: list[str], high: int, way: Dot, machine: Machine,
+    product: BatchedProduct, affine: Affine | None, names: list[str], high: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., batch, rows, steps) times a packed operand, and what is done to the sums."""
     from tvm import te, tirx
@@ -143,7 +141,7 @@ def by_bands(
     exactly = dict(zip(names, terms, strict=False))
 
     group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, count), "byte")
-    source = _source(left, (batch, tall, groups * count), product, way)
+    source = _source(left, (batch, tall, groups * count), product, dot)
     total = te.compute(
         (batch, tall, panels, width),
         lambda b, m, panel, n: te.sum(
@@ -175,17 +173,19 @@ def by_bands(
     return _softmax(scores, (*ones, batch, rows, columns), product.clip, affine, machine)
 
 
-def _source(left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, way: Dot) -> Callable[..., Any]:
+def _source(
+    left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, dot: DotProduct
+) -> Callable[..., Any]:
     """Describe the left operand with its margin, of zeros, widened where it has to be."""
     from tvm import te, tirx
 
     rows, steps = product.shape[-2], product.depth
-    if not way.widens and shape == (product.leading[-1], rows, steps):
+    if not dot.widens and shape == (product.leading[-1], rows, steps):
         return lambda b, m, k: product.left(left, b, m, k)
 
     def element(b: Any, m: Any, k: Any) -> Any:
         value = product.left(left, b, m, k)
-        if way.widens:
+        if dot.widens:
             value = value.astype("int16") - tirx.const(product.zeros[0], "int16")
         conditions = [m < rows] * (rows < shape[1]) + [k < steps] * (steps < shape[2])
         if not conditions:
@@ -289,7 +289,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES, full=True)
+    tensorize(sch, lane, machine, dot_product(machine), BYTES, full=True)
 
 
 CHAIN = ("scores", "top_lanes", "top", "powers", "total_lanes", "total", "inverse", "softmax")

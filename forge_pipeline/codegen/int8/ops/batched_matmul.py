@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
+from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.ops import attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT, BatchedProduct, Step
+from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Step
 from forge_pipeline.codegen.int8.ops.matmul import choose_tile
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
@@ -37,17 +38,17 @@ class Batched(BatchedProduct, Storable):
         from tvm import relax
 
         (rows, columns), leading = self.shape[-2:], self.leading
-        way, lanes = known_dot(graph.machine), graph.machine.lanes
+        dot, lanes = dot_product(graph.machine), graph.machine.lanes
         high, wide = tile_of(graph.machine, self)
         left, right = _joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
         product = replace(self, sources=(Value(), Value()), joined=left is not None)
         if left is None:
             left = _reshaped(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
         right = _reshaped(graph, right, (*leading, self.depth, columns))
-        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=wide * lanes, group=way.group)
-        zeros = self.zeros[0] - way.taken, self.zeros[1] - TOP_BIT
+        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=wide * lanes, group=dot.k_inner)
+        zeros = self.zeros[0] - dot.activation_offset, self.zeros[1] - SIGN_BIT
         terms = {}
-        if zeros[0] and not way.widens:
+        if zeros[0] and not dot.widens:
             terms["column"] = graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zeros[0])
         if zeros[1]:
             terms["row"] = graph.kernel(
@@ -59,7 +60,7 @@ class Batched(BatchedProduct, Storable):
             tensors.append(_reshaped(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
         result = graph.kernel(
             attention_kernel.by_bands, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
-            product=product, affine=affine, names=names, high=high, way=way, machine=graph.machine,
+            product=product, affine=affine, names=names, high=high, dot=dot, machine=graph.machine,
         )  # fmt: skip
         if len(leading) + 2 != len(self.shape):
             result = graph.emit(relax.op.reshape(result, self.shape))
@@ -93,7 +94,7 @@ def _reshaped(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take the product of two dequantized values of one number of axes, whose leading ones are the same."""
     left, right = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
+    if not has_dot_product(graph.machine) or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
         return None
     shapes = [shape_of(argument) for argument in call.args]
     if not all(isinstance(extent, int) and extent > 0 for shape in shapes for extent in shape):
@@ -158,7 +159,7 @@ def softmax(graph: Graph, call: relax.Call) -> Value | None:
 def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
     """Return rows and vectors of a tile."""
     rows, columns = product.shape[-2:]
-    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // known_dot(machine).group))
+    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // dot_product(machine).k_inner))
 
 
 HANDLERS = {

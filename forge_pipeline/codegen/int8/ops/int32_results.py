@@ -14,7 +14,7 @@ from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Convolution, Line, Plane, Walk
-from forge_pipeline.codegen.int8.dot_product import dot_of
+from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
 from forge_pipeline.codegen.layout.affine import Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
@@ -68,7 +68,7 @@ class Sums:
 def widen(graph: Graph, call: relax.Call) -> Value | None:
     """Remember bytes as what they are."""
     value = graph.look(call.args[0])
-    if dot_of(graph.machine) is None or value.constant is not None or str(call.attrs.dtype) != "int32":
+    if not has_dot_product(graph.machine) or value.constant is not None or str(call.attrs.dtype) != "int32":
         return None
     if str(getattr(call.args[0].ty, "dtype", "")) != "uint8":
         return None

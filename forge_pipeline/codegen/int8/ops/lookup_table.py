@@ -135,8 +135,9 @@ def _kernel(machine: Machine, threads: int) -> Any:
     """Return ``(bytes, table) -> bytes`` for tensors of one axis, in as many parts as ``threads`` says."""
     from tvm.script import tirx as T
 
-    width = 16 if machine.indexed else max(16, min(64, 4 * machine.lanes))
-    look = partial(_by_tbl if machine.indexed else _by_shuffles, width=width)
+    by_vectors = LOOKUPS.get(machine.arch)
+    width = 1 if by_vectors is None else min(64, max(ROW, 4 * machine.lanes))
+    look = _by_element if by_vectors is None else partial(by_vectors, width=width)
 
     def first(part: Any, count: Any) -> Any:
         return count // width * part // threads
@@ -198,6 +199,14 @@ def _by_tbl(bytes_: Any, table: Any, width: int) -> Any:
         found = tirx.call_llvm_pure_intrin(kind, "llvm.aarch64.neon.tbl4", *rows, own)
         total = found if total is None else total | found
     return tirx.Let(variable, bytes_, total)
+
+
+def _by_element(byte: Any, table: Any) -> Any:
+    return table.vload([byte.astype("int32")], "uint8")
+
+
+LOOKUPS = {"x86_64": _by_shuffles, "aarch64": _by_tbl, "arm64": _by_tbl}
+"""How a vector of bytes is looked up, by the architecture; elsewhere one byte after the other."""
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

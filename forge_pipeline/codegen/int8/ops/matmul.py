@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
+from forge_pipeline.codegen.int8.algorithm import Algorithm, first_result
 from forge_pipeline.codegen.int8.bias import with_constant
-from forge_pipeline.codegen.int8.dot_product import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, products, tensorize, to_int16
+from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.neon import kernels
 from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
@@ -58,43 +60,42 @@ class Product(Storable):
         if times > 1:
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
-        shift = self.zero - known_dot(graph.machine).taken
+        shift = self.zero - dot_product(graph.machine).activation_offset
         sums = self.weight.astype(np.int64).sum(axis=0)
         finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
         finish = replace(finish, raw=self.raw)
         if self.measured is not None:
             finish = dynamic_quantize.measured_finish(finish, self.measured, sums)
         rows = primitives.product(self.shape[:-1])
-        source = graph.plain(self.source)
-        if _is_matrix(self.shape) and not graph.machine.amx:
-            return Value(plain=self._by_vectors(graph, source, rows, finish))
-        flat = source
-        if len(self.shape) != 2:
-            flat = graph.emit(relax.op.reshape(source, (rows, self.weight.shape[0])))
-        result = amx.emit_product(graph, flat, rows, self.weight, finish)
-        if result is None:
-            result = self._by_vectors(graph, flat, rows, finish)
-        if len(self.shape) != 2:
-            result = graph.emit(relax.op.reshape(result, self.shape))
-        return Value(plain=result)
+        left = graph.plain(self.source)
+        keeps_axes = len(self.shape) == 2 or (_is_matrix(self.shape) and not graph.machine.amx)  # tiles read two axes
+        if not keeps_axes:
+            left = graph.emit(relax.op.reshape(left, (rows, self.weight.shape[0])))
+        result = first_result(ALGORITHMS, graph, left, rows, self.weight, finish)
+        return Value(plain=result if keeps_axes else graph.emit(relax.op.reshape(result, self.shape)))
 
-    def _by_vectors(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
-        result = kernels.emit_product(graph, flat, rows, self.weight, finish)
-        if result is None:
-            result = pmaddubsw.emit_product(graph, flat, rows, self.weight, finish)
-        return self._by_panels(graph, flat, rows, finish) if result is None else result
 
-    def _by_panels(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
-        steps, columns = self.weight.shape
-        way = known_dot(graph.machine)
-        high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // way.group))
-        width = wide * graph.machine.lanes
-        packed = pack_weight(self.weight, width, way.group)
-        constants = finish.constants(graph, (packed.shape[0] * width,))
-        return graph.kernel(
-            by_panels, flat, graph.constant(packed), *constants,
-            name="dense_u8", columns=columns, finish=finish, high=high, way=way,
-        )  # fmt: skip
+def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr:
+    """Emit any product by constant weights."""
+    steps, columns = weight.shape
+    dot = dot_product(graph.machine)
+    high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // dot.k_inner))
+    width = wide * graph.machine.lanes
+    packed = pack_weight(weight, width, dot.k_inner)
+    constants = finish.constants(graph, (packed.shape[0] * width,))
+    return graph.kernel(
+        by_panels, left, graph.constant(packed), *constants,
+        name="dense_u8", columns=columns, finish=finish, high=high, dot=dot,
+    )  # fmt: skip
+
+
+ALGORITHMS = (
+    Algorithm("amx", "`compile.amx`, and half of the tiles would be filled", amx.emit_product),
+    Algorithm("micro_kernel", "NEON, where four rows share what they load in fewer cycles", kernels.emit_product),
+    Algorithm("pmaddubsw", "x86 without VNNI, four rows at least, and few steps need masks", pmaddubsw.emit_product),
+    Algorithm("panels", "always", emit_panels),
+)
+"""Asked in this order, with (.., rows, steps), ones before, the number of rows, and weights (steps, columns)."""
 
 
 def _is_matrix(shape: tuple[Extent, ...]) -> bool:
@@ -105,7 +106,7 @@ def _is_matrix(shape: tuple[Extent, ...]) -> bool:
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+    if not has_dot_product(graph.machine) or not isinstance(weight, IntegerWeight):
         return None
     if not isinstance(left, Dequantized | Measured):
         return None
@@ -156,13 +157,13 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
     if not isinstance(rows, int):
         return 1, min(VECTORS, vectors)
     best: tuple[float, int, int] | None = None
-    way = known_dot(machine)
+    dot = dot_product(machine)
     for wide in range(1, min(VECTORS, vectors) + 1):
         panels = -(-vectors // wide)
         for high in range(1, min(rows, machine.registers) + 1):
-            if not way.fits(machine, high, wide):
+            if not dot.fits(machine, high, wide):
                 break
-            cycles = -(-rows // high) * (way.step_cycles(machine, high, wide) * steps + 5) * panels
+            cycles = -(-rows // high) * (dot.step_cycles(machine, high, wide) * steps + 5) * panels
             if best is None or cycles <= best[0]:
                 best = (cycles, high, wide)
     assert best is not None  # noqa: S101 - one by one always fits
@@ -180,7 +181,7 @@ def pack_weight(weight: Array, width: int, group: int) -> Array:
 
 def by_panels(
     left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    columns: int, finish: Finish, high: int, way: Dot,
+    columns: int, finish: Finish, high: int, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
     from tvm import te, tirx
@@ -189,16 +190,16 @@ def by_panels(
     *ones, rows, steps = left.shape
     first = (0,) * len(ones)
     tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, way.group), "byte")
+    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, dot.k_inner), "byte")
     source = left
-    if str(tall) != str(rows) or int(steps) != groups * way.group:
-        source = te.compute((*ones, tall, groups * way.group), lambda *at: _inside(left, *at), name="pad")
-    if way.widens:
-        source = widened(source)
+    if str(tall) != str(rows) or int(steps) != groups * dot.k_inner:
+        source = te.compute((*ones, tall, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
+    if dot.widens:
+        source = to_int16(source)
 
     def sums(m: Any, panel: Any, column: Any) -> Any:
         return te.sum(
-            products(source(*first, m, group * way.group + byte), panels(panel, group, column, byte)),
+            products(source(*first, m, group * dot.k_inner + byte), panels(panel, group, column, byte)),
             axis=[group, byte],
         )
 
@@ -244,7 +245,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
+    tensorize(sch, lane, machine, dot_product(machine), BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
 
 
 def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:
