@@ -23,7 +23,7 @@ def _multiply(left: Array, right: Array) -> Array:
 
 def _add_neighbours(products: Array) -> Array:
     """Return sums of two neighbouring int16 as int32."""
-    sums: Array = products.astype(np.int32).reshape(-1, 2).sum(axis=1)
+    sums: Array = products.astype(np.int32).reshape(-1, 2).sum(axis=1, dtype=np.int32)
     return sums
 
 
