@@ -13,7 +13,7 @@ from forge_pipeline.codegen.layout.quantized_values import IntegerWeight
 
 
 class Sums(Protocol):
-    """Sums of a product or a convolution that wait to be stored: dataclasses, with an ``offset`` in real units."""
+    """Sums of a product or a convolution whose results are deferred: dataclasses, with a ``float_bias``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -26,19 +26,19 @@ class Sums(Protocol):
         """The unit of the sums, one for each channel."""
 
     @property
-    def measured(self) -> object | None:
+    def dynamic(self) -> object | None:
         """The scale of activations that is measured when the model runs."""
 
 
-Pending = TypeVar("Pending", bound=Sums)
+Deferred = TypeVar("Deferred", bound=Sums)
 
 
-def with_constant(pending: Pending, term: Value) -> Pending:
+def with_constant(deferred: Deferred, term: Value) -> Deferred:
     """Return sums that start at a constant for each channel, if they have its unit; else it is added to results."""
-    exact = _integer_bias(term, pending.scale) if pending.measured is None else None
-    if exact is not None and not pending.bias.any():
-        return replace(pending, bias=exact)
-    return replace(pending, offset=np.asarray(term.constant).reshape(-1))
+    exact = _integer_bias(term, deferred.scale) if deferred.dynamic is None else None
+    if exact is not None and not deferred.bias.any():
+        return replace(deferred, bias=exact)
+    return replace(deferred, float_bias=np.asarray(term.constant).reshape(-1))
 
 
 def _integer_bias(term: Value, scale: Array) -> Array | None:

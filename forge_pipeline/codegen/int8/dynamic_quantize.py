@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, Measurement
+from forge_pipeline.codegen.int8.requantize import Epilogue
+from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, DynamicAffine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Measured
+from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.dynamic_quantize import MEASURE
 from forge_pipeline.codegen.tir import primitives
 
@@ -111,7 +111,7 @@ def _kernel(width: int) -> Any:
 
 def quantize(graph: Graph, call: relax.Call) -> Value | None:
     """Divide by a scale that is known when the model runs, and round."""
-    operands = _measured(graph, call, str(call.attrs.out_dtype))
+    operands = _dynamic(graph, call, str(call.attrs.out_dtype))
     if operands is None or str(call.args[0].ty.dtype) != "float32":
         return None
     value = graph.look(call.args[0])
@@ -122,15 +122,17 @@ def quantize(graph: Graph, call: relax.Call) -> Value | None:
 
 def dequantize(graph: Graph, call: relax.Call) -> Value | None:
     """Remember bytes as what they are, with the measured scale."""
-    operands = _measured(graph, call, str(call.args[0].ty.dtype))
+    operands = _dynamic(graph, call, str(call.args[0].ty.dtype))
     if operands is None or str(call.attrs.out_dtype) != "float32":
         return None
     source = graph.look(call.args[0])
     scale, zero = operands
-    return Measured(source=source, scale=scale, zero=zero, pending=InFloat(call=call), channels=source.channels)
+    return DynamicallyQuantized(
+        source=source, scale=scale, zero=zero, deferred=InFloat(call=call), channels=source.channels
+    )
 
 
-def _measured(graph: Graph, call: relax.Call, dtype: str) -> tuple[relax.Expr, relax.Expr] | None:
+def _dynamic(graph: Graph, call: relax.Call, dtype: str) -> tuple[relax.Expr, relax.Expr] | None:
     """Return scale and zero point, if they are single numbers that are known when the model runs."""
     values = [graph.look(argument) for argument in call.args[1:3]]
     if dtype != "uint8" or any(value.constant is not None for value in values):
@@ -153,13 +155,13 @@ def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, element, name="quantize")
 
 
-def padded(graph: Graph, image: Value, measured: Measured, geometry: Geometry) -> tuple[Value, Geometry]:
+def padded(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
     """Return an image of bytes with the measured zero point around it, and a convolution that pads no more."""
     if not any(geometry.padding):
         return image, geometry
     in_blocks = graph.is_blocked(image)
     source = image.blocked if in_blocks else graph.plain(image)
-    made = graph.kernel(_surround, source, measured.zero, name="pad", geometry=geometry)
+    made = graph.kernel(_surround, source, dynamic.zero, name="pad", geometry=geometry)
     top, left, bottom, right = geometry.padding
     size = (geometry.size[0] + top + bottom, geometry.size[1] + left + right)
     value = Value(blocked=made, channels=geometry.channels) if in_blocks else Value(plain=made)
@@ -179,9 +181,9 @@ def _surround(image: te.Tensor, zero: te.Tensor, geometry: Geometry) -> te.Tenso
     return te.compute((batch, channels, height + top + bottom, width + left + right, *lanes), element, name="pad")
 
 
-def measured_finish(finish: Finish, image: Measured, sums: Array) -> Finish:
+def dynamic_epilogue(epilogue: Epilogue, image: DynamicallyQuantized, sums: Array) -> Epilogue:
     """Return it for sums of bytes that have a measured zero point; ``sums`` of the weights, for each channel."""
-    return replace(finish, measured=Measurement(scale=image.scale, zero=image.zero, sums=sums.astype(np.int32)))
+    return replace(epilogue, dynamic=DynamicAffine(scale=image.scale, zero=image.zero, sums=sums.astype(np.int32)))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
-LARGEST_BAND = 1024
+MOST_PIXELS = 1024
 """Pixels that a thread computes at once, of an image whose pixels are one row."""
 
 
@@ -37,21 +37,21 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
         pixels = 1
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
-        sch.compute_inline(block)  # bytes that are widened, or words that are made, into the copy with a margin
+        sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, lanes = (primitives.static(sch, loop) for loop in (row, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     row_out, row_in = sch.split(row, [None, vectors])
     if in_place:
-        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), LARGEST_BAND) // pixels)
-        band, w_out, w_in = sch.split(w, [None, tiles, pixels])
-        outer, inner = [n, h, band, row_out], [w_out]
+        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
+        row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+        outer, inner = [n, h, row_block, row_out], [w_out]
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
     else:
-        band, h_in = sch.split(h, [None, BAND])
+        row_block, h_in = sch.split(h, [None, BAND])
         w_out, w_in = sch.split(w, [None, pixels])
-        outer, inner = ([n, band], [row_out, h_in, w_out]) if before else ([n, band, row_out], [h_in, w_out])
+        outer, inner = ([n, row_block], [row_out, h_in, w_out]) if before else ([n, row_block, row_out], [h_in, w_out])
     sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(*outer, *inner, *reduction, w_in, row_in, out, byte)
     shared = primitives.fuse(sch, outer)

@@ -18,7 +18,7 @@ from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
-from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
@@ -37,7 +37,7 @@ ISSUED = 3
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than the direct one; the result is blocked."""
     machine = graph.machine
@@ -47,8 +47,8 @@ def emit(
     lanes = machine.lanes
     packed = pack_weight(weight, lanes, _int16(machine).k_inner, transform)
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (packed.shape[0], lanes)),
-        name="conv2d_u8_winograd", geometry=geometry, zero=zero, finish=finish, transform=transform,
+        convolve, graph.blocked(source), graph.constant(packed), *epilogue.constants(graph, (packed.shape[0], lanes)),
+        name="conv2d_u8_winograd", geometry=geometry, zero=zero, epilogue=epilogue, transform=transform,
         dot=_int16(machine),
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transfo
 
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
-    tall, wide = geometry.output
+    out_h, out_w = geometry.output
     rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
     dot = dot_product(machine)
     efficiency = WHOLE_EFFICIENCY if dot.is_single else EFFICIENCY
@@ -94,9 +94,9 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
 
     weights = rows * blocks * machine.lanes**2
     if transform is None:
-        return tall * wide * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
+        return out_h * out_w * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
-    tiles = -(-tall // step) * -(-wide // step)
+    tiles = -(-out_h // step) * -(-out_w // step)
     per_image = (2 * size * int(np.count_nonzero(transform.image)) + 2 * size * size) / ISSUED
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
@@ -104,14 +104,14 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
     return tiles * (products + blocks * per_image + rows * per_result) + reading
 
 
-def pack_weight(weight: Array, lanes: int, group: int, transform: Transform) -> Array:
+def pack_weight(weight: Array, lanes: int, k_inner: int, transform: Transform) -> Array:
     """Return (filters, channels, 3, 3), transformed: (rows, i, j, channels / lanes, lanes / group, lanes, group)."""
     filters, channels, _, _ = weight.shape
     rows, blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
     full = np.zeros((rows * lanes, blocks * lanes, size, size), np.int16)
     full[:filters, :channels] = transform.of_kernel(weight)
-    split = full.reshape(rows, lanes, blocks, lanes // group, group, size, size)
+    split = full.reshape(rows, lanes, blocks, lanes // k_inner, k_inner, size, size)
     return np.ascontiguousarray(split.transpose(0, 5, 6, 2, 3, 1, 4))
 
 
@@ -132,56 +132,57 @@ def _combine(matrix: Array, row: Any, dtype: str, read: Any) -> Any:
 
 
 def convolve(
-    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, transform: Transform, dot: DotProduct,
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, transform: Transform, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
     from tvm import te, tirx
 
     batch, _, height, width, lanes = image.shape
-    rows, size, _, blocks, quads, _, _ = (int(extent) for extent in weight.shape)
+    rows, size, _, blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
     step = transform.step
     top, left, _, _ = geometry.padding
-    tall, wide = geometry.output
-    down, along = -(-tall // step), -(-wide // step)
+    out_h, out_w = geometry.output
+    tiles_h, tiles_w = -(-out_h // step), -(-out_w // step)
 
     def pixel(n: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
-        y, x = t // along * step + a - top, t % along * step + b - left
+        y, x = t // tiles_w * step + a - top, t % tiles_w * step + b - left
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(inside, image[n, block, y, x, lane], tirx.const(zero, "uint8")).astype("int16")
 
-    tiles = te.compute((batch, blocks, down * along, size, size, lanes), pixel, name="tiles")
+    tiles = te.compute((batch, blocks, tiles_h * tiles_w, size, size, lanes), pixel, name="tiles")
     vertical = te.compute(
-        (batch, blocks, down * along, size, size, lanes),
+        (batch, blocks, tiles_h * tiles_w, size, size, lanes),
         lambda n, c, t, i, b, lane: _combine(transform.image, i, "int16", lambda a: tiles[n, c, t, a, b, lane]),
         name="image_vertical",
     )
     transformed = te.compute(
-        (batch, size, size, blocks, down * along, lanes),
+        (batch, size, size, blocks, tiles_h * tiles_w, lanes),
         lambda n, i, j, c, t, lane: _combine(transform.image, j, "int16", lambda b: vertical[n, c, t, i, b, lane]),
         name="image_both",
     )
-    block, quad = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, quads), "quad")
+    block, k_outer = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, k_outers), "quad")
     byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
     sums = te.compute(
-        (batch, rows, size, size, down * along, lanes),
+        (batch, rows, size, size, tiles_h * tiles_w, lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
-                transformed[n, i, j, block, t, quad * dot.k_inner + byte], weight[row, i, j, block, quad, out, byte]
+                transformed[n, i, j, block, t, k_outer * dot.k_inner + byte],
+                weight[row, i, j, block, k_outer, out, byte],
             ),
-            axis=[block, quad, byte],
+            axis=[block, k_outer, byte],
         ),
         name="products",
     )
     half = te.compute(
-        (batch, rows, down, along, step, size, lanes),
+        (batch, rows, tiles_h, tiles_w, step, size, lanes),
         lambda n, row, th, tw, y, j, out: _combine(
-            transform.result, y, "uint32", lambda i: sums[n, row, i, j, th * along + tw, out].astype("uint32")
+            transform.result, y, "uint32", lambda i: sums[n, row, i, j, th * tiles_w + tw, out].astype("uint32")
         ),
         name="result_vertical",
     )
     result = te.compute(
-        (batch, rows, down, along, step, step, lanes),
+        (batch, rows, tiles_h, tiles_w, step, step, lanes),
         lambda n, row, th, tw, y, x, out: _combine(
             transform.result, x, "uint32", lambda j: half[n, row, th, tw, y, j, out]
         ),
@@ -194,12 +195,12 @@ def convolve(
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
     if dot.multiplies + dot.others > 1:
-        finish = replace(finish, bounded=False)  # one by one: whether packing pays here was not measured
-    return narrow_store.finished(
-        (batch, rows, tall, wide, lanes),
-        finish,
+        epilogue = replace(epilogue, bounded=False)  # one by one: whether packing pays here was not measured
+    return narrow_store.requantized(
+        (batch, rows, out_h, out_w, lanes),
+        epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),
         family=NAME,
     )
 
@@ -208,16 +209,16 @@ def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
     """Return pixels and vectors of a tile that divide what there is: ``tensorize`` takes no partial one."""
     dot = _int16(machine)
     fitting = [
-        (dot.step_cycles(machine, high, wide) / (high * wide), -high * wide, high, wide)
-        for wide in divisors(rows, 4)
-        for high in divisors(pixels, machine.registers)
-        if dot.fits(machine, high, wide)
+        (dot.step_cycles(machine, mr, nr) / (mr * nr), -mr * nr, mr, nr)
+        for nr in divisors(rows, 4)
+        for mr in divisors(pixels, machine.registers)
+        if dot.fits(machine, mr, nr)
     ]
     return min(fitting)[2:]
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Transform a band of tiles into the second cache, then multiply and transform back some filters at a time."""
+    """Transform a row block of tiles into the second cache, then multiply and transform back some filters at a time."""
     anchor = primitives.find(sch, NAME)
     tiles, vertical, transformed, sums, half, result = (sch.get_sblock(name) for name in winograd.STAGES)
     last = winograd.inline_epilogue(sch, anchor)
@@ -226,23 +227,23 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in () if packed else real:
         sch.compute_inline(block)
 
-    down, along, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
+    tiles_h, tiles_w, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
     size = primitives.static(sch, sch.get_loops(half)[5])
     _, rows, _, _, _, lanes, blocks, _, _ = (primitives.extent(sch, loop) or 1 for loop in sch.get_loops(sums))
     height = primitives.static(sch, sch.get_loops(last)[2])
-    band = winograd.band_rows(
-        machine, down=down, along=along, channels=blocks * lanes // 2, filters=rows * lanes, size=size,
+    row_block = winograd.band_rows(
+        machine, down=tiles_h, along=tiles_w, channels=blocks * lanes // 2, filters=rows * lanes, size=size,
         exact=height % step == 0,
     )  # fmt: skip
-    high, wide = choose_tile(machine, band * along, rows)
+    mr, nr = choose_tile(machine, row_block * tiles_w, rows)
 
     n, row, h, w, out = sch.get_loops(last)
-    bands, h = sch.split(h, [None, band * step] if band < down else [1, None])
-    row_out, row_in = sch.split(row, [None, wide])
+    row_blocks, h = sch.split(h, [None, row_block * step] if row_block < tiles_h else [1, None])
+    row_out, row_in = sch.split(row, [None, nr])
     h_tile, h_in = sch.split(h, [None, step])
     w_tile, w_in = sch.split(w, [None, step])
-    sch.reorder(n, bands, row_out, h_tile, w_tile, row_in, h_in, w_in, out)
-    shared = primitives.fuse(sch, [n, bands])
+    sch.reorder(n, row_blocks, row_out, h_tile, w_tile, row_in, h_in, w_in, out)
+    shared = primitives.fuse(sch, [n, row_blocks])
 
     behind = real if packed else []
     for block in (*behind, result, half):
@@ -253,11 +254,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 
     sch.compute_at(sums, row_out, preserve_unit_loops=True)
     copy = sch.cache_write(sums, 0, "local")
-    _, row_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
-    pixel_out, pixel_in = sch.split(pixel, [None, high])
-    sch.reorder(i, j, pixel_out, block, quad, pixel_in, row_in, out, byte)
+    _, row_in, i, j, pixel, out, block, k_outer, byte = sch.get_loops(sums)[2:]
+    pixel_out, pixel_in = sch.split(pixel, [None, mr])
+    sch.reorder(i, j, pixel_out, block, k_outer, pixel_in, row_in, out, byte)
     sch.reverse_compute_at(copy, pixel_out)
-    for loop in (quad, pixel_in, row_in):
+    for loop in (k_outer, pixel_in, row_in):
         sch.unroll(loop)
     depth = len(sch.get_loops(sums)) - 6
     primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=lanes)
@@ -270,11 +271,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.set_scope(producer, 0, "local")
     for producer in (tiles, vertical, transformed):
         primitives.vectorize_and_unroll(sch, producer, below=4, lanes=lanes)
-    work = rows * lanes * blocks * lanes * down * along * size * size
-    if down // band >= machine.cores:
+    work = rows * lanes * blocks * lanes * tiles_h * tiles_w * size * size
+    if tiles_h // row_block >= machine.cores:
         primitives.parallel_if_worth(sch, shared, work)
-    else:  # too few bands: share the filters, and before them the channels
+    else:  # too few row blocks: share the filters, and before them the channels
         primitives.parallel_if_worth(sch, row_out, work)
-        primitives.parallel_if_worth(sch, c, blocks * lanes * down * along * size * size)
+        primitives.parallel_if_worth(sch, c, blocks * lanes * tiles_h * tiles_w * size * size)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=lanes)
     tensorize(sch, out, machine, _int16(machine), BYTES, weights="int16")

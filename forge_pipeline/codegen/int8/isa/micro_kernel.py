@@ -215,7 +215,7 @@ def by_element(instruction: Instruction, reader: Reader, *, signed: bool) -> lis
 
 _FRAME = """
 @T.prim_func(s_tir=True)
-def unit(a: T.handle, b: T.handle, c: T.handle) -> None:
+def kernel(a: T.handle, b: T.handle, c: T.handle) -> None:
     A = T.match_buffer(a, {shape}, '{stored}', offset_factor=1)
     B = T.match_buffer(b, {weights}, 'int8', offset_factor=1)
     C = T.match_buffer(c, {sums}, 'int32', offset_factor=1, scope='local')

@@ -1,4 +1,4 @@
-"""Convolutions and products of bytes on NEON, by units of four pixels and four filters (``MicroKernel``).
+"""Convolutions and products of bytes on NEON, by micro-kernels of four pixels by four filters.
 
 A product of matrices is a convolution of one pixel whose image has a row of pixels. Images are copied where they need
 a margin, where steps are longer than a block of channels, and where activations are to be signed once and for all.
@@ -17,7 +17,7 @@ from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.neon import narrow_store
 from forge_pipeline.codegen.int8.neon.pack_activations import halves, matrix, padded_rows, schedule_copy
 from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_neon"
-UNIT, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
+KERNEL, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
 """Annotations of the block that sums: its plan, and how it reads activations."""
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
     if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_sized:
@@ -44,12 +44,12 @@ def emit(
         return None
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(packed(weight, plan.kernel)),
-        *finish.constants(graph, arranged(geometry.filters, plan.kernel)),
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, plan=plan,
+        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
 
-def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
     """Emit (.., rows, steps), with ones before, times (steps, columns); None where single rows serve as well."""
     if not isinstance(rows, int):
         return None
@@ -63,8 +63,8 @@ def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finis
         return None
     return graph.kernel(
         by_rows, flat, graph.constant(packed(weight.T[:, :, None, None], plan.kernel)),
-        *finish.constants(graph, arranged(geometry.filters, plan.kernel)),
-        name="dense_u8", geometry=geometry, finish=finish, plan=plan,
+        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        name="dense_u8", geometry=geometry, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def packed(weight: Array, micro: MicroKernel) -> Array:
 
 
 def convolve(
-    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, plan: Plan,
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
     from tvm import te
@@ -95,25 +95,25 @@ def convolve(
     if plan.kernel.reads_halves:
         source, layout = halves(source, layout), "halves"
     total = _sums(source, layout, weight, geometry, plan, image.shape[0])
-    result = _finished(total, plan, finish, (bias, factor, *offset))
+    result = _requantized(total, plan, epilogue, (bias, factor, *float_bias))
     shape = (image.shape[0], int(weight.shape[0]), *geometry.output, LANES)
-    return te.compute(shape, result, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute(shape, result, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def by_rows(
-    left: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, finish: Finish, plan: Plan,
+    left: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps) times packed weights, and what is done to the sums; what comes before is one."""
     from tvm import te
 
     source = matrix(left, plan)
     layout = "halves" if plan.kernel.reads_halves else "image"
-    result = _finished(_sums(source, layout, weight, geometry, plan, 1), plan, finish, (bias, factor, *offset))
+    result = _requantized(_sums(source, layout, weight, geometry, plan, 1), plan, epilogue, (bias, factor, *float_bias))
     return te.compute(
         (*left.shape[:-1], geometry.filters),
         lambda *at: result(0, at[-1] // LANES, 0, at[-2], at[-1] % LANES),
-        name=f"finish_{to_float_if_needed(finish.affine)}",
+        name=f"finish_{to_float_if_needed(epilogue.affine)}",
     )
 
 
@@ -123,7 +123,7 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
     micro = plan.kernel
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     per_group = rows // geometry.groups
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     extents = {"block": blocks, "kernel_h": height, "kernel_w": width}
     axes = [te.reduce_axis((0, extent), name) for name, extent in extents.items()]
     inner = [te.reduce_axis((0, extent), f"step{at}") for at, extent in enumerate(micro.shape(micro.step))]
@@ -133,8 +133,8 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
         first = row // per_group * blocks if geometry.groups > 1 else 0
 
         def activation(pixel: Any, *step: Any) -> Any:
-            x = (t * PIXELS + pixel) * right + kernel_w * dilate_right
-            y = h * down + kernel_h * dilate_down
+            x = (t * PIXELS + pixel) * stride_w + kernel_w * dilation_w
+            y = h * stride_h + kernel_h * dilation_h
             at = (x * LANES + step[0],) if layout == "row" else (x, *step)
             byte = source(n, first + block, y, *at)
             return byte.astype("int32") - 128 if layout == "raw" else byte
@@ -147,28 +147,29 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
     tiles = -(-geometry.output[1] // plan.pixels) * plan.pixels // PIXELS
     shape = (batch, rows, geometry.output[0], tiles, *micro.shape(micro.sums))
     attributes = {
-        primitives.FAMILY: NAME, UNIT: micro.name, TILE: [plan.pixels, plan.vectors], STRIDE: right, LAYOUT: layout,
+        primitives.FAMILY: NAME, KERNEL: micro.name, TILE: [plan.pixels, plan.vectors], STRIDE: stride_w,
+        LAYOUT: layout,
     }  # fmt: skip
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
 
-def _finished(total: te.Tensor, plan: Plan, finish: Finish, constants: tuple[te.Tensor, ...]) -> Any:
-    """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by units."""
+def _requantized(total: te.Tensor, plan: Plan, epilogue: Epilogue, constants: tuple[te.Tensor, ...]) -> Any:
+    """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by micro-kernels."""
     micro = plan.kernel
-    if finish.affine is None:
+    if epilogue.affine is None:
 
         def value(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
             sums = total(n, row, h, w // PIXELS, *micro.place(w % PIXELS, lane))
-            return finish.result(sums, *(constant(row, *micro.split(micro.lane, lane)) for constant in constants))
+            return epilogue.result(sums, *(constant(row, *micro.split(micro.lane, lane)) for constant in constants))
 
         return value
 
     def narrowed(n: Any, row: Any, h: Any, t: Any, *at: Any) -> Any:
         pixel, lane = at[: len(at) // 2], at[len(at) // 2 :]
         sums = total(n, row, h, t, *(axis for pair in zip(pixel, lane, strict=True) for axis in pair))
-        return finish.result(sums, *(constant(row, *lane) for constant in constants))
+        return epilogue.result(sums, *(constant(row, *lane) for constant in constants))
 
-    narrow = narrow_store.narrow(narrowed, total.shape[:4], micro, finish)
+    narrow = narrow_store.narrow(narrowed, total.shape[:4], micro, epilogue)
 
     def byte(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
         return narrow(n, row, h, w // PIXELS, *micro.split(micro.pixel, w % PIXELS), *micro.split(micro.lane, lane))
@@ -177,11 +178,11 @@ def _finished(total: te.Tensor, plan: Plan, finish: Finish, constants: tuple[te.
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Hold a tile of units in registers along the whole reduction; then what follows, then store."""
+    """Hold a tile of micro-kernels in registers along the whole reduction; then what follows, then store."""
     anchor = primitives.find(sch, NAME)
     annotations = sch.get(anchor).annotations
     stride, layout = int(annotations[STRIDE]), str(annotations[LAYOUT])
-    micro = next(kernel for kernel in instruction_set(machine).micro_kernels if kernel.name == annotations[UNIT])
+    micro = next(kernel for kernel in instruction_set(machine).micro_kernels if kernel.name == annotations[KERNEL])
     pixels, vectors = (int(extent) for extent in annotations[TILE])
     narrow = narrow_store.find(sch)
     before, last = primitives.split_around(sch, anchor if narrow is None else narrow)

@@ -1,6 +1,6 @@
 """From sums of a NEON micro-kernel to sixteen bytes, with instructions that round, narrow and saturate.
 
-``Finish`` says what is computed; its results leave as one vector. FCVTNS rounds half to even, the narrowing
+``Epilogue`` says what is computed; its results leave as one vector. FCVTNS rounds half to even, the narrowing
 instructions keep what does not fit at the ends of their range, so that clipping to all of it takes none of its own.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import call, extents_of, register, shuffle, whole
 from forge_pipeline.codegen.int8.isa.micro_kernel import MicroKernel
-from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, Affine
 from forge_pipeline.codegen.tir import primitives
 
@@ -26,23 +26,23 @@ STORE = "forge.store"
 """The annotation of the block that makes bytes of sums: its intrinsic."""
 
 
-def name_of(kernel: MicroKernel, finish: Finish) -> str:
+def name_of(kernel: MicroKernel, epilogue: Epilogue) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for; the finish is quantized."""
-    affine = finish.affine
+    affine = epilogue.affine
     assert affine is not None  # noqa: S101 - who calls has looked
-    low, high = finish.clip.steps(affine)
-    has_offset = finish.offset is not None
-    name = f"forge.neon.store.{kernel.name}.{affine.zero}.{low:g}.{high:g}.{has_offset}"
-    pattern, body = (text(kernel, affine, low, high, has_offset=has_offset) for text in (_pattern, _body))
-    register(name, _FRAME, pattern, body, _params(kernel, has_offset=has_offset))
+    low, high = epilogue.clip.steps(affine)
+    has_float_bias = epilogue.float_bias is not None
+    name = f"forge.neon.store.{kernel.name}.{affine.zero}.{low:g}.{high:g}.{has_float_bias}"
+    pattern, body = (text(kernel, affine, low, high, has_float_bias=has_float_bias) for text in (_pattern, _body))
+    register(name, _FRAME, pattern, body, _params(kernel, has_float_bias=has_float_bias))
     return name
 
 
-def narrow(value: Callable[..., Any], shape: Sequence[Any], kernel: MicroKernel, finish: Finish) -> te.Tensor:
+def narrow(value: Callable[..., Any], shape: Sequence[Any], kernel: MicroKernel, epilogue: Epilogue) -> te.Tensor:
     """Describe the bytes of micro-kernels: ``shape`` of them, each with the axes of its pixels, then of its filters."""
     from tvm import te
 
-    attributes = {STORE: name_of(kernel, finish)}
+    attributes = {STORE: name_of(kernel, epilogue)}
     return te.compute((*shape, *kernel.shape(kernel.pixel + kernel.lane)), value, name="narrow", attrs=attributes)
 
 
@@ -73,20 +73,20 @@ def store(c: T.handle, s: T.handle, f: T.handle{more}, d: T.handle) -> None:
 """
 
 
-def _params(kernel: MicroKernel, *, has_offset: bool) -> dict[str, str]:
+def _params(kernel: MicroKernel, *, has_float_bias: bool) -> dict[str, str]:
     found = {"more": "", "read": "", "offset": ""}
     for name, axes in (("sums", kernel.sums), ("lanes", kernel.lane), ("results", kernel.pixel + kernel.lane)):
         found[name], found[f"all_{name}"] = extents_of(kernel.shape(axes)), whole(kernel.shape(axes))
-    if has_offset:
+    if has_float_bias:
         found |= {"more": ", g: T.handle", "read": f", G[{found['all_lanes']}]"}
         found["offset"] = f"\n    G = T.match_buffer(g, {found['lanes']}, 'float32', offset_factor=1)"
     return found
 
 
-def _pattern(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_offset: bool) -> str:
+def _pattern(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_float_bias: bool) -> str:
     results = kernel.pixel + kernel.lane
     total, lane, result = (", ".join(f"v{axis}" for axis in axes) for axes in (kernel.sums, kernel.lane, results))
-    value = f"T.Cast('float32', C[{total}] + S[{lane}]) * F[{lane}]" + (f" + G[{lane}]" if has_offset else "")
+    value = f"T.Cast('float32', C[{total}] + S[{lane}]) * F[{lane}]" + (f" + G[{lane}]" if has_float_bias else "")
     shifted = f"T.max(T.min({value}, T.float32({high!r})), T.float32({low!r})) + T.float32({ROUNDS!r})"
     moved = f"T.reinterpret({shifted}, dtype='int32')" + (f" + {affine.zero}" if affine.zero else "")
     return f"""for {", ".join(results)} in T.grid({", ".join(map(str, kernel.shape(results)))}):
@@ -95,13 +95,13 @@ def _pattern(kernel: MicroKernel, affine: Affine, low: float, high: float, *, ha
                 D[{result}] = T.Cast('uint8', {moved})"""
 
 
-def _body(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_offset: bool) -> str:
+def _body(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_float_bias: bool) -> str:
     lanes = ", ".join("0" for _ in kernel.lane)
     narrowed = []
     for pixel in range(4):
         total = f"{kernel.sums_of(pixel)} + S.vload([{lanes}], 'int32x4')"
         value = f"T.Cast('float32x4', {total}) * F.vload([{lanes}], 'float32x4')"
-        if has_offset:
+        if has_float_bias:
             value += f" + G.vload([{lanes}], 'float32x4')"
         narrowed.append(_neon("sqxtn", "int16x4", _neon("fcvtns", "int32x4", value)))
     bytes_ = []

@@ -31,15 +31,15 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
 
     *ones, rows, steps = (int(extent) for extent in left.shape)
     micro, first = plan.kernel, (0,) * len(ones)
-    tall = -(-rows // plan.pixels) * plan.pixels
+    padded_rows = -(-rows // plan.pixels) * plan.pixels
 
     def element(_: Any, block: Any, __: Any, m: Any, *channel: Any) -> Any:
         at = block * micro.k_inner + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
-        row = tirx.min(m, rows - 1) if tall != rows else m
+        row = tirx.min(m, rows - 1) if padded_rows != rows else m
         return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
 
     inner = (2, LANES) if micro.reads_halves else (LANES,)
-    shape = (1, -(-steps // micro.k_inner), 1, tall, *inner)
+    shape = (1, -(-steps // micro.k_inner), 1, padded_rows, *inner)
     return te.compute(shape, element, name="matrix", attrs={COPY: "matrix"})
 
 
@@ -52,9 +52,9 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
     from tvm import te, tirx
 
     micro, (top, left, bottom, right) = plan.kernel, geometry.padding
-    wide = -(-geometry.output[1] // plan.pixels) * plan.pixels
+    out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
-    whole = max(width + left + right, geometry.reach(wide))
+    whole = max(width + left + right, geometry.reach(out_w))
     whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // micro.k_inner) * micro.k_inner // LANES
     first, last = left * LANES, (left + width) * LANES
     filler = tirx.const(zero - 128, "int8") if micro.signed else tirx.const(zero, "uint8")
@@ -87,13 +87,13 @@ def halves(source: te.Tensor, layout: str) -> te.Tensor:
         at = (w * LANES + channel,) if layout == "row" else (w, channel)
         return source(n, block * 2 + half, h, *at)
 
-    wide = width // LANES if layout == "row" else width
-    shape = (source.shape[0], blocks // 2, height, wide, 2, LANES)
+    columns = width // LANES if layout == "row" else width
+    shape = (source.shape[0], blocks // 2, height, columns, 2, LANES)
     return te.compute(shape, element, name="halves", attrs={COPY: layout})
 
 
 def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
-    """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by words."""
+    """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by int32."""
     kind = str(sch.get(block).annotations.get(COPY, ""))
     if not kind:
         primitives.spread(sch, block, machine)
@@ -132,7 +132,7 @@ def pair(a: T.handle, b: T.handle) -> None:
 
 
 def _zip(form: str) -> str:
-    """Return the name of the tensor intrinsic: two vectors loaded, their words interleaved, two vectors stored."""
+    """Return the name of the tensor intrinsic: two vectors loaded, their int32 interleaved, two vectors stored."""
     shape, strides, value = _PAIRS[form]
     axes = len(shape) - 1
     first, second = (f"A.vload([{half}{', 0' * axes}], 'uint8x16')" for half in range(2))

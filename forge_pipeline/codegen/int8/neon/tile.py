@@ -44,34 +44,34 @@ def choose_plan(machine: Machine, geometry: Geometry, *, is_matrix: bool = False
 
 
 def _plans(machine: Machine, geometry: Geometry, kernel: MicroKernel, *, is_matrix: bool) -> list[Plan]:
-    tall, wide = geometry.output
+    out_h, out_w = geometry.output
     channels = geometry.channels // geometry.groups
     if geometry.groups > 1 and channels % kernel.k_inner:
         return []
     rows = -(-geometry.filters // LANES)
     blocks = -(-channels // kernel.k_inner)
     steps = blocks * geometry.kernel[0] * geometry.kernel[1]
-    words = geometry.size[0] * geometry.size[1] * -(-geometry.channels // LANES)
+    packed = geometry.size[0] * geometry.size[1] * -(-geometry.channels // LANES)
     found = []
     for vectors in divisors(rows // geometry.groups, WIDEST):
-        for pixels in range(PIXELS, min(wide, machine.registers) + PIXELS, PIXELS):
-            tiles = -(-wide // pixels)
+        for pixels in range(PIXELS, min(out_w, machine.registers) + PIXELS, PIXELS):
+            tiles = -(-out_w // pixels)
             needed = not is_matrix and needs_row(geometry, kernel, tiles * pixels)
             for copies in (True,) if needed else (False, True) if kernel.signed and not is_matrix else (False,):
                 raw = not copies and not is_matrix
                 if kernel.registers(pixels, vectors, raw=raw) > machine.registers:
                     continue
                 step = kernel.step_cycles(machine, pixels, vectors, stride=geometry.strides[1], raw=raw)
-                total = tall * tiles * (rows // vectors) * (step * steps + TILE_CYCLES)
-                total += words * (ROW_CYCLES if copies else 0)
-                total += words * (PACK_CYCLES if is_matrix else HALVES_CYCLES if kernel.reads_halves else 0)
+                total = out_h * tiles * (rows // vectors) * (step * steps + TILE_CYCLES)
+                total += packed * (ROW_CYCLES if copies else 0)
+                total += packed * (PACK_CYCLES if is_matrix else HALVES_CYCLES if kernel.reads_halves else 0)
                 found.append(Plan(kernel=kernel, pixels=pixels, vectors=vectors, copies=copies, cycles=total))
     return found
 
 
-def needs_row(geometry: Geometry, kernel: MicroKernel, wide: int) -> bool:
-    """Return whether an image has to be copied before micro-kernels can read ``wide`` pixels of a row."""
-    if any(geometry.padding) or geometry.reach(wide) > geometry.size[1]:
+def needs_row(geometry: Geometry, kernel: MicroKernel, out_w: int) -> bool:
+    """Return whether an image has to be copied before micro-kernels can read ``out_w`` pixels of a row."""
+    if any(geometry.padding) or geometry.reach(out_w) > geometry.size[1]:
         return True
     if not kernel.reads_halves:
         return False
@@ -81,16 +81,16 @@ def needs_row(geometry: Geometry, kernel: MicroKernel, wide: int) -> bool:
 def _single_cycles(machine: Machine, geometry: Geometry) -> float:
     """Return the cycles where each pixel is read for itself."""
     dot = dot_product(machine)
-    tall, wide = geometry.output
+    out_h, out_w = geometry.output
     rows = -(-geometry.filters // LANES)
     steps = -(-(geometry.channels // geometry.groups) // LANES) * geometry.kernel[0] * geometry.kernel[1]
 
     def step(pixels: int, vectors: int) -> float:
         return cycles(machine, pixels * (vectors * dot.multiplies + dot.reading), pixels + vectors, vectors)
 
-    return tall * min(
-        -(-wide // pixels) * (rows // vectors) * (step(pixels, vectors) * steps + TILE_CYCLES)
+    return out_h * min(
+        -(-out_w // pixels) * (rows // vectors) * (step(pixels, vectors) * steps + TILE_CYCLES)
         for vectors in divisors(rows // geometry.groups, WIDEST)
-        for pixels in range(1, min(wide, machine.registers) + 1)
+        for pixels in range(1, min(out_w, machine.registers) + 1)
         if pixels * vectors + vectors + 2 <= machine.registers
     )

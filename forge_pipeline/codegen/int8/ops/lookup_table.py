@@ -90,7 +90,7 @@ def function(graph: Graph, call: relax.Call) -> Value | None:
         return None
     with np.errstate(all="ignore"):
         values = FUNCTIONS[call.op.name](call.attrs, *operands)
-    return Curve(source=source, values=np.broadcast_to(values, LEVELS + 1), pending=InFloat(call=call))
+    return Curve(source=source, values=np.broadcast_to(values, LEVELS + 1), deferred=InFloat(call=call))
 
 
 def _number(graph: Graph, argument: relax.Expr) -> Any:
@@ -114,7 +114,7 @@ def stored(curve: Curve, affine: Affine) -> Value | None:
 
 def looked_up(source: Value, table: Array) -> Lookup:
     """Return the bytes that ``table`` has for those of ``source``."""
-    return Lookup(source=source, table=table, channels=source.channels, pending=LookedUp(source=source, table=table))
+    return Lookup(source=source, table=table, channels=source.channels, deferred=LookedUp(source=source, table=table))
 
 
 def emit(graph: Graph, integers: relax.Expr, table: Array) -> relax.Expr:

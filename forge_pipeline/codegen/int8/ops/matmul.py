@@ -13,11 +13,17 @@ from forge_pipeline.codegen.int8.bias import with_constant
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, products, tensorize, to_int16
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.neon import kernels
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, IntegerWeight, Measured, Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import (
+    DeferredKernel,
+    Dequantized,
+    DynamicallyQuantized,
+    IntegerWeight,
+    deferred_result,
+)
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -34,11 +40,11 @@ VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Storable):
-    """A product of integers that waits to be stored: a ``Waiting`` result.
+class Product(DeferredKernel):
+    """A product of integers as a ``DeferredResult``.
 
-    ``weight`` (steps, columns) is as ``integer_weights`` holds it; sums are in units of ``scale``, one for each column,
-    and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
+    ``weight`` (steps, columns) is as ``weights`` holds it; sums are in units of ``scale``, one for each column, and
+    start at ``bias``; ``float_bias`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
     the result's.
     """
 
@@ -47,10 +53,10 @@ class Product(Storable):
     weight: Array
     scale: Array
     bias: Array
-    offset: Array | None
+    float_bias: Array | None
     clip: Clip
     shape: tuple[Extent, ...]
-    measured: Measured | None = None
+    dynamic: DynamicallyQuantized | None = None
     raw: bool = False
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
@@ -62,30 +68,30 @@ class Product(Storable):
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
         shift = self.zero - dot_product(graph.machine).activation_offset
         sums = self.weight.astype(np.int64).sum(axis=0)
-        finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
-        finish = replace(finish, raw=self.raw)
-        if self.measured is not None:
-            finish = dynamic_quantize.measured_finish(finish, self.measured, sums)
+        epilogue = Epilogue.of(self.scale, self.bias - shift * sums, self.float_bias, affine, self.clip)
+        epilogue = replace(epilogue, raw=self.raw)
+        if self.dynamic is not None:
+            epilogue = dynamic_quantize.dynamic_epilogue(epilogue, self.dynamic, sums)
         rows = primitives.product(self.shape[:-1])
         left = graph.plain(self.source)
         keeps_axes = len(self.shape) == 2 or (_is_matrix(self.shape) and not graph.machine.amx)  # tiles read two axes
         if not keeps_axes:
             left = graph.emit(relax.op.reshape(left, (rows, self.weight.shape[0])))
-        result = first_result(ALGORITHMS, graph, left, rows, self.weight, finish)
+        result = first_result(ALGORITHMS, graph, left, rows, self.weight, epilogue)
         return Value(plain=result if keeps_axes else graph.emit(relax.op.reshape(result, self.shape)))
 
 
-def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr:
+def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr:
     """Emit any product by constant weights."""
     steps, columns = weight.shape
     dot = dot_product(graph.machine)
-    high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // dot.k_inner))
-    width = wide * graph.machine.lanes
+    mr, nr = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // dot.k_inner))
+    width = nr * graph.machine.lanes
     packed = pack_weight(weight, width, dot.k_inner)
-    constants = finish.constants(graph, (packed.shape[0] * width,))
+    constants = epilogue.constants(graph, (packed.shape[0] * width,))
     return graph.kernel(
         by_panels, left, graph.constant(packed), *constants,
-        name="dense_u8", columns=columns, finish=finish, high=high, dot=dot,
+        name="dense_u8", columns=columns, epilogue=epilogue, mr=mr, dot=dot,
     )  # fmt: skip
 
 
@@ -108,7 +114,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     left, weight = (graph.look(argument) for argument in call.args)
     if not has_dot_product(graph.machine) or not isinstance(weight, IntegerWeight):
         return None
-    if not isinstance(left, Dequantized | Measured):
+    if not isinstance(left, Dequantized | DynamicallyQuantized):
         return None
     integers = weight.integers
     held = weights.held(graph.machine, integers.T) if integers.ndim == 2 else None
@@ -123,16 +129,16 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     affine = left.affine if isinstance(left, Dequantized) else Affine(scale=1.0, zero=0)
     scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (columns,))
     return Value(
-        pending=Product(
+        deferred=Product(
             source=left.source,
             zero=affine.zero,
             weight=held.T,
             scale=scale.astype(np.float32),
             bias=np.zeros(columns, np.int64),
-            offset=None,
+            float_bias=None,
             clip=Clip(),
             shape=shape,
-            measured=left if isinstance(left, Measured) else None,
+            dynamic=left if isinstance(left, DynamicallyQuantized) else None,
         )
     )
 
@@ -140,15 +146,15 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Start sums at a constant for each column: exactly, if it is stored in their unit."""
     for image, other in (call.args, reversed(call.args)):
-        pending, term = waiting(graph, image), graph.look(other)
-        if not isinstance(pending, Product) or term.constant is None or pending.clip != Clip():
+        deferred, term = deferred_result(graph, image), graph.look(other)
+        if not isinstance(deferred, Product) or term.constant is None or deferred.clip != Clip():
             continue
-        columns = pending.shape[-1]
-        if term.constant.size != columns or term.constant.shape[-1:] != (columns,) or pending.offset is not None:
+        columns = deferred.shape[-1]
+        if term.constant.size != columns or term.constant.shape[-1:] != (columns,) or deferred.float_bias is not None:
             continue
-        if term.constant.ndim > len(pending.shape):
+        if term.constant.ndim > len(deferred.shape):
             continue
-        return Value(pending=with_constant(pending, term))
+        return Value(deferred=with_constant(deferred, term))
     return None
 
 
@@ -158,30 +164,30 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
         return 1, min(VECTORS, vectors)
     best: tuple[float, int, int] | None = None
     dot = dot_product(machine)
-    for wide in range(1, min(VECTORS, vectors) + 1):
-        panels = -(-vectors // wide)
-        for high in range(1, min(rows, machine.registers) + 1):
-            if not dot.fits(machine, high, wide):
+    for nr in range(1, min(VECTORS, vectors) + 1):
+        panels = -(-vectors // nr)
+        for mr in range(1, min(rows, machine.registers) + 1):
+            if not dot.fits(machine, mr, nr):
                 break
-            cycles = -(-rows // high) * (dot.step_cycles(machine, high, wide) * steps + 5) * panels
+            cycles = -(-rows // mr) * (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
             if best is None or cycles <= best[0]:
-                best = (cycles, high, wide)
+                best = (cycles, mr, nr)
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1:]
 
 
-def pack_weight(weight: Array, width: int, group: int) -> Array:
+def pack_weight(weight: Array, width: int, k_inner: int) -> Array:
     """Return (steps, columns) as (panels, steps / group, width, group); missing ones are zero."""
     steps, columns = weight.shape
-    groups, panels = -(-steps // group), -(-columns // width)
-    full = np.zeros((groups * group, panels * width), weight.dtype)
+    groups, panels = -(-steps // k_inner), -(-columns // width)
+    full = np.zeros((groups * k_inner, panels * width), weight.dtype)
     full[:steps, :columns] = weight
-    return np.ascontiguousarray(full.reshape(groups, group, panels, width).transpose(2, 0, 3, 1))
+    return np.ascontiguousarray(full.reshape(groups, k_inner, panels, width).transpose(2, 0, 3, 1))
 
 
 def by_panels(
-    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    columns: int, finish: Finish, high: int, dot: DotProduct,
+    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    columns: int, epilogue: Epilogue, mr: int, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
     from tvm import te, tirx
@@ -189,11 +195,11 @@ def by_panels(
     count, groups, width, _ = (int(extent) for extent in panels.shape)
     *ones, rows, steps = left.shape
     first = (0,) * len(ones)
-    tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
+    padded_rows = -(-int(rows) // mr) * mr if isinstance(rows, tirx.IntImm | int) else rows
     group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, dot.k_inner), "byte")
     source = left
-    if str(tall) != str(rows) or int(steps) != groups * dot.k_inner:
-        source = te.compute((*ones, tall, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
+    if str(padded_rows) != str(rows) or int(steps) != groups * dot.k_inner:
+        source = te.compute((*ones, padded_rows, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
     if dot.widens:
         source = to_int16(source)
 
@@ -204,14 +210,14 @@ def by_panels(
         )
 
     total = te.compute(
-        (tall, count, width), sums, name="sums", attrs={primitives.FAMILY: NAME, ROWS: high, WEIGHTS: panels.dtype}
+        (padded_rows, count, width), sums, name="sums", attrs={primitives.FAMILY: NAME, ROWS: mr, WEIGHTS: panels.dtype}
     )
 
     def element(*at: Any) -> Any:
         m, n = at[-2:]
-        return finish.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in offset))
+        return epilogue.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in float_bias))
 
-    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def _inside(left: te.Tensor, *at: Any) -> Any:
@@ -224,7 +230,7 @@ def _inside(left: te.Tensor, *at: Any) -> Any:
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Hold a tile of rows by a panel in registers along all steps."""
     anchor = primitives.find(sch, NAME)
-    high = int(sch.get(anchor).annotations[ROWS])
+    mr = int(sch.get(anchor).annotations[ROWS])
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)
@@ -232,7 +238,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         primitives.spread(sch, block, machine)
     m, panel, column, group, byte = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (m, panel, column, group)]
-    m_out, m_in = sch.split(m, [None, high])
+    m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(panel, m_out, group, m_in, vector, lane, byte)
     shared = sch.fuse(panel, m_out) if extents[0] is not None else panel

@@ -25,7 +25,7 @@ from forge_pipeline.codegen.int8.isa.amx import (
     tiles_of,
 )
 from forge_pipeline.codegen.int8.isa.dot_product import products
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -41,7 +41,7 @@ IMAGE = 5
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution of one group as the product of its patches; the result is blocked."""
     lanes = graph.machine.lanes
@@ -59,20 +59,20 @@ def emit(
         return None
     return graph.kernel(
         convolve, graph.blocked(source), graph.constant(pack_weight(steps)),
-        *finish.constants(graph, _columns(filters)),
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, high=tiles_of(rows), filters=filters,
+        *epilogue.constants(graph, _columns(filters)),
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, mr=tiles_of(rows), filters=filters,
     )  # fmt: skip
 
 
-def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
     """Emit (rows, steps) times (steps, columns); None where vectors serve as well."""
     steps, columns = weight.shape
     if not graph.machine.amx or not isinstance(rows, int) or not is_worth(rows, steps, columns):
         return None
     return graph.kernel(
         by_tiles, flat, graph.constant(pack_weight(weight)),
-        *finish.constants(graph, _columns(columns)),
-        name="dense_u8", columns=columns, finish=finish, high=tiles_of(rows),
+        *epilogue.constants(graph, _columns(columns)),
+        name="dense_u8", columns=columns, epilogue=epilogue, mr=tiles_of(rows),
     )  # fmt: skip
 
 
@@ -82,8 +82,8 @@ def _columns(count: int) -> tuple[int]:
 
 
 def by_tiles(
-    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    columns: int, finish: Finish, high: int,
+    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    columns: int, epilogue: Epilogue, mr: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps) times packed weights, and what is done to the sums."""
     from tvm import te, tirx
@@ -94,25 +94,25 @@ def by_tiles(
     def patch(_: Any, chunk: Any, m: Any, k: Any) -> Any:
         step = chunk * BYTES + k
         inside = [condition for condition, needed in (
-            (m < rows, rows % (ROWS * high) != 0), (step < steps, steps % BYTES != 0),
+            (m < rows, rows % (ROWS * mr) != 0), (step < steps, steps % BYTES != 0),
         ) if needed]  # fmt: skip
         value = left(m, step)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, "uint8")) if inside else value
 
-    patches = te.compute((1, chunks, round_up(rows, ROWS * high), BYTES), patch, name=PATCHES)
+    patches = te.compute((1, chunks, round_up(rows, ROWS * mr), BYTES), patch, name=PATCHES)
     total = _sums(patches, panels)
     width = LANES * int(panels.shape[2])
 
-    def finished(m: Any, n: Any) -> Any:
+    def requantized(m: Any, n: Any) -> Any:
         value = total(0, n // width, m, n % width // LANES, n % LANES)
-        return finish.result(value, bias(n), factor(n), *(term(n) for term in offset))
+        return epilogue.result(value, bias(n), factor(n), *(term(n) for term in float_bias))
 
-    return te.compute((rows, columns), finished, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute((rows, columns), requantized, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def convolve(
-    image: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, high: int, filters: int,
+    image: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, mr: int, filters: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
     from tvm import te, tirx
@@ -122,36 +122,36 @@ def convolve(
     padded = surround(image, geometry, zero)
     height, width = geometry.output
     taps = geometry.kernel[0] * geometry.kernel[1]
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
 
     def patch(n: Any, chunk: Any, m: Any, k: Any) -> Any:
         part = chunk * (BYTES // lanes) + k // lanes  # weights of parts beyond the last are zero
         if chunks * BYTES != taps * blocks * lanes:
             part = tirx.min(part, taps * blocks - 1)
-        pixel = tirx.min(m, height * width - 1) if height * width % (ROWS * high) else m
+        pixel = tirx.min(m, height * width - 1) if height * width % (ROWS * mr) else m
         tap, block = part // blocks, part % blocks
-        y = pixel // width * down + tap // geometry.kernel[1] * dilate_down
-        x = pixel % width * right + tap % geometry.kernel[1] * dilate_right
+        y = pixel // width * stride_h + tap // geometry.kernel[1] * dilation_h
+        x = pixel % width * stride_w + tap % geometry.kernel[1] * dilation_w
         return padded(n, block, y, x, k % lanes)
 
-    patches = te.compute((batch, chunks, round_up(height * width, ROWS * high), BYTES), patch, name=PATCHES)
+    patches = te.compute((batch, chunks, round_up(height * width, ROWS * mr), BYTES), patch, name=PATCHES)
     total = _sums(patches, panels)
-    wide = int(panels.shape[2])
+    nr = int(panels.shape[2])
 
-    def finished(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
+    def requantized(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
         out = row * lanes + lane
-        value = total(n, row // wide, h * width + w, row % wide, lane)
-        return finish.result(value, bias(out), factor(out), *(term(out) for term in offset))
+        value = total(n, row // nr, h * width + w, row % nr, lane)
+        return epilogue.result(value, bias(out), factor(out), *(term(out) for term in float_bias))
 
     shape = (batch, -(-filters // lanes), height, width, lanes)
-    return te.compute(shape, finished, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute(shape, requantized, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def _sums(patches: te.Tensor, panels: te.Tensor) -> te.Tensor:
     from tvm import te
 
-    batch, chunks, tall, _ = patches.shape
-    count, _, wide, *_ = (int(extent) for extent in panels.shape)
+    batch, chunks, padded_rows, _ = patches.shape
+    count, _, nr, *_ = (int(extent) for extent in panels.shape)
     chunk, quad = te.reduce_axis((0, int(chunks)), "chunk"), te.reduce_axis((0, QUADS), "quad")
     byte = te.reduce_axis((0, K_INNER), "byte")
 
@@ -159,7 +159,7 @@ def _sums(patches: te.Tensor, panels: te.Tensor) -> te.Tensor:
         activation = patches(n, chunk, m, quad * K_INNER + byte)
         return te.sum(products(activation, panels(panel, chunk, v, quad, column, byte)), axis=[chunk, quad, byte])
 
-    return te.compute((batch, count, tall, wide, LANES), sums, name="sums", attrs={primitives.FAMILY: NAME})
+    return te.compute((batch, count, padded_rows, nr, LANES), sums, name="sums", attrs={primitives.FAMILY: NAME})
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -167,12 +167,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     n, panel, m, v, column, chunk, quad, byte = sch.get_loops(anchor)
-    panels, tall, wide, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, chunk))
-    high = 2 if tall % (2 * ROWS) == 0 else 1
-    m_out, m_in = sch.split(m, [None, ROWS * high])
-    inside = [chunk, m_in, v] if wide > 1 else [v, chunk, m_in]
+    panels, padded_rows, nr, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, chunk))
+    mr = 2 if padded_rows % (2 * ROWS) == 0 else 1
+    m_out, m_in = sch.split(m, [None, ROWS * mr])
+    inside = [chunk, m_in, v] if nr > 1 else [v, chunk, m_in]
     sch.reorder(n, m_out, panel, *inside, column, quad, byte)
-    rows_only = tall // (ROWS * high) >= 2 * machine.cores or panels == 1
+    rows_only = padded_rows // (ROWS * mr) >= 2 * machine.cores or panels == 1
     if len(sch.get_loops(last)) == IMAGE:
         columns = primitives.static(sch, sch.get_loops(last)[3])
         sch.transform_block_layout(last, lambda n, row, h, w, lane: (n, row, h * columns + w, lane))
@@ -184,11 +184,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.vectorize(sch.split(sch.get_loops(block)[-1], [None, machine.lanes])[1])
         else:
             primitives.spread(sch, block, machine)
-    primitives.parallel_if_worth(sch, shared, panels * tall * wide * chunks * BYTES * LANES)
+    primitives.parallel_if_worth(sch, shared, panels * padded_rows * nr * chunks * BYTES * LANES)
     _vectorize(sch, last, machine.lanes)
     zeros = sch.decompose_reduction(anchor, chunk)
     sch.vectorize(sch.get_loops(zeros)[-1])
-    sch.tensorize(chunk if chunks > 1 else m_in, intrinsic(chunks, high, wide))
+    sch.tensorize(chunk if chunks > 1 else m_in, intrinsic(chunks, mr, nr))
 
 
 def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:

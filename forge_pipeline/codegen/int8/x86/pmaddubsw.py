@@ -1,6 +1,6 @@
 """Convolutions and products of bytes by ``vpmaddubsw``: four channels a step, half the instructions of widening.
 
-``integer_complement`` sees to it that nothing saturates. Panels of filters have their steps in an order of their own,
+``isa.pmaddubsw`` sees to it that nothing saturates. Panels of filters have their steps in an order of their own,
 so a table says where each step's activations lie. Steps of the second part are xor-ed with a mask, and go on with the
 sums of the first part in the same registers.
 """
@@ -21,7 +21,7 @@ from forge_pipeline.codegen.int8.isa.dot_product import products
 from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER, Panels
 from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.register_tile import STEPS
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
@@ -46,7 +46,7 @@ FEWEST = 4
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
     lanes = graph.machine.lanes
@@ -61,20 +61,21 @@ def emit(
     split = full.reshape(filters, blocks, lanes // K_INNER, K_INNER, height, width)
     steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, K_INNER)
     pixels, vectors = isa.choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
-    tall, wide = _padded_size(_with_whole_tiles(geometry, pixels))
+    out_h, out_w = _padded_size(_with_whole_tiles(geometry, pixels))
     at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // K_INNER))
-    block, kernel_h, kernel_w, quad = at
-    place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
+    block, kernel_h, kernel_w, k_outer = at
+    place = ((block * out_h + kernel_h * geometry.dilation[0]) * out_w + kernel_w * geometry.dilation[1]) * lanes
     panels = isa.pack(steps, vectors * lanes)
     if panels is None or panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
         return None
     return graph.kernel(
-        convolve, graph.blocked(source), *_constants(graph, panels, place + quad * K_INNER, finish, blocked=True),
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, complemented=panels.complemented,
+        convolve, graph.blocked(source), *_constants(graph, panels, place + k_outer * K_INNER, epilogue, blocked=True),
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, pixels=pixels,
+        complemented=panels.complemented,
     )  # fmt: skip
 
 
-def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
     """Emit (.., rows, steps), with ones before, times (steps, columns); None where this does not serve it."""
     steps, columns = weight.shape
     if not isinstance(rows, int) or rows < FEWEST or steps % K_INNER or not _serves(graph.machine, weight.T):
@@ -85,8 +86,8 @@ def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finis
         return None
     place = K_INNER * np.arange(steps // K_INNER)
     return graph.kernel(
-        by_rows, left, *_constants(graph, panels, place, finish, blocked=False),
-        name="dense_u8", columns=columns, finish=finish, pixels=pixels, complemented=panels.complemented,
+        by_rows, left, *_constants(graph, panels, place, epilogue, blocked=False),
+        name="dense_u8", columns=columns, epilogue=epilogue, pixels=pixels, complemented=panels.complemented,
         lanes=graph.machine.lanes,
     )  # fmt: skip
 
@@ -99,14 +100,14 @@ def _serves(machine: Machine, weight: Array) -> bool:
     return LEVELS * int(totals.max(initial=0)) < SUM_LIMIT
 
 
-def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, blocked: bool) -> list[relax.Expr]:
-    """Return weights, where steps lie, masks if there are any, and what ``finish`` needs."""
+def _constants(graph: Graph, panels: Panels, place: Array, epilogue: Epilogue, *, blocked: bool) -> list[relax.Expr]:
+    """Return weights, where steps lie, masks if there are any, and what ``epilogue`` needs."""
     size, lanes = panels.weights.shape[0] * panels.weights.shape[2], graph.machine.lanes
     packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
     if panels.complemented:
         bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
         packed.append(graph.kernel(weight_decode.masks, graph.constant(bits), name="complement_masks"))
-    started = replace(finish, bias=finish.bias + panels.bias)
+    started = replace(epilogue, bias=epilogue.bias + panels.bias)
     return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
 
 
@@ -122,7 +123,7 @@ def _padded_size(geometry: Geometry) -> tuple[int, int]:
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, complemented: int,
+    geometry: Geometry, zero: int, epilogue: Epilogue, pixels: int, complemented: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums.
 
@@ -130,15 +131,15 @@ def convolve(
     """
     masks, constants = _split(rest, complemented)
     padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
-    lanes, (down, right), (tall, width) = int(image.shape[-1]), geometry.strides, geometry.output
+    lanes, (stride_h, stride_w), (out_h, width) = int(image.shape[-1]), geometry.strides, geometry.output
     rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
     total = _sums(
-        lambda n, h, w, place: padded(n, 0, h * down, w * right, place),
-        (weight, places, masks), (image.shape[0], rows, tall, -(-width // pixels) * pixels, lanes), pixels,
+        lambda n, h, w, place: padded(n, 0, h * stride_h, w * stride_w, place),
+        (weight, places, masks), (image.shape[0], rows, out_h, -(-width // pixels) * pixels, lanes), pixels,
     )  # fmt: skip
-    return narrow_store.finished(
-        (image.shape[0], -(-geometry.filters // lanes), tall, width, lanes),
-        finish,
+    return narrow_store.requantized(
+        (image.shape[0], -(-geometry.filters // lanes), out_h, width, lanes),
+        epilogue,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in constants),
     )
@@ -146,7 +147,7 @@ def convolve(
 
 def by_rows(
     left: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
-    columns: int, finish: Finish, pixels: int, complemented: int, lanes: int,
+    columns: int, epilogue: Epilogue, pixels: int, complemented: int, lanes: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps), with ones before, times packed weights, and what is done to the sums."""
     from tvm import te
@@ -161,9 +162,9 @@ def by_rows(
 
     def element(*at: Any) -> Any:
         m, n = at[-2:]
-        return finish.result(total(0, n // lanes, 0, m, n % lanes), *(term(n) for term in constants))
+        return epilogue.result(total(0, n // lanes, 0, m, n % lanes), *(term(n) for term in constants))
 
-    return te.compute((*left.shape[:-1], columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute((*left.shape[:-1], columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def _split(rest: tuple[te.Tensor, ...], complemented: int) -> tuple[te.Tensor | None, tuple[te.Tensor, ...]]:
