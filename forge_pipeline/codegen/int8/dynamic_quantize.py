@@ -10,12 +10,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.requantize import Epilogue
-from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, DynamicAffine
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
+from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.dynamic_quantize import MEASURE
 from forge_pipeline.codegen.tir import primitives
@@ -179,11 +176,6 @@ def _surround(image: te.Tensor, zero: te.Tensor, geometry: Geometry) -> te.Tenso
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), zero())
 
     return te.compute((batch, channels, height + top + bottom, width + left + right, *lanes), element, name="pad")
-
-
-def dynamic_epilogue(epilogue: Epilogue, image: DynamicallyQuantized, sums: Array) -> Epilogue:
-    """Return it for sums of bytes that have a measured zero point; ``sums`` of the weights, for each channel."""
-    return replace(epilogue, dynamic=DynamicAffine(scale=image.scale, zero=image.zero, sums=sums.astype(np.int32)))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

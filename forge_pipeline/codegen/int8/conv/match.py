@@ -15,18 +15,13 @@ import numpy as np
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
 from forge_pipeline.codegen.int8.algorithm import first_result
-from forge_pipeline.codegen.int8.bias import with_constant
 from forge_pipeline.codegen.int8.conv import depthwise
 from forge_pipeline.codegen.int8.conv.convolution import ALGORITHMS
-from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
+from forge_pipeline.codegen.int8.deferred_sums import DeferredSums, quantized_operands
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
-    DeferredKernel,
-    Dequantized,
-    DynamicallyQuantized,
-    IntegerWeight,
     deferred_result,
 )
 from forge_pipeline.codegen.layout.symbolic_cast import Named
@@ -36,24 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution(DeferredKernel):
-    """A convolution of integers as a ``DeferredResult``.
+class Convolution(DeferredSums):
+    """A convolution of integers; ``weight`` is (filters, channels / groups, *kernel)."""
 
-    ``weight`` (filters, channels / groups, *kernel) is as ``weights`` holds it; sums are in units of ``scale``, one for
-    each filter, and start at ``bias``; ``float_bias`` is added to results in real units. ``raw``: the result are the
-    sums.
-    """
-
-    source: Value
-    zero: int
-    weight: Array
-    scale: Array
-    bias: Array
-    float_bias: Array | None
-    clip: Clip
     strategy: ConvStrategy
-    dynamic: DynamicallyQuantized | None = None
-    raw: bool = False
 
     @property
     def filters(self) -> int:
@@ -107,15 +88,10 @@ class Conv2d:
 
     def prepared(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Prepared:
         """Return what a kernel of the convolution takes."""
-        shift = convolution.zero - dot_product(graph.machine).activation_offset
-        sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
-        bias = convolution.bias - shift * sums
-        epilogue = Epilogue.of(convolution.scale, bias, convolution.float_bias, affine, convolution.clip)
-        epilogue = replace(epilogue, raw=convolution.raw)
+        epilogue = convolution.epilogue(graph.machine, affine, convolution.weight.astype(np.int64).sum(axis=(1, 2, 3)))
         source, geometry = convolution.source, self.geometry
         if convolution.dynamic is not None:
             source, geometry = dynamic_quantize.padded(graph, source, convolution.dynamic, geometry)
-            epilogue = dynamic_quantize.dynamic_epilogue(epilogue, convolution.dynamic, sums)
         by_rows = depthwise.takes(geometry)
         weight, times = weights.in_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
         if times > 1 and not by_rows:
@@ -189,40 +165,10 @@ def convolution_of(
 
     ``arrange`` brings weights, as the operator has them, to filters first.
     """
-    image, weight = (graph.look(argument) for argument in call.args)
-    if not has_dot_product(graph.machine) or not isinstance(weight, IntegerWeight):
+    operands = quantized_operands(graph, call, arrange)
+    if operands is None:
         return None
-    if not isinstance(image, Dequantized | DynamicallyQuantized):
-        return None
-    integers = weight.integers
-    if not (weight.scale > 0).all():
-        return None
-    kernel = weights.held(graph.machine, arrange(integers))
-    if kernel is None:
-        return None
-    spread = [1] * integers.ndim
-    if weight.scale.size > 1:
-        spread[weight.axis] = -1
-    scales = arrange(np.broadcast_to(weight.scale.reshape(spread), integers.shape))
-    scales = scales.reshape(scales.shape[0], -1)
-    if not scales.size or (scales != scales[:, :1]).any():
-        return None
-    affine = image.affine if isinstance(image, Dequantized) else Affine(scale=1.0, zero=0)
-    scale = (np.float32(affine.scale) * scales[:, 0]).astype(np.float32)
-    return Value(
-        deferred=Convolution(
-            source=image.source,
-            zero=affine.zero,
-            weight=kernel,
-            scale=scale,
-            bias=np.zeros(scale.size, np.int64),
-            float_bias=None,
-            clip=Clip(),
-            strategy=strategy,
-            dynamic=image if isinstance(image, DynamicallyQuantized) else None,
-        ),
-        channels=scale.size,
-    )
+    return Value(deferred=Convolution(**operands, strategy=strategy), channels=operands["scale"].size)
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
@@ -255,7 +201,7 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
         filters, ones = sums.filters, (1,) * (sums.weight.ndim - 2)
         if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or sums.float_bias is not None:
             continue
-        done = with_constant(sums, term)
+        done = sums.with_constant(term)
         return Value(deferred=replace(deferred, inner=done) if isinstance(deferred, Named) else done, channels=filters)
     return None
 

@@ -312,9 +312,7 @@ def _vectors(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         sch.reorder(vector, lane)
         sch.vectorize(lane)
         return
-    length = primitives.extent(sch, loops[-1])
-    if length is not None and length % machine.lanes == 0:
-        sch.vectorize(sch.split(loops[-1], [None, machine.lanes])[1] if length > machine.lanes else loops[-1])
+    primitives.vectorize_where_filled(sch, block, machine.lanes)
 
 
 def schedule_sums(sch: Schedule, machine: Machine) -> None:

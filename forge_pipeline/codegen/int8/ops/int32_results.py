@@ -16,7 +16,6 @@ from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy
 from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
-from forge_pipeline.codegen.layout.affine import Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 
@@ -32,12 +31,18 @@ class Widened(Value):
     zero: int
     found: relax.Expr | None = None
 
-    def dynamic(self, graph: Graph) -> DynamicallyQuantized | None:
-        """Return the bytes with a zero point that is found when the model runs; their scale is never asked for."""
-        if self.found is None:
-            return None
-        one = graph.constant(np.ones((), np.float32))
-        return DynamicallyQuantized(source=self.source, scale=one, zero=self.found, channels=self.source.channels)
+    def operands(self, graph: Graph, channels: int) -> dict[str, Any]:
+        """Return the fields of sums of these bytes that nothing is added to and no scale is applied to."""
+        dynamic = None
+        if self.found is not None:
+            one = graph.constant(np.ones((), np.float32))
+            dynamic = DynamicallyQuantized(
+                source=self.source, scale=one, zero=self.found, channels=self.source.channels
+            )
+        return {
+            "source": self.source, "zero": self.zero, "scale": np.ones(channels, np.float32),
+            "bias": np.zeros(channels, np.int64), "raw": True, "dynamic": dynamic,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +109,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
     if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
         return None
-    columns = held.shape[0]
-    product = Product(
-        source=left.source, zero=left.zero, weight=held.T, scale=np.ones(columns, np.float32),
-        bias=np.zeros(columns, np.int64), float_bias=None, clip=Clip(), shape=shape, raw=True,
-        dynamic=left.dynamic(graph),
-    )  # fmt: skip
-    return Value(deferred=Sums(inner=product))
+    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(held)), weight=held.T, shape=shape)))
 
 
 def convolve(graph: Graph, call: relax.Call) -> Value | None:
@@ -122,13 +121,8 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
     strategy = None if held is None else _strategy(call, held, shape)
     if held is None or strategy is None or not isinstance(image, Widened):
         return None
-    filters = held.shape[0]
-    convolution = Convolution(
-        source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
-        bias=np.zeros(filters, np.int64), float_bias=None, clip=Clip(), strategy=strategy, raw=True,
-        dynamic=image.dynamic(graph),
-    )  # fmt: skip
-    return Value(deferred=Sums(inner=convolution), channels=filters)
+    convolution = Convolution(**image.operands(graph, len(held)), weight=held, strategy=strategy)
+    return Value(deferred=Sums(inner=convolution), channels=len(held))
 
 
 def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvStrategy | None:

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.int8 import dynamic_quantize, weights
+from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.algorithm import Algorithm, first_result
-from forge_pipeline.codegen.int8.bias import with_constant
+from forge_pipeline.codegen.int8.deferred_sums import DeferredSums, quantized_operands
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, products, tensorize, to_int16
-from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.neon import kernels
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
-    DeferredKernel,
-    Dequantized,
-    DynamicallyQuantized,
     IntegerWeight,
     deferred_result,
 )
@@ -40,24 +37,10 @@ VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product(DeferredKernel):
-    """A product of integers as a ``DeferredResult``.
+class Product(DeferredSums):
+    """A product of integers; ``weight`` is (steps, columns), ``shape`` the result's."""
 
-    ``weight`` (steps, columns) is as ``weights`` holds it; sums are in units of ``scale``, one for each column, and
-    start at ``bias``; ``float_bias`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
-    the result's.
-    """
-
-    source: Value
-    zero: int
-    weight: Array
-    scale: Array
-    bias: Array
-    float_bias: Array | None
-    clip: Clip
     shape: tuple[Extent, ...]
-    dynamic: DynamicallyQuantized | None = None
-    raw: bool = False
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
@@ -66,12 +49,7 @@ class Product(DeferredKernel):
         if times > 1:
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
-        shift = self.zero - dot_product(graph.machine).activation_offset
-        sums = self.weight.astype(np.int64).sum(axis=0)
-        epilogue = Epilogue.of(self.scale, self.bias - shift * sums, self.float_bias, affine, self.clip)
-        epilogue = replace(epilogue, raw=self.raw)
-        if self.dynamic is not None:
-            epilogue = dynamic_quantize.dynamic_epilogue(epilogue, self.dynamic, sums)
+        epilogue = self.epilogue(graph.machine, affine, self.weight.astype(np.int64).sum(axis=0))
         rows = primitives.product(self.shape[:-1])
         left = graph.plain(self.source)
         keeps_axes = len(self.shape) == 2 or (_is_matrix(self.shape) and not graph.machine.amx)  # tiles read two axes
@@ -111,36 +89,20 @@ def _is_matrix(shape: tuple[Extent, ...]) -> bool:
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
-    left, weight = (graph.look(argument) for argument in call.args)
-    if not has_dot_product(graph.machine) or not isinstance(weight, IntegerWeight):
+    weight = graph.look(call.args[1])
+    if not isinstance(weight, IntegerWeight) or weight.integers.ndim != 2:
         return None
-    if not isinstance(left, Dequantized | DynamicallyQuantized):
+    if weight.scale.size > 1 and weight.axis != 1:
         return None
-    integers = weight.integers
-    held = weights.held(graph.machine, integers.T) if integers.ndim == 2 else None
-    if held is None or (weight.scale.size > 1 and weight.axis != 1):
-        return None
-    if not (weight.scale > 0).all() or not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
+    if not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
         return None
     shape = shape_of(call)
     if len(shape) != 2 and not all(isinstance(extent, int) for extent in shape):
         return None
-    columns = integers.shape[1]
-    affine = left.affine if isinstance(left, Dequantized) else Affine(scale=1.0, zero=0)
-    scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (columns,))
-    return Value(
-        deferred=Product(
-            source=left.source,
-            zero=affine.zero,
-            weight=held.T,
-            scale=scale.astype(np.float32),
-            bias=np.zeros(columns, np.int64),
-            float_bias=None,
-            clip=Clip(),
-            shape=shape,
-            dynamic=left if isinstance(left, DynamicallyQuantized) else None,
-        )
-    )
+    operands = quantized_operands(graph, call, np.transpose)
+    if operands is None:
+        return None
+    return Value(deferred=Product(**{**operands, "weight": operands["weight"].T}, shape=shape))
 
 
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
@@ -154,7 +116,7 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
             continue
         if term.constant.ndim > len(deferred.shape):
             continue
-        return Value(deferred=with_constant(deferred, term))
+        return Value(deferred=deferred.with_constant(term))
     return None
 
 
@@ -247,19 +209,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.parallel_if_worth(sch, shared, primitives.product(extents))
     sch.unroll(m_in)
     sch.unroll(vector)
-    _vectorize(sch, last, machine.lanes)
+    primitives.vectorize_where_filled(sch, last, machine.lanes)
     primitives.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
     tensorize(sch, lane, machine, dot_product(machine), BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
-
-
-def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:
-    """Turn the innermost loop into vectors where it fills them."""
-    loop = sch.get_loops(block)[-1]
-    length = primitives.extent(sch, loop)
-    if length is not None and length % lanes == 0:
-        sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
 
 
 HANDLERS = {"relax.matmul": multiply, "relax.add": add_bias}

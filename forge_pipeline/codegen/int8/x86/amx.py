@@ -185,14 +185,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         else:
             primitives.spread(sch, block, machine)
     primitives.parallel_if_worth(sch, shared, panels * padded_rows * nr * chunks * BYTES * LANES)
-    _vectorize(sch, last, machine.lanes)
+    primitives.vectorize_where_filled(sch, last, machine.lanes)
     zeros = sch.decompose_reduction(anchor, chunk)
     sch.vectorize(sch.get_loops(zeros)[-1])
     sch.tensorize(chunk if chunks > 1 else m_in, intrinsic(chunks, mr, nr))
-
-
-def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:
-    loop = sch.get_loops(block)[-1]
-    length = primitives.extent(sch, loop)
-    if length is not None and length % lanes == 0:
-        sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
