@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_pipeline.codegen.int8.conv import convolution
 from forge_pipeline.codegen.int8.isa import amx, dot_product, pmaddubsw
 from forge_pipeline.codegen.int8.isa.instruction import Instruction
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
+from forge_pipeline.codegen.int8.ops import matmul
 from forge_pipeline.target.description import DotProduct
 from tests.support.tir_interpreter import Interpreter, buffers_of
 
@@ -139,3 +141,40 @@ def test_tiles_that_are_not_configured_or_do_not_go_together_are_refused() -> No
 
 def test_a_target_names_one_of_the_instruction_sets_or_none() -> None:
     assert set(get_args(DotProduct)) == {*INSTRUCTION_SETS, "none"}
+
+
+def described() -> Iterator[tuple[str, ...]]:
+    """Return the rows of the table of instructions."""
+    for name, isa in INSTRUCTION_SETS.items():
+        dot, int16 = isa.dot, isa.int16
+        every = [("every kernel", dot, dot.activation, f"{dot.multiplies + dot.others}")]
+        if int16 is not None:
+            every.append(("Winograd's tiles", int16, int16.activation, f"{int16.multiplies + int16.others}"))
+        for kernel in isa.micro_kernels:
+            dtype, count = "int8" if kernel.signed else "uint8", kernel.multiplies + kernel.moves
+            every.append(("micro-kernel", kernel, dtype, f"{count} for 4"))
+        for serves, entry, dtype, count in every:
+            yield f"`{name}`", serves, listed(entry.instructions), str(entry.k_inner), dtype, count
+        if isa.saturating_pairs:
+            yield f"`{name}`", "one group", listed(pmaddubsw.INSTRUCTIONS), str(pmaddubsw.K_INNER), "uint8", "3"
+    yield "any, `compile.amx`", "tiles", listed(amx.INSTRUCTIONS), str(amx.BYTES), "uint8", "1 for 16"
+
+
+def listed(instructions: tuple[Instruction, ...]) -> str:
+    return ", ".join(f"`{instruction.name}`" for instruction in instructions)
+
+
+def table(heads: str, rows: Iterator[tuple[str, ...]]) -> str:
+    columns = heads.split(", ")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- |", "|---|").replace(" --- |", "---|")
+
+
+def test_the_document_lists_every_instruction_set_and_every_algorithm_in_its_order() -> None:
+    heads = "`dot_product`, serves, instructions, `k_inner`, activations, instructions a vector of sums"
+    tables = [table(heads, described())]
+    for algorithms in (convolution.ALGORITHMS, matmul.ALGORITHMS):
+        tables.append(table("algorithm, serves", ((f"`{entry.name}`", entry.serves) for entry in algorithms)))
+    text = DOCUMENT.read_text()
+    for expected in tables:
+        assert expected in text

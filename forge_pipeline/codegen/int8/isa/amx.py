@@ -79,11 +79,11 @@ def _require(condition: object) -> None:
         raise ValueError("an instruction for tiles was given what its manual forbids")
 
 
-LDTILECFG = Instruction(llvm="llvm.x86.ldtilecfg", meaning=Tiles.configure)
-TILELOADD = Instruction(llvm="llvm.x86.tileloadd64", meaning=Tiles.load)
-TILESTORED = Instruction(llvm="llvm.x86.tilestored64", meaning=Tiles.store)
-TDPBUSD = Instruction(llvm="llvm.x86.tdpbusd", meaning=Tiles.multiply)
-TILERELEASE = Instruction(llvm="llvm.x86.tilerelease", meaning=Tiles.release)
+LDTILECFG = Instruction(name="ldtilecfg", llvm="llvm.x86.ldtilecfg", meaning=Tiles.configure)
+TILELOADD = Instruction(name="tileloadd", llvm="llvm.x86.tileloadd64", meaning=Tiles.load)
+TILESTORED = Instruction(name="tilestored", llvm="llvm.x86.tilestored64", meaning=Tiles.store)
+TDPBUSD = Instruction(name="tdpbusd", llvm="llvm.x86.tdpbusd", meaning=Tiles.multiply)
+TILERELEASE = Instruction(name="tilerelease", llvm="llvm.x86.tilerelease", meaning=Tiles.release)
 INSTRUCTIONS = (LDTILECFG, TILELOADD, TILESTORED, TDPBUSD, TILERELEASE)
 
 

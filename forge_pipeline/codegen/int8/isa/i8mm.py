@@ -22,8 +22,8 @@ def _multiply_matrices(sums: Array, left: Array, right: Array) -> Array:
     return total
 
 
-USMMLA = Instruction(llvm="llvm.aarch64.neon.usmmla", meaning=_multiply_matrices)
-USDOT = Instruction(llvm="llvm.aarch64.neon.usdot", meaning=add_products)
+USMMLA = Instruction(name="usmmla", llvm="llvm.aarch64.neon.usmmla", meaning=_multiply_matrices)
+USDOT = Instruction(name="usdot", llvm="llvm.aarch64.neon.usdot", meaning=add_products)
 
 
 def _usmmla(reader: Reader) -> list[str]:

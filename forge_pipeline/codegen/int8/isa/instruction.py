@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """``llvm`` is LLVM's name of it, by the bits of a vector where there are several.
+    """``name`` is the manual's, ``llvm`` is LLVM's, by the bits of a vector where there are several.
 
     ``meaning`` computes it with numpy arrays, one for each vector, as its manual says; where it knows AMX's tiles,
     with those first. Tests compute with it on any machine.
     """
 
+    name: str
     llvm: str | Mapping[int, str]
     meaning: Callable[..., Any]
 

@@ -53,6 +53,7 @@ def _add_pairs(activations: Array, weights: Array) -> Array:
 
 
 PMADDUBSW = Instruction(
+    name="pmaddubsw",
     llvm={
         128: "llvm.x86.ssse3.pmadd.ub.sw.128",
         256: "llvm.x86.avx2.pmadd.ub.sw",

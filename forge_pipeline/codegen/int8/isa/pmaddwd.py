@@ -20,6 +20,7 @@ def _add_neighbours(left: Array, right: Array) -> Array:
 
 
 PMADDWD = Instruction(
+    name="pmaddwd",
     llvm={128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"},
     meaning=_add_neighbours,
 )

@@ -7,7 +7,7 @@ from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_product
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
 from forge_pipeline.codegen.int8.isa.micro_kernel import MicroKernel, Reader, by_element
 
-SDOT = Instruction(llvm="llvm.aarch64.neon.sdot", meaning=add_products)
+SDOT = Instruction(name="sdot", llvm="llvm.aarch64.neon.sdot", meaning=add_products)
 
 
 def _sdot(of: Operands) -> str:

@@ -27,8 +27,8 @@ def _add_neighbours(products: Array) -> Array:
     return sums
 
 
-SMULL = Instruction(llvm="llvm.aarch64.neon.smull", meaning=_multiply)
-SADDLP = Instruction(llvm="llvm.aarch64.neon.saddlp", meaning=_add_neighbours)
+SMULL = Instruction(name="smull", llvm="llvm.aarch64.neon.smull", meaning=_multiply)
+SADDLP = Instruction(name="saddlp", llvm="llvm.aarch64.neon.saddlp", meaning=_add_neighbours)
 
 _HALVES = ((0, 1, 4, 5, 8, 9, 12, 13), (2, 3, 6, 7, 10, 11, 14, 15))
 """The first two of four channels of each lane, and the others."""

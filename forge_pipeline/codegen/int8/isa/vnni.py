@@ -7,10 +7,10 @@ from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_product
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
 
 VPDPBUSD = Instruction(
-    llvm={bits: f"llvm.x86.avx512.vpdpbusd.{bits}" for bits in (128, 256, 512)}, meaning=add_products
+    name="vpdpbusd", llvm={bits: f"llvm.x86.avx512.vpdpbusd.{bits}" for bits in (128, 256, 512)}, meaning=add_products
 )
 VPDPWSSD = Instruction(
-    llvm={bits: f"llvm.x86.avx512.vpdpwssd.{bits}" for bits in (128, 256, 512)}, meaning=add_products
+    name="vpdpwssd", llvm={bits: f"llvm.x86.avx512.vpdpwssd.{bits}" for bits in (128, 256, 512)}, meaning=add_products
 )
 
 
