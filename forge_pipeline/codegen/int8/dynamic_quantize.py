@@ -7,12 +7,12 @@ scale, by two small kernels in front of it. An image is padded with the measured
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
-from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
+from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.dynamic_quantize import MEASURE
 from forge_pipeline.codegen.tir import primitives
@@ -29,20 +29,6 @@ SIDE_BY_SIDE = 4
 
 OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFloat:
-    """Emits the dequantization of bytes by a measured scale."""
-
-    call: relax.Call
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        from tvm import relax
-
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs)))
 
 
 def measure(graph: Graph, call: relax.Call) -> Value | None:
@@ -125,7 +111,7 @@ def dequantize(graph: Graph, call: relax.Call) -> Value | None:
     source = graph.look(call.args[0])
     scale, zero = operands
     return DynamicallyQuantized(
-        source=source, scale=scale, zero=zero, deferred=InFloat(call=call), channels=source.channels
+        source=source, scale=scale, zero=zero, deferred=Unchanged(call=call), channels=source.channels
     )
 
 

@@ -145,8 +145,6 @@ class Graph:
         """Return the plain form."""
         from tvm import relax
 
-        pass
-
         self.materialize(value)
         if value.plain is None:
             if value.constant is not None:
@@ -168,8 +166,6 @@ class Graph:
 
     def blocked(self, value: Value) -> relax.Expr:
         """Return the blocked form of an image (four axes)."""
-        pass
-
         self.materialize(value)
         if value.blocked is None:
             plain = self.plain(value)
@@ -180,6 +176,13 @@ class Graph:
     def is_blocked(self, value: Value) -> bool:
         """Return whether the value has, or will come in, a blocked form."""
         return self.materialize(value).blocked is not None
+
+    def unchanged(self, call: relax.Call) -> Value:
+        """Emit an operator as it is, of operands in plain form."""
+        from tvm import relax
+
+        arguments = [self.operand(argument) for argument in call.args]
+        return Value(plain=self.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args)))
 
     def constant(self, array: Array) -> relax.Expr:
         """Return a constant."""
@@ -207,6 +210,17 @@ class Graph:
     def emit(self, expression: relax.Expr) -> relax.Expr:
         """Emit an operator."""
         return self.builder.emit(expression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchanged:
+    """Emits an operator as it is, for who reads its result so."""
+
+    call: relax.Call
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        return graph.unchanged(self.call)
 
 
 Handler = Callable[[Graph, "relax.Call"], Value | None]

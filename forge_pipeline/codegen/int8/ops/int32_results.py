@@ -16,7 +16,7 @@ from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy
 from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 
 if TYPE_CHECKING:
@@ -46,20 +46,6 @@ class Widened(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsItIs:
-    """Emits an operator as the importer has it."""
-
-    call: relax.Call
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        from tvm import relax
-
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """The sums of a product or of a convolution: nothing is folded into them."""
 
@@ -77,7 +63,7 @@ def widen(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if str(getattr(call.args[0].ty, "dtype", "")) != "uint8":
         return None
-    return Widened(source=value, zero=0, channels=value.channels, deferred=AsItIs(call=call))
+    return Widened(source=value, zero=0, channels=value.channels, deferred=Unchanged(call=call))
 
 
 def less_zero(graph: Graph, call: relax.Call) -> Value | None:
@@ -87,7 +73,7 @@ def less_zero(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if isinstance(zero, Widened) and shape_of(call.args[1]) == () and value.zero == zero.zero == 0:
         found = graph.plain(zero.source)
-        return Widened(source=value.source, zero=0, found=found, channels=value.channels, deferred=AsItIs(call=call))
+        return Widened(source=value.source, zero=0, found=found, channels=value.channels, deferred=Unchanged(call=call))
     if zero.constant is None or zero.constant.size != 1:
         return None
     if zero.constant.ndim > len(shape_of(call.args[0])):
@@ -95,7 +81,7 @@ def less_zero(graph: Graph, call: relax.Call) -> Value | None:
     total = value.zero + int(zero.constant.item())
     if not 0 <= total <= 255:  # padding is a byte that means zero
         return None
-    return Widened(source=value.source, zero=total, channels=value.channels, deferred=AsItIs(call=call))
+    return Widened(source=value.source, zero=total, channels=value.channels, deferred=Unchanged(call=call))
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:

@@ -45,14 +45,9 @@ class InFloat:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it, in the form that its operand has."""
-        from tvm import relax
-
         handler = elementwise.HANDLERS.get(self.call.op.name)
         value = None if handler is None else handler(graph, self.call)
-        if value is not None:
-            return value
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
+        return graph.unchanged(self.call) if value is None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
