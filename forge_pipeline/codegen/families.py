@@ -47,7 +47,7 @@ from forge_pipeline.codegen.int8.ops import (
 )
 from forge_pipeline.codegen.int8.ops import matmul as int8_matmul
 from forge_pipeline.codegen.int8.ops import pool as int8_pool
-from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw, pmaddubsw_intrinsics
+from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -82,7 +82,7 @@ FAMILIES: Mapping[str, Family] = {
     int8_direct.NAME: Family(schedule=int8_direct.schedule),
     amx.NAME: Family(schedule=amx.schedule),
     kernels.NAME: Family(schedule=kernels.schedule),
-    pmaddubsw_intrinsics.NAME: Family(schedule=pmaddubsw.schedule),
+    pmaddubsw.NAME: Family(schedule=pmaddubsw.schedule),
     int8_winograd.NAME: Family(schedule=int8_winograd.schedule),
     int8_depthwise.NAME: Family(schedule=int8_depthwise.schedule),
     int8_matmul.NAME: Family(handlers=int8_matmul.HANDLERS, schedule=int8_matmul.schedule),

@@ -91,5 +91,4 @@ def _value(graph: Graph, expression: relax.Expr) -> Value:
         value = handler(graph, expression)
         if value is not None:
             return value
-    arguments = [graph.operand(argument) for argument in expression.args]
-    return Value(plain=graph.emit(relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)))
+    return graph.unchanged(expression)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
-from forge_pipeline.codegen.int8 import dot_product
-from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw_intrinsics
+from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
+from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -92,5 +92,5 @@ def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) 
 
     sch = s_tir.Schedule(function)
     scheduler(sch, machine)
-    done = peel_padding.peeled(pmaddubsw_intrinsics.continued(sch.mod["main"]))
-    return tail_tiles.bounded(dot_product.tensorized(tail_tiles.overrun(done)))
+    done = peel_padding.peeled(pmaddubsw.continued(sch.mod["main"]))
+    return tail_tiles.bounded(tensorize_rest(tail_tiles.overrun(done)))

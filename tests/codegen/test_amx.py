@@ -1,21 +1,18 @@
-"""Tiles of AMX, computed by instructions that C code stands in for: the same bytes as ONNX Runtime stores."""
+"""Tiles of AMX, computed by what their instructions mean: the same bytes as ONNX Runtime stores."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.int8.isa import amx as isa
+from forge_pipeline.codegen.int8.x86 import amx
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
 from forge_pipeline.errors import ConfigError, TargetError
@@ -26,64 +23,34 @@ IN, OUT, OPTIONS = qdq.IN, qdq.OUT, qdq.OPTIONS
 convolution, exact_scales, reference = qdq.convolution, qdq.exact_scales, qdq.reference
 AMX = "intel/sapphire-rapids"
 TILES = replace(OPTIONS, amx=True)
-TILE_REGISTERS = 8
-INSTRUCTIONS = ("ldtilecfg", "tileloadd64", "tilestored64", "tdpbusd", "tilerelease")
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The object file of the instructions' stand-ins."""
-    folder = tmp_path_factory.mktemp("amx")
-    package = importlib.util.find_spec("ziglang")
-    assert package is not None
-    assert package.origin is not None
-    source, result = Path(__file__).parent / "amx_shim.c", folder / "shim.o"
-    zig = [str(Path(package.origin).parent / "zig"), "cc", "-c", "-O1", "-fPIC", "-fno-sanitize=undefined"]
-    caches = {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    subprocess.run(
-        [*zig, "-target", "x86_64-linux-gnu", str(source), "-o", str(result)], check=True, env={**os.environ, **caches}
-    )
-    return result
+def emulated(net: Any, output: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Return a model as compiled for AMX, with what tiles mean in place of their instructions, as a function.
 
-
-def emulated(net: Any, output: str, shim: Path, folder: Path) -> Callable[[Any], Any]:
-    """Return a model as compiled for AMX, with calls of the stand-ins for its instructions, as a function."""
+    That instructions compute what they mean is ``test_instruction_sets``' to show.
+    """
     import tvm
-    import tvm_ffi
-    from tvm import relax, tirx
-    from tvm.ir import Call
+    from tvm import relax
+    from tvm.s_tir import TensorIntrin
 
-    module = lower(import_model(prepare(net.finish(output))), Target.from_tag(AMX), TILES).module
-    names = {int(tvm.target.codegen.llvm_lookup_intrinsic_id(f"llvm.x86.{name}")): name for name in INSTRUCTIONS}
-    replaced: set[str] = set()
+    used = []
 
-    def exchange(call: Any) -> Any:
-        if str(getattr(call.op, "name", "")) != "tirx.call_llvm_intrin" or int(call.args[0]) not in names:
-            return call
-        name = names[int(call.args[0])]
-        replaced.add(name)
-        tiles = [isinstance(argument, tirx.IntImm) and int(argument) < TILE_REGISTERS for argument in call.args]
-        given = [
-            tirx.const(int(argument), "int32") if is_tile else argument
-            for argument, is_tile in zip(call.args[1:], tiles[1:], strict=True)
-        ]
-        return tirx.call_extern("void", f"forge_{name}", *given)
+    def meant(*tiles: int) -> str:
+        name = isa.intrinsic(*tiles)
+        pattern = TensorIntrin.get(name).desc
+        TensorIntrin.register(f"{name}.meant", pattern, pattern, override=True)
+        used.append(name)
+        return f"{name}.meant"
 
-    for variable, function in module.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            module[variable] = tvm_ffi.structural_map(function, [(Call, exchange)])
-    assert replaced == set(INSTRUCTIONS)
+    monkeypatch.setattr(amx, "intrinsic", meant)
+    lowered = lower(import_model(prepare(net.finish(output))), Target.from_tag(AMX), TILES)
+    assert used
+    assert not lowered.fallbacks
     machine = Target.from_tag("x86-64/v2" if Target.from_tag("host").lanes < 8 else "x86-64/v3")
     with machine.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
-        built = relax.build(module, machine.tvm(), relax_pipeline="default")
-    path = folder / "model.so"
-
-    def join(_name: str, objects: list[str], **_ignored: Any) -> None:
-        path.write_bytes(link([*map(Path, objects), shim], machine))
-
-    join.get_target_triple = lambda: machine.triple  # type: ignore[attr-defined]
-    built.export_library("model_library.so", fcompile=join, workspace_dir=str(folder))
-    vm = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+        built = relax.build(lowered.module, machine.tvm(), relax_pipeline="default")
+    vm = relax.VirtualMachine(built.jit(), tvm.cpu())
     return lambda x: vm["main"](tvm.runtime.tensor(x)).numpy()
 
 
@@ -116,14 +83,14 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_products_in_tiles_store_what_onnx_runtime_stores(case: str, shim: Path, tmp_path: Path) -> None:
+def test_products_in_tiles_store_what_onnx_runtime_stores(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, describe = CASES[case]
     net = qdq.Net(*shape)
     output = describe(net)
     x = (net.random.standard_normal(shape) * 40).astype(np.float32)
     wanted = reference(net.finish(output), x, optimized=False)[0]
     assert len(np.unique(wanted)) > 3
-    np.testing.assert_array_equal(emulated(net, output, shim, tmp_path)(x), wanted)
+    np.testing.assert_array_equal(emulated(net, output, monkeypatch)(x), wanted)
 
 
 def test_the_code_configures_uses_and_releases_tiles() -> None:

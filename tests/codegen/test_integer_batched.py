@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_pipeline.codegen.int8.dot_product import DOTS
-from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT, by_bands, column_terms, pack, row_terms
+from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
+from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
+from forge_pipeline.codegen.int8.ops.attention_kernel import by_bands, column_terms, pack, row_terms
 from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
 from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.tir.machine import Machine
@@ -107,17 +108,17 @@ def test_zero_points_of_both_sides_are_taken_from_sums_of_rows_and_columns(name:
     import tvm
     from tvm import te
 
-    way, machine = DOTS[name], Machine.of(Target.from_tag(VNNI))
+    dot, machine = INSTRUCTION_SETS[name].dot, Machine.of(Target.from_tag(VNNI))
     made = Batched(
         sources=(Value(), Value()), zeros=(5, 250), scale=0.5, depth=21, shape=(1, 3, 7, 13), steps=(), softmax=False
     )
     left, right = (te.placeholder((1, 3, *ends), "uint8") for ends in ((7, 21), (21, 13)))
-    packed = pack(right, 16, way.group)
-    terms = {"row": row_terms(left, made, made.zeros[1] - TOP_BIT)}
-    if not way.widens:
+    packed = pack(right, 16, dot.k_inner)
+    terms = {"row": row_terms(left, made, made.zeros[1] - SIGN_BIT)}
+    if not dot.widens:
         terms["column"] = column_terms(packed, made.zeros[0])
     result = by_bands(
-        left, packed, *terms.values(), product=made, affine=None, names=list(terms), high=2, way=way, machine=machine
+        left, packed, *terms.values(), product=made, affine=None, names=list(terms), high=2, dot=dot, machine=machine
     )
     run = tvm.compile(te.create_prim_func([left, right, result]), target="llvm")
     random: Any = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.neon.intrinsics import UNITS, lane_axes, pack
+from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
@@ -22,20 +22,21 @@ from tests.codegen import test_integer as qdq
 SDOT, SMULL, I8MM = "arm/cortex-a76", "arm/cortex-a72", "arm/neoverse-v1"
 ALLOWED = 2
 """Moves to or from the stack among dozens of multiplications: one vector that LLVM has no register for."""
-STEP = {"usmmla": lambda step: (step // 4, step % 4), "smull": lambda step: (step // 2, step % 2)}
+MICRO_KERNELS = {kernel.name: kernel for isa in INSTRUCTION_SETS.values() for kernel in isa.micro_kernels}
 
 
-@given(unit=st.sampled_from(sorted(UNITS)), data=st.data())
-def test_packed_weights_lie_where_a_unit_reads_them(unit: str, data: st.DataObject) -> None:
-    whole = UNITS[unit].channels
+@given(name=st.sampled_from(sorted(MICRO_KERNELS)), data=st.data())
+def test_packed_weights_lie_where_a_micro_kernel_reads_them(name: str, data: st.DataObject) -> None:
+    kernel = MICRO_KERNELS[name]
+    whole = kernel.k_inner
     rows, blocks, height, width = (data.draw(st.integers(1, 3)) for _ in range(4))
     weight = np.arange(rows * 4 * blocks * whole * height * width).reshape(rows * 4, blocks * whole, height, width)
-    packed = pack(weight, unit)
+    packed = kernel.pack(weight)
     filter_, channel = (data.draw(st.integers(0, extent - 1)) for extent in weight.shape[:2])
     y, x = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
-    lanes = lane_axes(unit, filter_ % 4)
-    step = STEP.get(unit, lambda step: (step,))(channel % whole)
-    inner = (step[0], *lanes, *step[1:]) if unit == "smull" else (*lanes, *step)
+    lanes = zip(kernel.lane, kernel.split(kernel.lane, filter_ % 4), strict=True)
+    at = {**dict(lanes), **dict(zip(kernel.step, kernel.split(kernel.step, channel % whole), strict=True))}
+    inner = tuple(at[axis] for axis in kernel.weights)
     assert packed[(filter_ // 4, channel // whole, y, x, *inner)] == weight[filter_, channel, y, x]
 
 
@@ -50,10 +51,10 @@ def plan(tag: str, channels: int, filters: int, size: tuple[int, int], kernel: i
 def test_matrix_instructions_serve_where_pairs_are_filled_and_dot_products_where_they_are_not() -> None:
     wide = plan(I8MM, 64, 64, (16, 16), 3)
     assert wide is not None
-    assert (wide.unit, wide.pixels * wide.vectors) == ("usmmla", 16)
+    assert (wide.kernel.name, wide.pixels * wide.vectors) == ("usmmla", 16)
     few = plan(I8MM, 4, 64, (16, 16))
     assert few is not None
-    assert few.unit == "usdot"
+    assert few.kernel.name == "usdot"
     assert plan(I8MM, 64, 64, (1, 1)) is None
     assert plan("x86-64/v3", 64, 64, (16, 16)) is None
 
@@ -65,7 +66,7 @@ def test_a_tile_fits_the_registers(tag: str, size: tuple[int, int]) -> None:
     chosen = plan(tag, 32, 96, size, 3)
     if chosen is not None:
         raw = not chosen.copies
-        assert UNITS[chosen.unit].registers(chosen.pixels, chosen.vectors, raw=raw) <= machine.registers
+        assert chosen.kernel.registers(chosen.pixels, chosen.vectors, raw=raw) <= machine.registers
         assert 24 % chosen.vectors == 0
 
 

@@ -14,11 +14,10 @@ from tvm import s_tir, te
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.float32 import fallback
-from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.int8.x86 import pmaddubsw_weights
-from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows
-from forge_pipeline.codegen.int8.x86.pmaddubsw_intrinsics import continued
-from forge_pipeline.codegen.int8.x86.pmaddubsw_weights import GROUP
+from forge_pipeline.codegen.int8.isa import pmaddubsw
+from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER
+from forge_pipeline.codegen.int8.requantize import Epilogue
+from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows, continued
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
@@ -79,41 +78,43 @@ ENDS = st.sampled_from([-128, 1, 127])
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.int8, (9, 5, GROUP), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False))
+@given(
+    arrays.arrays(np.int8, (9, 5, K_INNER), elements=st.integers(-127, 127) | ENDS), st.randoms(use_true_random=False)
+)
 def test_no_pair_of_packed_weights_can_saturate_and_sums_are_the_same(weight: Any, random: Any) -> None:
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     if panels is None:
         assert (weight.reshape(-1, 2) == -128).all(axis=1).any()
         return
     pairs = panels.weights.astype(np.int64).reshape(-1, 2)
     assert (LEVELS * np.maximum(pairs, 0).sum(axis=1)).max() <= np.iinfo(np.int16).max
     assert (LEVELS * np.minimum(pairs, 0).sum(axis=1)).min() >= np.iinfo(np.int16).min
-    image = np.array([[random.choice((0, 1, 254, 255)) for _ in range(GROUP)] for _ in range(5)], np.int64)
+    image = np.array([[random.choice((0, 1, 254, 255)) for _ in range(K_INNER)] for _ in range(5)], np.int64)
     found = np.zeros(16, np.int64)
     for panel, order in enumerate(panels.order):
-        read = np.broadcast_to(image[order][:, None], (5, 8, GROUP)).copy()
+        read = np.broadcast_to(image[order][:, None], (5, 8, K_INNER)).copy()
         read[5 - panels.complemented :] ^= panels.masks[panel]
         found[panel * 8 : panel * 8 + 8] = (read * panels.weights[panel]).sum(axis=(0, 2))
     np.testing.assert_array_equal(found[:9] + panels.bias, (image * weight).sum(axis=(1, 2)))
 
 
 def test_of_a_pair_with_the_least_byte_the_other_one_is_negated_and_of_two_none_can_be() -> None:
-    weight = np.zeros((8, 1, GROUP), np.int8)
+    weight = np.zeros((8, 1, K_INNER), np.int8)
     weight[0, 0, :2] = -1, -128
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.weights[0, 0, 0, :2].tolist() == [1, -128]
     weight[0, 0, :2] = -128
-    assert pmaddubsw_weights.pack(weight, 8) is None
+    assert pmaddubsw.pack(weight, 8) is None
 
 
 def test_weights_that_need_no_complement_have_no_masks() -> None:
-    weight = np.full((8, 32, GROUP), 64, np.int8)
-    panels = pmaddubsw_weights.pack(weight, 8)
+    weight = np.full((8, 32, K_INNER), 64, np.int8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 0
     weight[3, 5, 1] = 65
-    panels = pmaddubsw_weights.pack(weight, 8)
+    panels = pmaddubsw.pack(weight, 8)
     assert panels is not None
     assert panels.complemented == 2  # a whole sixteenth of the steps
     assert panels.order[0, -1] == 5
@@ -122,7 +123,7 @@ def test_weights_that_need_no_complement_have_no_masks() -> None:
 
 @pytest.mark.parametrize("steps", [16, 33, 47])
 def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
-    panels = pmaddubsw_weights.pack(np.full((8, steps, GROUP), 127, np.int8), 8)
+    panels = pmaddubsw.pack(np.full((8, steps, K_INNER), 127, np.int8), 8)
     assert panels is not None
     assert panels.complemented == steps
 
@@ -140,7 +141,7 @@ def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
 )
 def test_convolutions_are_exact_at_the_ends_of_both_ranges(shape: Any, random: Any) -> None:
     net = convolved(random, *shape)
-    model = net.finish(net.pair(net.nodes[-1].output[0], (256.0, 128)))
+    model = net.epilogue(net.pair(net.nodes[-1].output[0], (256.0, 128)))
     engine = compiled(model, PLAIN)
     for fill in (0.0, 255.0, None):
         x = np.full(net.shape, fill, np.float32) if fill is not None else np.zeros(net.shape, np.float32)
@@ -156,7 +157,7 @@ def test_products_are_exact_at_the_ends_of_both_ranges(random: Any, rows: int, s
     net = Net(rows, steps)
     net.random = random
     weight = net.weight((steps, 40), np.full(40, 2.0**-6), axis=1)
-    model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
+    model = net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
     x = np.where(np.arange(rows * steps).reshape(rows, steps) % 5 < 3, LEVELS, 0).astype(np.float32)
     np.testing.assert_array_equal(compiled(model, PLAIN)(x)[0], reference(model, x, optimized=False)[0])
 
@@ -166,7 +167,7 @@ def test_both_parts_of_the_steps_keep_their_sums_in_registers(tag: str) -> None:
     net = Net(96, 256)
     net.random = Tails()
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
     blocks = re.split(r"\n\.?\w+:|\tj\w+\t", assembly)  # at labels and jumps
     loops = [block for block in blocks if block.count("pmaddubsw") >= 8]
     assert sorted(bool(block.count("xor")) for block in loops) == [False, True]
@@ -180,8 +181,8 @@ def test_where_plain_loops_serve_each_part_of_the_steps_starts_for_itself() -> N
     named = {(shape, dtype): te.placeholder(shape, dtype) for dtype, listed in shapes.items() for shape in listed}
     left, masks, weight, places, bias, factor = named.values()
     tensors = [left, weight, places, masks, bias, factor]
-    finish = Finish.of(np.ones(8), np.zeros(8), None, Affine(scale=1.0, zero=0), Clip())
-    result = by_rows(*tensors, columns=8, finish=finish, pixels=2, complemented=2, lanes=8)
+    epilogue = Epilogue.of(np.ones(8), np.zeros(8), None, Affine(scale=1.0, zero=0), Clip())
+    result = by_rows(*tensors, columns=8, epilogue=epilogue, pixels=2, complemented=2, lanes=8)
     sch = s_tir.Schedule(te.create_prim_func([*tensors, result]))
     fallback.schedule(sch, Machine.of(Target.from_tag(PLAIN)))
     plain = sch.mod["main"]
@@ -198,7 +199,7 @@ def test_masks_are_bits_until_the_library_is_loaded() -> None:
         weight = net.node(
             "DequantizeLinear", net.tensor(stored), net.tensor(scale), net.tensor(np.zeros(512, np.int8)), axis=1
         )
-        model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (2048.0, 0)))
+        model = net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (2048.0, 0)))
         sizes[largest] = len(build(model, Target.from_tag(PLAIN), OPTIONS).to_bytes())
         x = np.full(net.shape, 255, np.float32)
         x[:, ::3] = 1
@@ -213,7 +214,7 @@ def test_what_follows_a_product_is_computed_in_vectors_erf_too() -> None:
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
     y = net.node("MatMul", net.pair("x", UNIT), weight)
     curve = net.node("Mul", y, net.node("Erf", net.node("Mul", y, net.tensor(np.float32(0.5**0.5)))))
-    assembly = assembly_of(net.finish(net.pair(curve, OUT)), PLAIN)
+    assembly = assembly_of(net.epilogue(net.pair(curve, OUT)), PLAIN)
     assert re.search(r"vdivps\t.*%ymm", assembly)
     assert not re.search(r"\tv(fn?m(add|sub)\w+|div)ss\t", assembly)
 
@@ -221,7 +222,7 @@ def test_what_follows_a_product_is_computed_in_vectors_erf_too() -> None:
 def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:
     net = Net(96, 256)
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), PLAIN)
+    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), PLAIN)
     assert "pmaddubsw" not in assembly
     assert "pmaddwd" in assembly
 
@@ -230,6 +231,6 @@ def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:
 def test_targets_with_an_instruction_for_the_purpose_do_not_use_it(tag: str) -> None:
     net = Net(96, 256)
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
     assert "pmaddubsw" not in assembly
     assert "vpdpbusd" in assembly

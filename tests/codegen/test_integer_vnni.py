@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, Transform
-from forge_pipeline.codegen.int8.dot_product import known_dot
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import choose_even_tile
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
@@ -75,7 +75,7 @@ def test_neighbours_share_pixels_only_where_they_overlap_and_all_find_room_in_re
     )  # fmt: skip
     tile = choose_even_tile(machine, shape, rows, 3 * kernel * 16, 64 // machine.lanes)
     assert rows % tile.vectors == 0
-    assert known_dot(machine).fits(machine, tile.pixels, tile.vectors) or tile.pixels == tile.vectors == 1
+    assert dot_product(machine).fits(machine, tile.pixels, tile.vectors) or tile.pixels == tile.vectors == 1
     if tile.shares:
         assert "vnni" in str(machine.dot_product)
         assert (tile.vectors, dilation) == (1, 1)

@@ -184,7 +184,7 @@ def conv3d(graph: Graph, call: relax.Call) -> Value | None:
     if weight is None or attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
         return None
     return Value(
-        pending=volume(
+        deferred=volume(
             graph.look(call.args[0]),
             weight,
             size=shape_of(call.args[0])[1:],

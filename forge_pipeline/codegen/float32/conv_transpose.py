@@ -249,9 +249,9 @@ def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
         source = Value(plain=graph.emit(_reshaped(graph.plain(source), (batch, channels, 1, *size))))
     made = Transposed(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
     if len(size) == 1:
-        image = Value(pending=made, channels=made.filters)
+        image = Value(deferred=made, channels=made.filters)
         return Value(plain=graph.emit(_reshaped(graph.plain(image), shape_of(call))))
-    return Value(pending=made, channels=made.filters)
+    return Value(deferred=made, channels=made.filters)
 
 
 def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:

@@ -1,6 +1,6 @@
 """Convolution as the graph has it: what surrounds it is folded into its weights, then an algorithm is chosen.
 
-A convolution stays pending until somebody reads its result. Meanwhile batch normalization and constant sums are
+A convolution is deferred until somebody reads its result. Meanwhile batch normalization and constant sums are
 folded into weights and bias, so none of the algorithms knows about them.
 """
 
@@ -24,7 +24,7 @@ ALGORITHMS = (channels_last, depthwise, winograd, direct)
 
 @runtime_checkable
 class Linear(Protocol):
-    """A pending value that is linear in ``weight`` (filters first): factors and terms of its filters fold into it."""
+    """A deferred value that is linear in ``weight`` (filters first): factors and terms of its filters fold into it."""
 
     @property
     def weight(self) -> Array:
@@ -85,7 +85,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     geometry = over_image(call, weight.shape)
     return Value(
-        pending=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
+        deferred=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
         channels=geometry.filters,
     )
 
@@ -102,7 +102,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
     geometry = over_row(call, weight.shape)
     convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
-    plain = graph.plain(Value(pending=convolution))
+    plain = graph.plain(Value(deferred=convolution))
     return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))
 
 
@@ -117,9 +117,9 @@ def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
     gamma, beta, mean, variance = (np.asarray(constant, np.float64) for constant in constants)
     scale = gamma / np.sqrt(variance + float(call.attrs.epsilon))
     shift = beta - mean * scale
-    if isinstance(value.pending, Linear) and graph.is_used_once(call.args[0]):
+    if isinstance(value.deferred, Linear) and graph.is_used_once(call.args[0]):
         return Value(
-            parts=(Value(pending=value.pending.scaled(scale, shift), channels=value.channels), Value(), Value())
+            parts=(Value(deferred=value.deferred.scaled(scale, shift), channels=value.channels), Value(), Value())
         )
     rank = len(shape_of(call.args[0]))
     factors = [array.astype(np.float32).reshape(1, -1, *[1] * (rank - 2)) for array in (scale, shift)]
@@ -137,12 +137,12 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Fold a constant for each filter into the convolution that it is added to."""
     for image, other in (call.args, reversed(call.args)):
         value, constant = graph.look(image), graph.look(other).constant
-        if constant is None or not isinstance(value.pending, Linear) or not graph.is_used_once(image):
+        if constant is None or not isinstance(value.deferred, Linear) or not graph.is_used_once(image):
             continue
-        filters, ones = value.pending.filters, (1,) * (value.pending.weight.ndim - 2)
+        filters, ones = value.deferred.filters, (1,) * (value.deferred.weight.ndim - 2)
         if constant.shape in ((1, filters, *ones), (filters, *ones)):
-            folded = value.pending.scaled(np.ones(filters), constant.ravel().astype(np.float64))
-            return Value(pending=folded, channels=filters)
+            folded = value.deferred.scaled(np.ones(filters), constant.ravel().astype(np.float64))
+            return Value(deferred=folded, channels=filters)
     return None
 
 

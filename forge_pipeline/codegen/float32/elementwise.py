@@ -30,13 +30,13 @@ FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "re
 def unary(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout; before a cast of the operand's extents, if nothing else reads that."""
     value = graph.look(call.args[0])
-    if isinstance(value.pending, Renamed):
-        value.pending = Cast(value=value.pending.inner.emit(graph), kind=value.pending.kind)
-    if isinstance(value.pending, Cast) and graph.is_used_once(call.args[0]):
-        inner, kind = value.pending.value, value.pending.kind
+    if isinstance(value.deferred, Renamed):
+        value.deferred = Cast(value=value.deferred.inner.emit(graph), kind=value.deferred.kind)
+    if isinstance(value.deferred, Cast) and graph.is_used_once(call.args[0]):
+        inner, kind = value.deferred.value, value.deferred.kind
         if inner.blocked is not None:
             done = Value(blocked=_called(graph, call, inner.blocked), channels=inner.channels)
-            return Value(pending=Cast(value=done, kind=kind), channels=inner.channels)
+            return Value(deferred=Cast(value=done, kind=kind), channels=inner.channels)
     if not graph.is_blocked(value):
         return None
     return Value(blocked=_called(graph, call, value.blocked), channels=value.channels)

@@ -7,16 +7,13 @@ scale, by two small kernels in front of it. An image is padded with the measured
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, Measurement
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Measured
+from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
+from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape_of
+from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.dynamic_quantize import MEASURE
 from forge_pipeline.codegen.tir import primitives
 
@@ -32,20 +29,6 @@ SIDE_BY_SIDE = 4
 
 OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFloat:
-    """Emits the dequantization of bytes by a measured scale."""
-
-    call: relax.Call
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        from tvm import relax
-
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs)))
 
 
 def measure(graph: Graph, call: relax.Call) -> Value | None:
@@ -111,7 +94,7 @@ def _kernel(width: int) -> Any:
 
 def quantize(graph: Graph, call: relax.Call) -> Value | None:
     """Divide by a scale that is known when the model runs, and round."""
-    operands = _measured(graph, call, str(call.attrs.out_dtype))
+    operands = _dynamic(graph, call, str(call.attrs.out_dtype))
     if operands is None or str(call.args[0].ty.dtype) != "float32":
         return None
     value = graph.look(call.args[0])
@@ -122,15 +105,17 @@ def quantize(graph: Graph, call: relax.Call) -> Value | None:
 
 def dequantize(graph: Graph, call: relax.Call) -> Value | None:
     """Remember bytes as what they are, with the measured scale."""
-    operands = _measured(graph, call, str(call.args[0].ty.dtype))
+    operands = _dynamic(graph, call, str(call.args[0].ty.dtype))
     if operands is None or str(call.attrs.out_dtype) != "float32":
         return None
     source = graph.look(call.args[0])
     scale, zero = operands
-    return Measured(source=source, scale=scale, zero=zero, pending=InFloat(call=call), channels=source.channels)
+    return DynamicallyQuantized(
+        source=source, scale=scale, zero=zero, deferred=Unchanged(call=call), channels=source.channels
+    )
 
 
-def _measured(graph: Graph, call: relax.Call, dtype: str) -> tuple[relax.Expr, relax.Expr] | None:
+def _dynamic(graph: Graph, call: relax.Call, dtype: str) -> tuple[relax.Expr, relax.Expr] | None:
     """Return scale and zero point, if they are single numbers that are known when the model runs."""
     values = [graph.look(argument) for argument in call.args[1:3]]
     if dtype != "uint8" or any(value.constant is not None for value in values):
@@ -153,13 +138,13 @@ def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, element, name="quantize")
 
 
-def padded(graph: Graph, image: Value, measured: Measured, geometry: Geometry) -> tuple[Value, Geometry]:
+def padded(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
     """Return an image of bytes with the measured zero point around it, and a convolution that pads no more."""
     if not any(geometry.padding):
         return image, geometry
     in_blocks = graph.is_blocked(image)
     source = image.blocked if in_blocks else graph.plain(image)
-    made = graph.kernel(_surround, source, measured.zero, name="pad", geometry=geometry)
+    made = graph.kernel(_surround, source, dynamic.zero, name="pad", geometry=geometry)
     top, left, bottom, right = geometry.padding
     size = (geometry.size[0] + top + bottom, geometry.size[1] + left + right)
     value = Value(blocked=made, channels=geometry.channels) if in_blocks else Value(plain=made)
@@ -177,11 +162,6 @@ def _surround(image: te.Tensor, zero: te.Tensor, geometry: Geometry) -> te.Tenso
         return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), zero())
 
     return te.compute((batch, channels, height + top + bottom, width + left + right, *lanes), element, name="pad")
-
-
-def measured_finish(finish: Finish, image: Measured, sums: Array) -> Finish:
-    """Return it for sums of bytes that have a measured zero point; ``sums`` of the weights, for each channel."""
-    return replace(finish, measured=Measurement(scale=image.scale, zero=image.zero, sums=sums.astype(np.int32)))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.dynamic_shape import WIDTHS
-from forge_pipeline.codegen.int8.dot_product import ISSUED, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import ISSUED
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine, divisors
 
@@ -39,14 +40,14 @@ def choose_even_tile(
     Where the width is symbolic, cycles are those for a pixel, on average over usual widths. ``in_place``: then a row is
     all pixels of the image.
     """
-    way, is_sized = known_dot(machine), geometry.is_sized
+    dot, is_sized = dot_product(machine), geometry.is_sized
     widths = (geometry.output[1],) if is_sized else (primitives.UNKNOWN**2,) if in_place else WIDTHS
     best: EvenTile | None = None
     for vectors in divisors(rows, 4):
         for pixels in range(1, min(max(widths), machine.registers) + 1):
-            if not way.fits(machine, pixels, vectors):
+            if not dot.fits(machine, pixels, vectors):
                 break
-            options = [(way.step_cycles(machine, pixels, vectors), False)]
+            options = [(dot.step_cycles(machine, pixels, vectors), False)]
             if may_share and is_sized and vectors == 1 and _may_share(machine, geometry, pixels):
                 options.append((_shared_step_cycles(machine, geometry, pixels), True))
             step, shares = min(options)
@@ -70,12 +71,12 @@ def _may_share(machine: Machine, geometry: Geometry, pixels: int) -> bool:
     """
     width = geometry.kernel[1]
     overlaps = width > geometry.strides[1] and geometry.dilation[1] == 1
-    return known_dot(machine).whole and overlaps and pixels + 2 * width <= machine.registers
+    return dot_product(machine).is_single and overlaps and pixels + 2 * width <= machine.registers
 
 
 def _shared_step_cycles(machine: Machine, geometry: Geometry, pixels: int) -> float:
     """Return the cycles of a step, one of as many as a row of the kernel has, for a tile of one vector."""
     width = geometry.kernel[1]
     loads = ((pixels - 1) * geometry.strides[1] + 2 * width) / width
-    bound = max(pixels / machine.fma_ports, (pixels + loads) / ISSUED, loads / LOAD_PORTS, known_dot(machine).latency)
+    bound = max(pixels / machine.fma_ports, (pixels + loads) / ISSUED, loads / LOAD_PORTS, dot_product(machine).latency)
     return bound + LOAD_COST * loads + WEIGHT_COST

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import known_dot
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir.machine import Machine
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from tvm import relax
 
 LARGEST, BYTE = 127, 255
-"""What every way to multiply bytes can take of both signs, and what differs most of two bytes."""
-
-ADDS_PAIRS = "smull"
-"""The ``dot_product`` that adds up two products in int16, where 128 times 128 twice has no room."""
+"""What every dot product can take of both signs, and what two bytes differ at most."""
 
 
 def held(machine: Machine, integers: Array) -> Array | None:
@@ -33,7 +30,7 @@ def held(machine: Machine, integers: Array) -> Array | None:
     int16 are for machines that widen, or for ``in_parts``.
     """
     largest = int(abs(integers).max(initial=0))
-    below = LARGEST if machine.dot_product == ADDS_PAIRS else LARGEST + 1
+    below = LARGEST if dot_product(machine).adds_int16 else LARGEST + 1
     if integers.max(initial=0) <= LARGEST and integers.min(initial=0) >= -below:
         return integers.astype(np.int8)
     if largest > BYTE:
@@ -44,7 +41,7 @@ def held(machine: Machine, integers: Array) -> Array | None:
 
 def in_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
     """Return weights whose parts in int8 follow each other along ``axis``, and how many there are."""
-    if weight.dtype == np.int8 or known_dot(machine).widens:
+    if weight.dtype == np.int8 or dot_product(machine).widens:
         return weight, 1
     parts, rest = [], weight.astype(np.int64)
     while rest.any():

@@ -38,7 +38,7 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class DynamicAffine:
     """Scale and zero point of bytes that are summed, and the ``sums`` of the weights of each channel, int32."""
 
     scale: relax.Expr

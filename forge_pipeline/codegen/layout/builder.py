@@ -67,7 +67,7 @@ Extent = Any
 """An int, or a TVM expression where the extent is symbolic."""
 
 
-class Pending(Protocol):
+class Deferred(Protocol):
     """A value that is emitted only when someone asks for it, so that what follows can still be folded into it."""
 
     def emit(self, graph: Graph) -> Value:
@@ -86,7 +86,7 @@ class Value:
     channels: int = 0
     constant: Array | None = None
     parts: tuple[Value, ...] | None = None
-    pending: Pending | None = None
+    deferred: Deferred | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,27 +127,25 @@ class Graph:
         from tvm import relax
 
         plain = value.plain
-        return value.pending is None and isinstance(plain, relax.Var) and not isinstance(plain, relax.DataflowVar)
+        return value.deferred is None and isinstance(plain, relax.Var) and not isinstance(plain, relax.DataflowVar)
 
     def is_used_once(self, expression: relax.Expr) -> bool:
         """Return whether an operand is read by one binding only."""
         return self.uses.get(expression, 0) == 1
 
-    def settle(self, value: Value) -> Value:
-        """Emit a pending value."""
-        if value.pending is not None:
-            done = value.pending.emit(self)
+    def materialize(self, value: Value) -> Value:
+        """Emit a deferred value."""
+        if value.deferred is not None:
+            done = value.deferred.emit(self)
             value.plain, value.blocked, value.channels = done.plain, done.blocked, done.channels
-            value.pending = None
+            value.deferred = None
         return value
 
     def plain(self, value: Value) -> relax.Expr:
         """Return the plain form."""
         from tvm import relax
 
-        pass
-
-        self.settle(value)
+        self.materialize(value)
         if value.plain is None:
             if value.constant is not None:
                 value.plain = self.constant(value.constant)
@@ -168,9 +166,7 @@ class Graph:
 
     def blocked(self, value: Value) -> relax.Expr:
         """Return the blocked form of an image (four axes)."""
-        pass
-
-        self.settle(value)
+        self.materialize(value)
         if value.blocked is None:
             plain = self.plain(value)
             value.channels = int(shape_of(plain)[1])
@@ -179,7 +175,14 @@ class Graph:
 
     def is_blocked(self, value: Value) -> bool:
         """Return whether the value has, or will come in, a blocked form."""
-        return self.settle(value).blocked is not None
+        return self.materialize(value).blocked is not None
+
+    def unchanged(self, call: relax.Call) -> Value:
+        """Emit an operator as it is, of operands in plain form."""
+        from tvm import relax
+
+        arguments = [self.operand(argument) for argument in call.args]
+        return Value(plain=self.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args)))
 
     def constant(self, array: Array) -> relax.Expr:
         """Return a constant."""
@@ -207,6 +210,17 @@ class Graph:
     def emit(self, expression: relax.Expr) -> relax.Expr:
         """Emit an operator."""
         return self.builder.emit(expression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchanged:
+    """Emits an operator as it is, for who reads its result so."""
+
+    call: relax.Call
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        return graph.unchanged(self.call)
 
 
 Handler = Callable[[Graph, "relax.Call"], Value | None]

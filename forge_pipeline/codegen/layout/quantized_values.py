@@ -1,7 +1,7 @@
 """Quantized values in the graph, and the arithmetic that leads back to them.
 
 A value x is stored as q with x = (q - zero) * scale. What reads a DequantizeLinear does not get floats but this
-knowledge (``Dequantized``); an operator that can compute on integers leaves a result that waits (``Waiting``) for
+knowledge (``Dequantized``); an operator that can compute on integers leaves a result that is deferred to
 the QuantizeLinear behind it. Where there is none, or where somebody else reads the value too, it is emitted in
 float: nothing is computed in integers that the model did not ask to be rounded there.
 
@@ -34,7 +34,7 @@ class Dequantized(Value):
 class Rounded(Value):
     """Bytes of an input of the model, that a convolution may make for itself: ``floats`` with axes in another order.
 
-    Once they are emitted for somebody else, nothing is pending, and they are a value like any other.
+    Once they are emitted for somebody else, nothing is deferred, and they are a value like any other.
     """
 
     floats: relax.Expr
@@ -47,7 +47,7 @@ class Rounded(Value):
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured(Value):
+class DynamicallyQuantized(Value):
     """A float value that is known as bytes, whose scale and zero point are found when the model runs."""
 
     source: Value
@@ -73,8 +73,8 @@ class BlockWeight(Value):
 
 
 @runtime_checkable
-class Waiting(Protocol):
-    """A pending result that can be stored quantized, or clipped before it is."""
+class DeferredResult(Protocol):
+    """A deferred result that can be stored quantized, or clipped before it is."""
 
     @property
     def clip(self) -> Clip:
@@ -87,14 +87,14 @@ class Waiting(Protocol):
         """Emit it in uint8."""
 
 
-class Storable(ABC):
-    """Base of ``Waiting`` results that the same code emits in float and in uint8."""
+class DeferredKernel(ABC):
+    """Base of ``DeferredResult`` that the same code emits in float and in uint8."""
 
     __slots__ = ()
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
-        return graph.settle(self._emit(graph, None))
+        return graph.materialize(self._emit(graph, None))
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Emit it in uint8."""
@@ -140,25 +140,25 @@ class Division:
 
 def rounded_later(floats: relax.Expr, affine: Affine, axes: tuple[int, ...]) -> Rounded:
     """Return the bytes of an input, to be emitted when somebody reads them."""
-    pending = Division(floats=floats, affine=affine, axes=axes)
-    return Rounded(floats=floats, affine=affine, axes=axes, pending=pending)
+    deferred = Division(floats=floats, affine=affine, axes=axes)
+    return Rounded(floats=floats, affine=affine, axes=axes, deferred=deferred)
 
 
 def dequantized(source: Value, affine: Affine) -> Dequantized:
     """Return a float value that is known as integers."""
-    pending = Unpacked(source=source, affine=affine)
-    return Dequantized(source=source, affine=affine, pending=pending, channels=source.channels)
+    deferred = Unpacked(source=source, affine=affine)
+    return Dequantized(source=source, affine=affine, deferred=deferred, channels=source.channels)
 
 
-def clipped(waiting: Any, low: float, high: float) -> Value:
-    """Return a waiting result with bounds."""
-    return Value(pending=replace(waiting, clip=waiting.clip.within(low, high)))
+def clipped(deferred_result: Any, low: float, high: float) -> Value:
+    """Return a deferred result with bounds."""
+    return Value(deferred=replace(deferred_result, clip=deferred_result.clip.within(low, high)))
 
 
-def waiting(graph: Graph, expression: relax.Expr) -> Waiting | None:
-    """Return what waits to be quantized, if ``expression`` is the only one who reads it."""
-    pending = graph.look(expression).pending
-    return pending if isinstance(pending, Waiting) and graph.is_used_once(expression) else None
+def deferred_result(graph: Graph, expression: relax.Expr) -> DeferredResult | None:
+    """Return what is deferred until it is quantized, if ``expression`` is the only one who reads it."""
+    deferred = graph.look(expression).deferred
+    return deferred if isinstance(deferred, DeferredResult) and graph.is_used_once(expression) else None
 
 
 def divided(graph: Graph, value: Value, affine: Affine, clip: Clip) -> Value:

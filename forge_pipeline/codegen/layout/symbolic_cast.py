@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, Waiting, dequantized
+from forge_pipeline.codegen.layout.quantized_values import DeferredResult, Dequantized, dequantized
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -45,7 +45,7 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A result of integers that waits to be stored, whose extents get other names: a ``Waiting`` result as well."""
+    """A ``DeferredResult`` whose extents get other names."""
 
     inner: Any
     kind: Any
@@ -53,11 +53,11 @@ class Named:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
-        return cast(graph, graph.settle(replace(self.inner, clip=self.clip).emit(graph)), self.kind)
+        return cast(graph, graph.materialize(replace(self.inner, clip=self.clip).emit(graph)), self.kind)
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Emit it in uint8."""
-        stored = graph.settle(replace(self.inner, clip=self.clip).quantized(graph, affine))
+        stored = graph.materialize(replace(self.inner, clip=self.clip).quantized(graph, affine))
         return cast(graph, stored, _of_bytes(self.kind))
 
 
@@ -85,11 +85,11 @@ def cast(graph: Graph, value: Value, kind: relax.TensorType) -> Value:
 
     if isinstance(value, Dequantized):
         return dequantized(cast(graph, value.source, _of_bytes(kind)), value.affine)
-    if isinstance(value.pending, Waiting):
-        named = Named(inner=value.pending, kind=kind, clip=value.pending.clip)
-        return Value(pending=named, channels=value.channels)
-    if value.pending is not None:
-        return Value(pending=Renamed(inner=value.pending, kind=kind), channels=value.channels)
+    if isinstance(value.deferred, DeferredResult):
+        named = Named(inner=value.deferred, kind=kind, clip=value.deferred.clip)
+        return Value(deferred=named, channels=value.channels)
+    if value.deferred is not None:
+        return Value(deferred=Renamed(inner=value.deferred, kind=kind), channels=value.channels)
     if value.blocked is None:
         return Value(plain=graph.builder.match_cast(graph.plain(value), kind))
     batch, _, height, width = kind.shape.values

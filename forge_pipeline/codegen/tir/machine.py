@@ -39,9 +39,8 @@ TAIL_PENALTY = 0.05
 class Machine:
     """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
 
-    ``fused``: multiply and add are one instruction. ``indexed``: arithmetic takes one element of a vector (NEON), so
-    that activations are loaded by vectors and stay in registers. ``dot_product`` is what the target has for bytes;
-    ``amx``: products of bytes may use tile registers.
+    ``fused``: multiply and add are one instruction. ``arch`` is the first word of the target's triple, ``dot_product``
+    what it has for int8; ``amx``: products of int8 may use tile registers.
     """
 
     lanes: int
@@ -52,8 +51,8 @@ class Machine:
     l2: int
     l3: int
     cores: int
+    arch: str
     dot_product: str = "none"
-    indexed: bool = False
     amx: bool = False
 
     @classmethod
@@ -69,9 +68,14 @@ class Machine:
             l2=target.l2_kib << 10,
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
+            arch=target.arch,
             dot_product=target.dot_product,
-            indexed=target.arch in ("aarch64", "arm64"),
         )
+
+    @property
+    def indexed(self) -> bool:
+        """Whether float arithmetic takes one element of a vector: activations are loaded by vectors, and stay."""
+        return self.arch in ("aarch64", "arm64")
 
     def fma_cycles(self, vectors: float) -> float:
         """Cycles of that many vectors multiplied and added, at best."""

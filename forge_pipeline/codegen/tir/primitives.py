@@ -153,6 +153,14 @@ def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: i
             sch.unroll(loop)
 
 
+def vectorize_where_filled(sch: Schedule, block: SBlockRV, lanes: int) -> None:
+    """Turn the innermost loop into vectors where it fills them."""
+    loop = sch.get_loops(block)[-1]
+    length = extent(sch, loop)
+    if length is not None and length % lanes == 0:
+        sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
+
+
 def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     """Fuse loops, or return the only one."""
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]

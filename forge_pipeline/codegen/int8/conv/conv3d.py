@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.float32.conv3d import Depth, folded, in_images, taken_apart, unfolded
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.conv.match import Convolution, Pictured, Plane, convolution_of
+from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, Pictured, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Conv3d:
     """Over a volume: the way along its depth, and over the images that it is made of."""
 
     depth: Depth
@@ -27,13 +27,13 @@ class Stack:
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Unfold the depth, convolve images, fold it again."""
-        measured = convolution.measured
+        dynamic = convolution.dynamic
         source, weight, geometry = unfolded(
             graph, graph.plain(convolution.source), convolution.weight, self.depth, self.geometry,
-            *(() if measured is None else (measured.zero,)), filler=convolution.zero,
+            *(() if dynamic is None else (dynamic.zero,)), filler=convolution.zero,
         )  # fmt: skip
-        flat = replace(convolution, source=source, weight=weight, walk=Plane(geometry=geometry))
-        images = flat.walk.emit(graph, flat, affine)
+        flat = replace(convolution, source=source, weight=weight, strategy=Conv2d(geometry=geometry))
+        images = flat.strategy.emit(graph, flat, affine)
         return stacked(images, self.depth.output)
 
 
@@ -51,7 +51,7 @@ class Folded:
 
 def stacked(images: Value, depth: int) -> Pictured:
     """Return a blocked batch of images as volumes of ``depth`` images each."""
-    return Pictured(image=images, pending=Folded(images=images, depth=depth))
+    return Pictured(image=images, deferred=Folded(images=images, depth=depth))
 
 
 def images_of(graph: Graph, source: Value) -> Value:
@@ -59,7 +59,7 @@ def images_of(graph: Graph, source: Value) -> Value:
     return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
 
 
-def over_volume(call: relax.Call, kernel: Array) -> Stack:
+def over_volume(call: relax.Call, kernel: Array) -> Conv3d:
     """Return how a kernel is moved over (batch, channels, depth, height, width)."""
     attributes = call.attrs
     depth, geometry = taken_apart(
@@ -70,7 +70,7 @@ def over_volume(call: relax.Call, kernel: Array) -> Stack:
         dilation=ints(attributes.dilation),
         groups=int(attributes.groups),
     )
-    return Stack(depth=depth, geometry=geometry)
+    return Conv3d(depth=depth, geometry=geometry)
 
 
 def conv3d(graph: Graph, call: relax.Call) -> Value | None:

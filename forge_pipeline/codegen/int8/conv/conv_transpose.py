@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
 from forge_pipeline.codegen.float32.conv3d import taken_apart
-from forge_pipeline.codegen.int8.conv.conv3d import Stack
-from forge_pipeline.codegen.int8.conv.match import Convolution, Line, Plane, Walk, convolution_of
+from forge_pipeline.codegen.int8.conv.conv3d import Conv3d
+from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class ConvTranspose:
     """Over two or three axes, transposed."""
 
     axes: tuple[float32_conv_transpose.Axis, ...]
@@ -38,19 +38,19 @@ class Phases:
         self, graph: Graph, convolution: Convolution, affine: Affine | None,
         weight: Array, rows: Array, padding: tuple[int, ...], dilation: tuple[int, ...],
     ) -> relax.Expr:  # fmt: skip
-        walk: Walk
+        strategy: ConvStrategy
         if len(self.axes) == 3:
             depth, geometry = taken_apart(
                 weight, size=(self.channels, *(axis.size for axis in self.axes)), strides=(1, 1, 1), padding=padding,
                 dilation=dilation, groups=self.groups,
             )  # fmt: skip
-            walk = Stack(depth=depth, geometry=geometry)
+            strategy = Conv3d(depth=depth, geometry=geometry)
         else:
-            walk = Plane(
+            strategy = Conv2d(
                 geometry=float32_conv_transpose.plane(weight, self.channels, self.axes, self.groups, padding, dilation)
             )  # fmt: skip
-        phase = replace(convolution.of_filters(weight, rows), walk=walk)
-        result = walk.emit(graph, phase, affine)
+        phase = replace(convolution.of_filters(weight, rows), strategy=strategy)
+        result = strategy.emit(graph, phase, affine)
         return graph.plain(result) if len(self.axes) == 3 else result.blocked
 
 
@@ -60,10 +60,10 @@ def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
     if axes is None:
         return None
     shape = shape_of(call.args[0])
-    walk: Walk = Phases(axes=axes, groups=groups, channels=shape[1])
+    strategy: ConvStrategy = ConvTranspose(axes=axes, groups=groups, channels=shape[1])
     if len(shape) == 3:
-        walk = Line(along=walk, shape=shape_of(call))
-    return convolution_of(graph, call, walk, partial(float32_conv_transpose.filters_first, groups=groups))
+        strategy = Conv1d(inner=strategy, shape=shape_of(call))
+    return convolution_of(graph, call, strategy, partial(float32_conv_transpose.filters_first, groups=groups))
 
 
 HANDLERS = dict.fromkeys(float32_conv_transpose.HANDLERS, conv_transpose)

@@ -1,7 +1,7 @@
 """Convolution of bytes over blocked channels; what follows it up to the next QuantizeLinear is part of it.
 
 Like ``direct``, with two or four channels to a step. The zero point of the image is folded into the bias, so padding
-is filled with it. An image with fewer channels than a vector has lanes is read as words of as many channels.
+is filled with it. An image with fewer channels than a vector has lanes is read as int32 that hold as many channels.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
-from forge_pipeline.codegen.int8.conv import depthwise, dynamic_shape, winograd
-from forge_pipeline.codegen.int8.conv.packed_channels import Entry, rounded_to_words, to_words
-from forge_pipeline.codegen.int8.dot_product import (
+from forge_pipeline.codegen.int8.conv import dynamic_shape
+from forge_pipeline.codegen.int8.conv.packed_channels import Entry, pack_int32, quantize_and_pack_int32
+from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
+    PACKED,
     READS,
     WEIGHTS,
-    WORD,
-    Dot,
-    dot,
-    known_dot,
-    part_of_word,
+    DotProduct,
     products,
-    widened,
+    tensorize,
+    to_int16,
+    unpack_int32,
 )
-from forge_pipeline.codegen.int8.neon import kernels
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
-from forge_pipeline.codegen.int8.requantize import Finish
-from forge_pipeline.codegen.int8.x86 import amx, narrow_store, pmaddubsw
+from forge_pipeline.codegen.int8.requantize import Epilogue
+from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
@@ -50,40 +49,23 @@ ENTERS, SHARES = "forge.enters", "forge.shares"
 of a row."""
 
 
-def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish) -> relax.Expr:
-    """Emit the algorithm that takes the convolution; the result is blocked."""
-    finish = finish.with_bounds(graph.machine, weight)
-    for algorithm in (
-        depthwise.emit,
-        amx.emit,
-        kernels.emit,
-        winograd.emit,
-        pmaddubsw.emit,
-    ):
-        blocked = algorithm(graph, source, zero, weight, geometry, finish)
-        if blocked is not None:
-            return blocked
-    return _emit_direct(graph, source, zero, weight, geometry, finish)
-
-
-def _emit_direct(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
-) -> relax.Expr:
-    lanes, way = graph.machine.lanes, known_dot(graph.machine)
+def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue) -> relax.Expr:
+    """Emit any convolution; the result is blocked."""
+    lanes, dot = graph.machine.lanes, dot_product(graph.machine)
     geometry, weight = merge_groups(geometry, weight, lanes)
     few = geometry.groups == 1 and geometry.channels < lanes
-    entry = source if few and isinstance(source, Rounded) and source.pending is not None else None
-    as_words = few and (entry is not None or not graph.is_blocked(source))
+    entry = source if few and isinstance(source, Rounded) and source.deferred is not None else None
+    is_packed = few and (entry is not None or not graph.is_blocked(source))
     if entry is not None:
         image = entry.floats
-    elif as_words:
-        image = graph.kernel(to_words, graph.plain(source), name="to_words", group=way.group)
+    elif is_packed:
+        image = graph.kernel(pack_int32, graph.plain(source), name="to_words", k_inner=dot.k_inner)
     else:
         image = graph.blocked(source)
-    packed = pack_weight(weight, lanes, way.group if as_words else lanes, way.group)
+    packed = pack_weight(weight, lanes, dot.k_inner if is_packed else lanes, dot.k_inner)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
-    in_place = not geometry.is_sized and (as_words or not way.widens) and entry is None and is_pointwise(geometry)
+    in_place = not geometry.is_sized and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
         for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
@@ -92,10 +74,10 @@ def _emit_direct(
         packed = np.concatenate([packed, np.zeros_like(packed[:1])])
         rows += 1
     tile = min(tiles, key=lambda tile: (tile.cycles, tile.pixels, tile.vectors))
-    constants = finish.constants(graph, (rows, lanes))
+    constants = epilogue.constants(graph, (rows, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, tile=tile, way=way,
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, tile=tile, dot=dot,
         entry=None if entry is None else (entry.affine, entry.axes), in_place=in_place,
     )  # fmt: skip
 
@@ -105,39 +87,40 @@ def is_pointwise(geometry: Geometry) -> bool:
     return not any(geometry.padding) and set(geometry.kernel) == set(geometry.strides) == {1}
 
 
-def pack_weight(weight: Array, lanes: int, inner: int, group: int) -> Array:
+def pack_weight(weight: Array, lanes: int, inner: int, k_inner: int) -> Array:
     """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
     filters, channels, height, width = weight.shape
     rows, blocks = -(-filters // lanes), -(-channels // inner)
     full = np.zeros((rows * lanes, blocks * inner, height, width), weight.dtype)
     full[:filters, :channels] = weight
-    split = full.reshape(rows, lanes, blocks, inner // group, group, height, width)
+    split = full.reshape(rows, lanes, blocks, inner // k_inner, k_inner, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
 def convolve(
-    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, tile: EvenTile, way: Dot, entry: Entry | None, in_place: bool,
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, tile: EvenTile, dot: DotProduct, entry: Entry | None,
+    in_place: bool,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the convolution of blocked bytes, or of words, with packed weights, and what is done to its sums.
+    """Describe the convolution of blocked bytes, or of packed int32, with packed weights, and what is done to its sums.
 
-    With ``entry`` the image is the model's input, which is made words of here. ``in_place``: its pixels are read where
-    they lie, and tiles are whole (``tails``).
+    With ``entry`` the image is the model's input, which is packed to int32 here. ``in_place``: its pixels are read
+    where they lie, and tiles are whole (``tail_tiles``).
     """
     if entry is not None:
-        image = rounded_to_words(image, way.group, *entry)
+        image = quantize_and_pack_int32(image, dot.k_inner, *entry)
     lanes, geometry = int(weight.shape[5]), geometry.of(image)
-    total = sums_of(image, weight, geometry, zero, tile, way, enters=entry is not None, in_place=in_place)
-    return narrow_store.finished(
+    total = sums_of(image, weight, geometry, zero, tile, dot, enters=entry is not None, in_place=in_place)
+    return narrow_store.requantized(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
-        finish,
+        epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),
     )
 
 
 def sums_of(
-    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, way: Dot,
+    image: te.Tensor, weight: te.Tensor, geometry: Geometry, zero: int, tile: EvenTile, dot: DotProduct,
     *, enters: bool = False, in_place: bool = False, family: str = NAME,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sums of a convolution for a schedule of ``family``, with pixels that only fill the last tile.
@@ -146,63 +129,63 @@ def sums_of(
     """
     from tvm import te, tirx
 
-    rows, blocks, height, width, quads, lanes, _ = (int(extent) for extent in weight.shape)
+    rows, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
     rows_per_group = rows // geometry.groups
-    as_words = len(image.shape) == 4
+    is_packed = len(image.shape) == 4
     filler = zero
-    if as_words:
-        filler *= sum(1 << 32 // way.group * place for place in range(way.group))
-        filler -= filler >> 31 << 32  # the word of these bits: int32 has a sign
+    if is_packed:
+        filler *= sum(1 << 32 // dot.k_inner * place for place in range(dot.k_inner))
+        filler -= filler >> 31 << 32  # the number of these bits: int32 has a sign
     geometry = geometry.of(image)
-    tall, wide = geometry.output
+    out_h, out_w = geometry.output
     if in_place:
         padded = image
     elif not geometry.is_sized:
-        read = widened(image) if way.widens and not as_words else image
+        read = to_int16(image) if dot.widens and not is_packed else image
         padded = surround(read, _with_margin(geometry, tile.pixels), filler)
     else:
-        wide = -(-wide // tile.pixels) * tile.pixels
-        if way.widens and not as_words and geometry.kernel == (1, 1) and not any(geometry.padding):
-            padded, geometry = _widened_pixels(image, geometry, wide), replace(geometry, strides=(1, 1))
+        out_w = -(-out_w // tile.pixels) * tile.pixels
+        if dot.widens and not is_packed and geometry.kernel == (1, 1) and not any(geometry.padding):
+            padded, geometry = _pixels_to_int16(image, geometry, out_w), replace(geometry, strides=(1, 1))
         else:
-            peeled = way.whole and not as_words
-            padded = surround(image, geometry.padded_for(wide), filler, by_rows=enters, peeled=peeled)
-            padded = widened(padded) if way.widens and not as_words else padded
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+            peeled = dot.is_single and not is_packed
+            padded = surround(image, geometry.padded_for(out_w), filler, by_rows=enters, peeled=peeled)
+            padded = to_int16(padded) if dot.widens and not is_packed else padded
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
-    axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, quads), "quad")]
-    block, kernel_h, kernel_w, quad = axes
+    axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, k_outers), "quad")]
+    block, kernel_h, kernel_w, k_outer = axes
     long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
-    byte = te.reduce_axis((long(0), long(way.group)), "byte")
+    byte = te.reduce_axis((long(0), long(dot.k_inner)), "byte")
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         first = row // rows_per_group * blocks if geometry.groups > 1 else 0
-        y, x = (h, w) if in_place else (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        y, x = (h, w) if in_place else (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         at = (n, first + block, y, x)
-        value = part_of_word(padded(*at), byte, way) if as_words else padded(*at, quad * way.group + byte)
-        return te.sum(products(value, weight(row, block, kernel_h, kernel_w, quad, out, byte)), axis=[*axes, byte])
+        value = unpack_int32(padded(*at), byte, dot) if is_packed else padded(*at, k_outer * dot.k_inner + byte)
+        return te.sum(products(value, weight(row, block, kernel_h, kernel_w, k_outer, out, byte)), axis=[*axes, byte])
 
-    shape = (image.shape[0], rows, tall, wide, lanes)
+    shape = (image.shape[0], rows, out_h, out_w, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
-    attributes[READS] = WORD if as_words else BYTES
+    attributes[READS] = PACKED if is_packed else BYTES
     attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
     attributes |= {SHARES: 1} if tile.shares else {}
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
 
-def _widened_pixels(image: te.Tensor, geometry: Geometry, wide: int) -> te.Tensor:
-    """Describe a copy in int16 of the pixels that a kernel of one reads, side by side, ``wide`` in a row."""
+def _pixels_to_int16(image: te.Tensor, geometry: Geometry, out_w: int) -> te.Tensor:
+    """Describe a copy in int16 of the pixels that a kernel of one reads, side by side, ``out_w`` in a row."""
     from tvm import te, tirx
 
-    (tall, _), (down, right), last = geometry.output, geometry.strides, geometry.size[1] - 1
-    beyond = (wide - 1) * right > last
+    (out_h, _), (stride_h, stride_w), last = geometry.output, geometry.strides, geometry.size[1] - 1
+    beyond = (out_w - 1) * stride_w > last
 
     def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        at = tirx.min(w * right, last) if beyond else w * right
-        return image(n, block, h * down, at, lane).astype("int16")
+        at = tirx.min(w * stride_w, last) if beyond else w * stride_w
+        return image(n, block, h * stride_h, at, lane).astype("int16")
 
     batch, blocks, *_, lanes = image.shape
-    return te.compute((batch, blocks, tall, wide, lanes), pixel, name="widen")
+    return te.compute((batch, blocks, out_h, out_w, lanes), pixel, name="widen")
 
 
 def _with_margin(geometry: Geometry, pixels: int) -> Geometry:
@@ -225,45 +208,45 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = known_dot(machine).group * lanes * rows * steps
+    weight_bytes = dot_product(machine).k_inner * lanes * rows * steps
     enters = ENTERS in annotations
-    is_widened = known_dot(machine).widens and annotations[READS] == BYTES and bool(before)
+    is_widened = dot_product(machine).widens and annotations[READS] == BYTES and bool(before)
     image_bytes = primitives.static(sch, reduction[0]) * height * width * lanes
     if is_widened:  # where pixels are strided, that is more than there are results
         image_bytes = primitives.product(primitives.extents(sch, before[-1]))
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
-    in_bands = (enters or is_widened) and not weights_first
-    if in_bands:
+    in_row_blocks = (enters or is_widened) and not weights_first
+    if in_row_blocks:
         values = (
             _row_values(sch, before[-1], height) if enters else primitives.static(sch, reduction[0]) * width * lanes
         )
-        h_out, h_in = sch.split(h, [None, band(machine, height, values)])
+        h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, values)])
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
     else:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
-    block_in, kernel_h, kernel_w, quad = reduction
+    block_in, kernel_h, kernel_w, k_outer = reduction
     shares = SHARES in annotations
-    steps_in = [quad, w_in, kernel_w] if shares else [kernel_w, quad, w_in]
+    steps_in = [k_outer, w_in, kernel_w] if shares else [kernel_w, k_outer, w_in]
     sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, row_in, out, byte)
     shared = primitives.fuse(sch, shared_loops)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:
-        if in_bands:
+        if in_row_blocks:
             sch.compute_at(block, shared)
             if not enters:
                 sch.vectorize(sch.get_loops(block)[-1])
         else:
             spread_copy(sch, block, machine, is_row=enters)
     primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
-    for loop in (w_in, row_in, kernel_w if shares else quad):
+    for loop in (w_in, row_in, kernel_w if shares else k_outer):
         sch.unroll(loop)
     depth = 1 + len(inner)
     for block in stores:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-    dot(sch, out, machine, str(annotations[READS]), str(annotations[WEIGHTS]))
+    tensorize(sch, out, machine, dot_product(machine), str(annotations[READS]), str(annotations[WEIGHTS]))
 
 
 def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: bool = False) -> None:
@@ -285,14 +268,14 @@ def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: boo
 
 
 def _row_values(sch: Schedule, copy: SBlockRV, rows: int) -> int:
-    """Return how many 16-bit values of words a row of results takes, neighbours' not counted."""
-    words, height, width = (int(extent) for extent in sch.get(copy).writes[0].source.ty.shape[1:])
-    return max(1, 2 * words * width * height // rows)
+    """Return how many 16-bit values of packed int32 a row of results takes, neighbours' not counted."""
+    packed, height, width = (int(extent) for extent in sch.get(copy).writes[0].source.ty.shape[1:])
+    return max(1, 2 * packed * width * height // rows)
 
 
-def band(machine: Machine, height: int, row_values: int) -> int:
+def rows_of_block(machine: Machine, height: int, row_values: int) -> int:
     """Return how many rows to compute from one widened copy: it stays in a part of the second cache, and all cores
-    have bands. Rows are a little longer than ``row_values`` says where the image is padded."""
+    have row blocks. Rows are a little longer than ``row_values`` says where the image is padded."""
     room = machine.l2 // 4 // (2 * row_values)
     fitting = [rows for rows in divisors(height, max(1, room)) if height // rows >= 2 * machine.cores]
     return max(fitting or [1])

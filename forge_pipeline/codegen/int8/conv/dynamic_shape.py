@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.codegen.float32.direct import PIXELS, VECTORS
 from forge_pipeline.codegen.float32.dynamic_shape import BAND
-from forge_pipeline.codegen.int8.dot_product import READS, WEIGHTS, dot, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import READS, WEIGHTS, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.tir import primitives
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
-LARGEST_BAND = 1024
+MOST_PIXELS = 1024
 """Pixels that a thread computes at once, of an image whose pixels are one row."""
 
 
@@ -36,21 +37,21 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
         pixels = 1
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
-        sch.compute_inline(block)  # bytes that are widened, or words that are made, into the copy with a margin
+        sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
     n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
     rows, lanes = (primitives.static(sch, loop) for loop in (row, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     row_out, row_in = sch.split(row, [None, vectors])
     if in_place:
-        tiles = max(1, min(machine.l2 // 2 // (known_dot(machine).group * steps), LARGEST_BAND) // pixels)
-        band, w_out, w_in = sch.split(w, [None, tiles, pixels])
-        outer, inner = [n, h, band, row_out], [w_out]
+        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
+        row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+        outer, inner = [n, h, row_block, row_out], [w_out]
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
     else:
-        band, h_in = sch.split(h, [None, BAND])
+        row_block, h_in = sch.split(h, [None, BAND])
         w_out, w_in = sch.split(w, [None, pixels])
-        outer, inner = ([n, band], [row_out, h_in, w_out]) if before else ([n, band, row_out], [h_in, w_out])
+        outer, inner = ([n, row_block], [row_out, h_in, w_out]) if before else ([n, row_block, row_out], [h_in, w_out])
     sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(*outer, *inner, *reduction, w_in, row_in, out, byte)
     shared = primitives.fuse(sch, outer)
@@ -66,4 +67,4 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     for block in stores:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
-    dot(sch, out, machine, reads, weights, later=True)
+    tensorize(sch, out, machine, dot_product(machine), reads, weights, later=True)

@@ -1,7 +1,7 @@
-"""Convolutions of bytes that wait to be stored, over any axes; those over one and two axes themselves.
+"""Convolutions of int8 whose results are deferred, over any axes; those over one and two axes themselves.
 
-What is known about the numbers (``Convolution``) is apart from how the kernel walks over the axes (``Walk``): every
-walk ends in convolutions of images, which ``integer_conv`` computes.
+What is known about the numbers (``Convolution``) is apart from how the kernel is moved over axes (``ConvStrategy``):
+every strategy ends in convolutions of images, for which ``convolution`` has the algorithms.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
-from forge_pipeline.codegen.int8.bias import with_constant
-from forge_pipeline.codegen.int8.conv import depthwise, direct
-from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
-from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.algorithm import first_result
+from forge_pipeline.codegen.int8.conv import depthwise
+from forge_pipeline.codegen.int8.conv.convolution import ALGORITHMS
+from forge_pipeline.codegen.int8.deferred_sums import DeferredSums, quantized_operands
+from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, IntegerWeight, Measured, Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import (
+    deferred_result,
+)
 from forge_pipeline.codegen.layout.symbolic_cast import Named
 
 if TYPE_CHECKING:
@@ -28,24 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution(Storable):
-    """A convolution of integers that waits to be stored: a ``Waiting`` result.
+class Convolution(DeferredSums):
+    """A convolution of integers; ``weight`` is (filters, channels / groups, *kernel)."""
 
-    ``weight`` (filters, channels / groups, *kernel) is as ``integer_weights`` holds it; sums are in units of ``scale``,
-    one for each filter, and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are
-    the sums.
-    """
-
-    source: Value
-    zero: int
-    weight: Array
-    scale: Array
-    bias: Array
-    offset: Array | None
-    clip: Clip
-    walk: Walk
-    measured: Measured | None = None
-    raw: bool = False
+    strategy: ConvStrategy
 
     @property
     def filters(self) -> int:
@@ -53,7 +42,7 @@ class Convolution(Storable):
         return int(self.weight.shape[0])
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        return self.walk.emit(graph, self, affine)
+        return self.strategy.emit(graph, self, affine)
 
     def of_filters(self, weight: Array, rows: Array) -> Convolution:
         """Return one with the ``weight`` of other filters, that have scale and bias of those in ``rows``."""
@@ -62,11 +51,11 @@ class Convolution(Storable):
             weight=weight,
             scale=self.scale[rows],
             bias=self.bias[rows],
-            offset=None if self.offset is None else self.offset[rows],
+            float_bias=None if self.float_bias is None else self.float_bias[rows],
         )
 
 
-class Walk(Protocol):
+class ConvStrategy(Protocol):
     """How a kernel is moved over its axes."""
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
@@ -81,11 +70,11 @@ class Prepared:
     zero: int
     weight: Array
     geometry: Geometry
-    finish: Finish
+    epilogue: Epilogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
+class Conv2d:
     """Over an image."""
 
     geometry: Geometry
@@ -93,26 +82,22 @@ class Plane:
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is blocked."""
         part = self.prepared(graph, convolution, affine)
-        blocked = direct.emit(graph, part.source, part.zero, part.weight, part.geometry, part.finish)
+        epilogue = part.epilogue.with_bounds(graph.machine, part.weight)
+        blocked = first_result(ALGORITHMS, graph, part.source, part.zero, part.weight, part.geometry, epilogue)
         return Value(blocked=blocked, channels=part.geometry.filters)
 
     def prepared(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Prepared:
         """Return what a kernel of the convolution takes."""
-        shift = convolution.zero - known_dot(graph.machine).taken
-        sums = convolution.weight.astype(np.int64).sum(axis=(1, 2, 3))
-        bias = convolution.bias - shift * sums
-        finish = Finish.of(convolution.scale, bias, convolution.offset, affine, convolution.clip)
-        finish = replace(finish, raw=convolution.raw)
+        epilogue = convolution.epilogue(graph.machine, affine, convolution.weight.astype(np.int64).sum(axis=(1, 2, 3)))
         source, geometry = convolution.source, self.geometry
-        if convolution.measured is not None:
-            source, geometry = dynamic_quantize.padded(graph, source, convolution.measured, geometry)
-            finish = dynamic_quantize.measured_finish(finish, convolution.measured, sums)
+        if convolution.dynamic is not None:
+            source, geometry = dynamic_quantize.padded(graph, source, convolution.dynamic, geometry)
         by_rows = depthwise.takes(geometry)
         weight, times = weights.in_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
         if times > 1 and not by_rows:
             source = weights.channels_again(graph, source, times, geometry.groups)
             geometry = replace(geometry, channels=geometry.channels * times)
-        return Prepared(source=source, zero=convolution.zero, weight=weight, geometry=geometry, finish=finish)
+        return Prepared(source=source, zero=convolution.zero, weight=weight, geometry=geometry, epilogue=epilogue)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,17 +120,17 @@ class Reshaped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Over one axis, as over an image with one row: the way ``along`` it; ``shape`` is that of the result."""
+class Conv1d:
+    """Over one axis, as over an image with one row: by the strategy ``inner``; ``shape`` is that of the result."""
 
-    along: Walk
+    inner: ConvStrategy
     shape: tuple[Any, ...]
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is known as an image too."""
         row = row_of(graph, convolution.source)
-        flat = replace(convolution, source=row, weight=convolution.weight[:, :, None], walk=self.along)
-        return pictured(self.along.emit(graph, flat, affine), self.shape)
+        flat = replace(convolution, source=row, weight=convolution.weight[:, :, None], strategy=self.inner)
+        return pictured(self.inner.emit(graph, flat, affine), self.shape)
 
 
 def row_of(graph: Graph, source: Value) -> Value:
@@ -159,7 +144,7 @@ def row_of(graph: Graph, source: Value) -> Value:
 
 def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
     """Return an image as a value of another shape."""
-    return Pictured(image=image, pending=Reshaped(image=image, shape=shape))
+    return Pictured(image=image, deferred=Reshaped(image=image, shape=shape))
 
 
 def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
@@ -174,46 +159,16 @@ def by_filter(weight: Array) -> Array:
 
 
 def convolution_of(
-    graph: Graph, call: relax.Call, walk: Walk, arrange: Callable[[Array], Array] = by_filter
+    graph: Graph, call: relax.Call, strategy: ConvStrategy, arrange: Callable[[Array], Array] = by_filter
 ) -> Value | None:
     """Return a convolution of a dequantized value by dequantized weights that fit int8; None for others.
 
     ``arrange`` brings weights, as the operator has them, to filters first.
     """
-    image, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+    operands = quantized_operands(graph, call, arrange)
+    if operands is None:
         return None
-    if not isinstance(image, Dequantized | Measured):
-        return None
-    integers = weight.integers
-    if not (weight.scale > 0).all():
-        return None
-    kernel = weights.held(graph.machine, arrange(integers))
-    if kernel is None:
-        return None
-    spread = [1] * integers.ndim
-    if weight.scale.size > 1:
-        spread[weight.axis] = -1
-    scales = arrange(np.broadcast_to(weight.scale.reshape(spread), integers.shape))
-    scales = scales.reshape(scales.shape[0], -1)
-    if not scales.size or (scales != scales[:, :1]).any():
-        return None
-    affine = image.affine if isinstance(image, Dequantized) else Affine(scale=1.0, zero=0)
-    scale = (np.float32(affine.scale) * scales[:, 0]).astype(np.float32)
-    return Value(
-        pending=Convolution(
-            source=image.source,
-            zero=affine.zero,
-            weight=kernel,
-            scale=scale,
-            bias=np.zeros(scale.size, np.int64),
-            offset=None,
-            clip=Clip(),
-            walk=walk,
-            measured=image if isinstance(image, Measured) else None,
-        ),
-        channels=scale.size,
-    )
+    return Value(deferred=Convolution(**operands, strategy=strategy), channels=operands["scale"].size)
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
@@ -223,7 +178,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    return convolution_of(graph, call, Plane(geometry=over_image(call, kernel.shape)))
+    return convolution_of(graph, call, Conv2d(geometry=over_image(call, kernel.shape)))
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
@@ -231,21 +186,23 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     kernel = graph.look(call.args[1]).constant
     if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
         return None
-    return convolution_of(graph, call, Line(along=Plane(geometry=over_row(call, kernel.shape)), shape=shape_of(call)))
+    return convolution_of(
+        graph, call, Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+    )
 
 
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Start sums at a constant for each filter: exactly, if it is stored in their unit."""
     for image, other in (call.args, reversed(call.args)):
-        pending, term = waiting(graph, image), graph.look(other)
-        sums = pending.inner if isinstance(pending, Named) else pending
-        if not isinstance(sums, Convolution) or term.constant is None or pending is None or pending.clip != Clip():
+        deferred, term = deferred_result(graph, image), graph.look(other)
+        sums = deferred.inner if isinstance(deferred, Named) else deferred
+        if not isinstance(sums, Convolution) or term.constant is None or deferred is None or deferred.clip != Clip():
             continue
         filters, ones = sums.filters, (1,) * (sums.weight.ndim - 2)
-        if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or sums.offset is not None:
+        if term.constant.shape not in ((1, filters, *ones), (filters, *ones)) or sums.float_bias is not None:
             continue
-        done = with_constant(sums, term)
-        return Value(pending=replace(pending, inner=done) if isinstance(pending, Named) else done, channels=filters)
+        done = sums.with_constant(term)
+        return Value(deferred=replace(deferred, inner=done) if isinstance(deferred, Named) else done, channels=filters)
     return None
 
 

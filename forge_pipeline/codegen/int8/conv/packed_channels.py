@@ -1,4 +1,4 @@
-"""Images of fewer channels than a vector has lanes, as words that hold the bytes of a step side by side."""
+"""Images of fewer channels than a vector has lanes, as int32 that hold the bytes of a step side by side."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
 
 
-def to_words(image: te.Tensor, group: int) -> te.Tensor:
-    """Describe an image in plain form as int32 words of ``group`` channels: (N, C / group, H, W)."""
-    return _words(image.shape, image, group)
+def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
+    """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
+    return _pack(image.shape, image, k_inner)
 
 
-def rounded_to_words(image: te.Tensor, group: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
     """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
     from tvm import tirx
 
@@ -29,24 +29,24 @@ def rounded_to_words(image: te.Tensor, group: int, affine: Affine, axes: tuple[i
         place = [at[axes.index(axis)] for axis in range(len(axes))]
         return stored(image(*place) / scale, affine, Clip())
 
-    return _words([image.shape[axis] for axis in axes], read, group)
+    return _pack([image.shape[axis] for axis in axes], read, k_inner)
 
 
-def _words(shape: Sequence[Any], read: Callable[..., Any], group: int) -> te.Tensor:
+def _pack(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
     from tvm import te, tirx
 
     batch, _, height, width = shape
     channels = int(shape[1])
 
-    def element(n: Any, word: Any, h: Any, w: Any) -> Any:
+    def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
         total: Any = None
-        for place in range(min(group, channels)):
-            at = word * group + place
+        for place in range(min(k_inner, channels)):
+            at = packed * k_inner + place
             byte = read(n, at, h, w).astype("int32")
-            if channels > group and channels % group:
+            if channels > k_inner and channels % k_inner:
                 byte = tirx.if_then_else(at < channels, byte, 0)
-            byte = byte << (32 // group * place) if place else byte
+            byte = byte << (32 // k_inner * place) if place else byte
             total = byte if total is None else total | byte
         return total
 
-    return te.compute((batch, -(-channels // group), height, width), element, name="to_words")
+    return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")

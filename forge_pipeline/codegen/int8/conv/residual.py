@@ -1,8 +1,8 @@
-"""The sum of two convolutions of bytes that both wait: one kernel, whose tiles hold the sums of one, then of the other.
+"""The sum of two deferred convolutions of int8: one kernel, whose tiles hold the sums of one, then of the other.
 
 Where a quantized model rounds neither branch of a residual block, both have float results. A tile of sums of the first
 stays in registers, or beside them, while that of the second is computed; what is added, clipped and stored is a tile,
-so that no branch is in memory as a whole. Images are read and multiplied as in ``integer_conv``.
+so that no branch is in memory as a whole. Images are read and multiplied as in ``direct``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS
 from forge_pipeline.codegen.int8.conv import winograd
-from forge_pipeline.codegen.int8.conv.direct import band, pack_weight, spread_copy, sums_of
-from forge_pipeline.codegen.int8.conv.match import Convolution, Plane
-from forge_pipeline.codegen.int8.dot_product import BYTES, WEIGHTS, Dot, dot, known_dot
+from forge_pipeline.codegen.int8.conv.direct import pack_weight, rows_of_block, spread_copy, sums_of
+from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
-from forge_pipeline.codegen.int8.requantize import RESULT_LIMIT, Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import RESULT_LIMIT, Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, deferred_result
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -45,41 +46,43 @@ class Branch:
 
     geometry: Geometry
     zero: int
-    finish: Finish
+    epilogue: Epilogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residual(Storable):
-    """Two convolutions, of equal extents, whose sum waits to be stored: a ``Waiting`` result."""
+class Residual(DeferredKernel):
+    """Two convolutions, of equal extents, whose sum is a ``DeferredResult``."""
 
-    branches: tuple[tuple[Convolution, Plane], tuple[Convolution, Plane]]
+    branches: tuple[tuple[Convolution, Conv2d], tuple[Convolution, Conv2d]]
     clip: Clip
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         machine = graph.machine
-        lanes, way = machine.lanes, known_dot(machine)
+        lanes, dot = machine.lanes, dot_product(machine)
         parts = [plane.prepared(graph, convolution, None) for convolution, plane in self.branches]
-        packed = [pack_weight(part.weight, lanes, lanes, way.group) for part in parts]
+        packed = [pack_weight(part.weight, lanes, lanes, dot.k_inner) for part in parts]
         rows, blocks = packed[0].shape[0], sum(weight.shape[1] for weight in packed)
         steps = sum(int(np.prod(weight.shape[1:5])) for weight in packed)
         tile = choose_even_tile(machine, parts[0].geometry, rows, steps, blocks, may_share=False)
         tensors: list[relax.Expr] = []
         for part, weight in zip(parts, packed, strict=True):
-            constants = part.finish.constants(graph, (rows, lanes))
+            constants = part.epilogue.constants(graph, (rows, lanes))
             tensors += [graph.blocked(part.source), graph.constant(weight), *constants]
-        most: Array = sum((part.finish.largest(part.weight) for part in parts), np.zeros(()))
-        bounded = affine is not None and not machine.indexed and bool((most < RESULT_LIMIT * affine.scale).all())
+        most: Array = sum((part.epilogue.largest(part.weight) for part in parts), np.zeros(()))
+        bounded = (
+            affine is not None and instruction_set(machine).packs and bool((most < RESULT_LIMIT * affine.scale).all())
+        )
         blocked = graph.kernel(
             add, *tensors, name="conv2d_u8_sum",
-            branches=tuple(Branch(geometry=part.geometry, zero=part.zero, finish=part.finish) for part in parts),
-            tile=tile, way=way, affine=affine, clip=self.clip, fused=machine.fused,
+            branches=tuple(Branch(geometry=part.geometry, zero=part.zero, epilogue=part.epilogue) for part in parts),
+            tile=tile, dot=dot, affine=affine, clip=self.clip, fused=machine.fused,
             bounded=bounded,
         )  # fmt: skip
         return Value(blocked=blocked, channels=self.branches[0][0].filters)
 
 
 def add(
-    *tensors: te.Tensor, branches: tuple[Branch, Branch], tile: EvenTile, way: Dot,
+    *tensors: te.Tensor, branches: tuple[Branch, Branch], tile: EvenTile, dot: DotProduct,
     affine: Affine | None, clip: Clip, fused: bool, bounded: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sum of two convolutions; ``tensors`` are image, weights and constants of each."""
@@ -87,18 +90,18 @@ def add(
 
     terms, rest = [], list(tensors)
     for branch in branches:
-        image, weight, *constants = rest[: 4 if branch.finish.offset is None else 5]
+        image, weight, *constants = rest[: 4 if branch.epilogue.float_bias is None else 5]
         rest = rest[2 + len(constants) :]
-        total = sums_of(image, weight, branch.geometry, branch.zero, tile, way, family=NAME)
-        terms.append((branch.finish, total, constants))
+        total = sums_of(image, weight, branch.geometry, branch.zero, tile, dot, family=NAME)
+        terms.append((branch.epilogue, total, constants))
     batch, *_, lanes = terms[0][1].shape
     geometry = branches[0].geometry
 
     def steps(*at: Any) -> Any:
         _, row, _, _, out = at
         first, second = (
-            finish.result(total(*at), *(constant(row, out) for constant in constants))
-            for finish, total, constants in terms
+            epilogue.result(total(*at), *(constant(row, out) for constant in constants))
+            for epilogue, total, constants in terms
         )
         return first + second if affine is None else quotient(first + second, affine.scale, fused=fused)
 
@@ -131,13 +134,13 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for anchor in anchors:
         block, *others = (primitives.static(sch, loop) for loop in sch.get_loops(anchor)[SPATIAL:-1])
         blocks, per_result = blocks + block, per_result + block * primitives.product(others)
-    weight_bytes = known_dot(machine).group * lanes * rows * per_result
+    weight_bytes = dot_product(machine).k_inner * lanes * rows * per_result
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(blocks * height * width * lanes, RESIDENT)
-    in_bands = known_dot(machine).widens and not weights_first
-    if in_bands:
-        h_out, h_in = sch.split(h, [None, band(machine, height, blocks * width * lanes)])
+    in_row_blocks = dot_product(machine).widens and not weights_first
+    if in_row_blocks:
+        h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, blocks * width * lanes)])
         inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
     else:
         inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
@@ -147,7 +150,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reverse_compute_at(last, w_out)
     shared = primitives.fuse(sch, shared_loops)
     for block in (before[-1] for before in copies if before):
-        if in_bands:
+        if in_row_blocks:
             sch.compute_at(block, shared)
             sch.vectorize(sch.get_loops(block)[-1])
         else:
@@ -163,36 +166,38 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.unroll(loop)
         start = sch.decompose_reduction(anchor, reduction[0])
         primitives.vectorize_and_unroll(sch, start, below=depth, lanes=lanes)
-        dot(sch, out, machine, BYTES, str(notes[WEIGHTS]))
+        tensorize(sch, out, machine, dot_product(machine), BYTES, str(notes[WEIGHTS]))
 
 
-def add_waiting(graph: Graph, call: relax.Call) -> Value | None:
+def add_deferred(graph: Graph, call: relax.Call) -> Value | None:
     """Take the sum of two convolutions over images that nobody else reads, where vectors compute both directly."""
     branches = []
     for argument in call.args:
-        convolution = waiting(graph, argument)
+        convolution = deferred_result(graph, argument)
         if not isinstance(convolution, Convolution) or not _is_direct(graph.machine, convolution):
             return None
-        assert isinstance(convolution.walk, Plane)  # noqa: S101 - as _is_direct says
-        branches.append((convolution, convolution.walk))
+        assert isinstance(convolution.strategy, Conv2d)  # noqa: S101 - as _is_direct says
+        branches.append((convolution, convolution.strategy))
     first, second = branches
     left, right = (shape_of(argument) for argument in call.args)
     if left != right:  # one may be repeated over the other's images, pixels or filters
         return None
-    return Value(pending=Residual(branches=(first, second), clip=Clip()), channels=first[0].filters)
+    return Value(deferred=Residual(branches=(first, second), clip=Clip()), channels=first[0].filters)
 
 
 def _is_direct(machine: Machine, convolution: Convolution) -> bool:
-    """Return whether ``integer_conv`` would compute it as this kernel does."""
-    walk = convolution.walk
-    if not isinstance(walk, Plane) or convolution.measured is not None:
+    """Return whether ``direct`` would compute it as this kernel does."""
+    strategy = convolution.strategy
+    if not isinstance(strategy, Conv2d) or convolution.dynamic is not None:
         return False
-    if not walk.geometry.is_sized:
+    if not strategy.geometry.is_sized:
         return False
-    geometry = walk.geometry
-    if machine.indexed or machine.amx or geometry.groups > 1 or geometry.channels < machine.lanes:
+    geometry = strategy.geometry
+    if instruction_set(machine).micro_kernels or machine.amx:
+        return False
+    if geometry.groups > 1 or geometry.channels < machine.lanes:
         return False
     return winograd.choose(machine, geometry, convolution.weight) is None
 
 
-HANDLERS = {"relax.add": add_waiting}
+HANDLERS = {"relax.add": add_deferred}

@@ -25,8 +25,9 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
     schedule_results,
 )
 from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
-from forge_pipeline.codegen.int8.dot_product import BYTES, DOTS, WORDS, Dot, dot, known_dot, products
-from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
+from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
@@ -45,7 +46,7 @@ ISSUED = 3
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than the direct one; the result is blocked."""
     machine = graph.machine
@@ -53,22 +54,24 @@ def emit(
     if transform is None:
         return None
     lanes = machine.lanes
-    packed = pack_weight(weight, lanes, _words(machine).group, transform)
+    packed = pack_weight(weight, lanes, _int16(machine).k_inner, transform)
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed), *finish.constants(graph, (packed.shape[0], lanes)),
-        name="conv2d_u8_winograd", geometry=geometry, zero=zero, finish=finish, transform=transform,
-        way=_words(machine),
+        convolve, graph.blocked(source), graph.constant(packed), *epilogue.constants(graph, (packed.shape[0], lanes)),
+        name="conv2d_u8_winograd", geometry=geometry, zero=zero, epilogue=epilogue, transform=transform,
+        dot=_int16(machine),
     )  # fmt: skip
 
 
-def _words(machine: Machine) -> Dot:
-    """Return how the machine multiplies int16 by int16."""
-    return DOTS[WORDS[machine.dot_product]]
+def _int16(machine: Machine) -> DotProduct:
+    """Return what multiplies int16 by int16, where ``choose`` has found that there is something."""
+    dot = instruction_set(machine).int16
+    assert dot is not None  # noqa: S101 - as said
+    return dot
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
-    if machine.dot_product not in WORDS or not is_possible(machine, geometry):
+    if instruction_set(machine).int16 is None or not is_possible(machine, geometry):
         return None
     options = [option for option in (SMALL, LARGE) if _stores_whole_tiles(machine, geometry, option)]
     options = sorted(options, key=lambda transform: cycles(machine, geometry, transform))
@@ -81,61 +84,62 @@ def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | N
 
 def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transform) -> bool:
     """Return whether results at the edge ask no questions, or sums take so long that it is no matter."""
-    return not known_dot(machine).whole or not any(extent % transform.step for extent in geometry.output)
+    return not dot_product(machine).is_single or not any(extent % transform.step for extent in geometry.output)
 
 
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
-    tall, wide = geometry.output
+    out_h, out_w = geometry.output
     rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
-    way = known_dot(machine)
-    efficiency = WHOLE_EFFICIENCY if way.whole else EFFICIENCY
+    dot = dot_product(machine)
+    efficiency = WHOLE_EFFICIENCY if dot.is_single else EFFICIENCY
 
-    def per_product(by: Dot) -> float:
-        return rows * blocks * machine.lanes / by.group / machine.fma_ports / efficiency
+    def per_product(by: DotProduct) -> float:
+        return rows * blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
 
     weights = rows * blocks * machine.lanes**2
     if transform is None:
-        return tall * wide * 9 * per_product(way) + machine.streaming_cycles(9 * weights)
+        return out_h * out_w * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
     tiles = math.prod(transform.tiles(geometry))
     per_image = (2 * size * int(np.count_nonzero(transform.image)) + 2 * size * size) / ISSUED
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
-    products = size * size * per_product(_words(machine))
+    products = size * size * per_product(_int16(machine))
     return tiles * (products + blocks * per_image + rows * per_result) + reading
 
 
-def pack_weight(weight: Array, lanes: int, group: int, transform: Transform) -> Array:
+def pack_weight(weight: Array, lanes: int, k_inner: int, transform: Transform) -> Array:
     """Return (filters, channels, 3, 3), transformed: (rows, i, j, channels / lanes, lanes / group, lanes, group)."""
     filters, channels, _, _ = weight.shape
     rows, blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
     full = np.zeros((rows * lanes, blocks * lanes, size, size), np.int16)
     full[:filters, :channels] = transform.of_kernel(weight)
-    split = full.reshape(rows, lanes, blocks, lanes // group, group, size, size)
+    split = full.reshape(rows, lanes, blocks, lanes // k_inner, k_inner, size, size)
     return np.ascontiguousarray(split.transpose(0, 5, 6, 2, 3, 1, 4))
 
 
 def convolve(
-    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, transform: Transform, way: Dot,
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, transform: Transform, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
     from tvm import te, tirx
 
     batch, lanes = image.shape[0], image.shape[4]
-    rows, size, _, blocks, quads, _, _ = (int(extent) for extent in weight.shape)
+    rows, size, _, blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
     transformed = image_components(image, tirx.const(zero, "uint8"), "int16", blocks, geometry, transform)
-    block, quad = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, quads), "quad")
-    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(way.group, "int64")), "byte")
+    block, k_outer = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, k_outers), "quad")
+    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
     sums = te.compute(
         (batch, rows, size, size, transformed.shape[4], lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
-                transformed[n, i, j, block, t, quad * way.group + byte], weight[row, i, j, block, quad, out, byte]
+                transformed[n, i, j, block, t, k_outer * dot.k_inner + byte],
+                weight[row, i, j, block, k_outer, out, byte],
             ),
-            axis=[block, quad, byte],
+            axis=[block, k_outer, byte],
         ),
         name="products",
     )
@@ -146,25 +150,25 @@ def convolve(
         value = result(n, row, h, w, out)
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
-    if way.multiplies + way.others > 1:
-        finish = replace(finish, bounded=False)  # one by one: whether packing pays here was not measured
-    return narrow_store.finished(
+    if dot.multiplies + dot.others > 1:
+        epilogue = replace(epilogue, bounded=False)  # one by one: whether packing pays here was not measured
+    return narrow_store.requantized(
         (batch, rows, *geometry.output, lanes),
-        finish,
+        epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *offset)),
+        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),
         family=NAME,
     )
 
 
 def choose_tile(machine: Machine, pixels: int, rows: int) -> tuple[int, int]:
     """Return pixels and vectors of a tile that divide what there is: ``tensorize`` takes no partial one."""
-    way = _words(machine)
+    dot = _int16(machine)
     fitting = [
-        (way.step_cycles(machine, high, wide) / (high * wide), -high * wide, high, wide)
-        for wide in divisors(rows, 4)
-        for high in divisors(pixels, machine.registers)
-        if way.fits(machine, high, wide)
+        (dot.step_cycles(machine, mr, nr) / (mr * nr), -mr * nr, mr, nr)
+        for nr in divisors(rows, 4)
+        for mr in divisors(pixels, machine.registers)
+        if dot.fits(machine, mr, nr)
     ]
     return min(fitting)[2:]
 
@@ -179,21 +183,21 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 
     extents = Extents.of(sch, last)
     row_block = extents.row_block(machine, extents.channels // 2)
-    high, wide = choose_tile(machine, row_block * extents.tiles_w, extents.oc_blocks)
-    shared, oc_out = schedule_results(sch, last, real if packed else (), extents, row_block, wide)
+    mr, nr = choose_tile(machine, row_block * extents.tiles_w, extents.oc_blocks)
+    shared, oc_out = schedule_results(sch, last, real if packed else (), extents, row_block, nr)
 
     sums = sch.get_sblock("products")
     sch.compute_at(sums, oc_out, preserve_unit_loops=True)
     copy = sch.cache_write(sums, 0, "local")
-    _, oc_in, i, j, pixel, out, block, quad, byte = sch.get_loops(sums)[2:]
-    pixel_out, pixel_in = sch.split(pixel, [None, high])
-    sch.reorder(i, j, pixel_out, block, quad, pixel_in, oc_in, out, byte)
+    _, oc_in, i, j, pixel, out, block, k_outer, byte = sch.get_loops(sums)[2:]
+    pixel_out, pixel_in = sch.split(pixel, [None, mr])
+    sch.reorder(i, j, pixel_out, block, k_outer, pixel_in, oc_in, out, byte)
     sch.reverse_compute_at(copy, pixel_out)
-    for loop in (quad, pixel_in, oc_in):
+    for loop in (k_outer, pixel_in, oc_in):
         sch.unroll(loop)
     depth = len(sch.get_loops(sums)) - 6
     primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=extents.lanes)
 
     schedule_image(sch, machine, extents, row_block, shared, oc_out, work=extents.multiply_adds)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, block), below=depth, lanes=extents.lanes)
-    dot(sch, out, machine, BYTES, weights="int16", by=WORDS[machine.dot_product])
+    tensorize(sch, out, machine, _int16(machine), BYTES, weights="int16")

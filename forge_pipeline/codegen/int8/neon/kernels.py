@@ -1,4 +1,4 @@
-"""Convolutions and products of bytes on NEON, by units of four pixels and four filters (``integer_neon_unit``).
+"""Convolutions and products of bytes on NEON, by micro-kernels of four pixels by four filters.
 
 A product of matrices is a convolution of one pixel whose image has a row of pixels. Images are copied where they need
 a margin, where steps are longer than a block of channels, and where activations are to be signed once and for all.
@@ -12,21 +12,12 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import RESIDENT, merge_groups
+from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel
+from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.neon import narrow_store
-from forge_pipeline.codegen.int8.neon.intrinsics import (
-    BY_DOT_PRODUCT,
-    LANES,
-    PIXELS,
-    UNITS,
-    lane_axes,
-    multiply,
-    pack,
-    sum_axes,
-    term,
-)
 from forge_pipeline.codegen.int8.neon.pack_activations import halves, matrix, padded_rows, schedule_copy
 from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -37,30 +28,30 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_neon"
-UNIT, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
+KERNEL, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
 """Annotations of the block that sums: its plan, and how it reads activations."""
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
-    if graph.machine.dot_product not in BY_DOT_PRODUCT or graph.machine.lanes != LANES or not geometry.is_sized:
+    if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_sized:
         return None
     geometry, weight = merge_groups(geometry, weight, LANES)
     plan = choose_plan(graph.machine, geometry)
     if plan is None:
         return None
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed(weight, plan.unit)),
-        *finish.constants(graph, arranged(geometry.filters, plan.unit)),
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, plan=plan,
+        convolve, graph.blocked(source), graph.constant(packed(weight, plan.kernel)),
+        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
 
-def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
     """Emit (.., rows, steps), with ones before, times (steps, columns); None where single rows serve as well."""
-    if graph.machine.dot_product not in BY_DOT_PRODUCT or not isinstance(rows, int):
+    if not isinstance(rows, int):
         return None
     steps, columns = weight.shape
     geometry = Geometry(
@@ -71,79 +62,79 @@ def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, finis
     if plan is None:
         return None
     return graph.kernel(
-        by_rows, flat, graph.constant(packed(weight.T[:, :, None, None], plan.unit)),
-        *finish.constants(graph, arranged(geometry.filters, plan.unit)),
-        name="dense_u8", geometry=geometry, finish=finish, plan=plan,
+        by_rows, flat, graph.constant(packed(weight.T[:, :, None, None], plan.kernel)),
+        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        name="dense_u8", geometry=geometry, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
 
-def arranged(filters: int, unit: str) -> tuple[int, ...]:
+def arranged(filters: int, micro: MicroKernel) -> tuple[int, ...]:
     """Return the form of one number for each filter as vectors."""
-    return (-(-filters // LANES), *UNITS[unit].lanes)
+    return (-(-filters // LANES), *micro.shape(micro.lane))
 
 
-def packed(weight: Array, unit: str) -> Array:
-    """Return weights, missing ones zero, in the order of a unit's instructions."""
+def packed(weight: Array, micro: MicroKernel) -> Array:
+    """Return weights, missing ones zero, in the order of a micro's instructions."""
     filters, channels, *kernel = weight.shape
-    whole = UNITS[unit].channels
+    whole = micro.k_inner
     full = np.zeros((-(-filters // LANES) * LANES, -(-channels // whole) * whole, *kernel), np.int8)
     full[:filters, :channels] = weight
-    return np.ascontiguousarray(pack(full, unit))
+    return np.ascontiguousarray(micro.pack(full))
 
 
 def convolve(
-    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, plan: Plan,
+    image: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, zero: int, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
     from tvm import te
 
-    source, layout = image, "raw" if UNITS[plan.unit].signed else "image"
+    source, layout = image, "raw" if plan.kernel.signed else "image"
     if plan.copies:
         source, layout = padded_rows(image, geometry, zero, plan), "row"
-    if UNITS[plan.unit].channels > LANES:
+    if plan.kernel.reads_halves:
         source, layout = halves(source, layout), "halves"
     total = _sums(source, layout, weight, geometry, plan, image.shape[0])
-    result = _finished(total, plan, finish, (bias, factor, *offset))
+    result = _requantized(total, plan, epilogue, (bias, factor, *float_bias))
     shape = (image.shape[0], int(weight.shape[0]), *geometry.output, LANES)
-    return te.compute(shape, result, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute(shape, result, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def by_rows(
-    left: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    geometry: Geometry, finish: Finish, plan: Plan,
+    left: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    geometry: Geometry, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps) times packed weights, and what is done to the sums; what comes before is one."""
     from tvm import te
 
     source = matrix(left, plan)
-    layout = "halves" if UNITS[plan.unit].channels > LANES else "image"
-    result = _finished(_sums(source, layout, weight, geometry, plan, 1), plan, finish, (bias, factor, *offset))
+    layout = "halves" if plan.kernel.reads_halves else "image"
+    result = _requantized(_sums(source, layout, weight, geometry, plan, 1), plan, epilogue, (bias, factor, *float_bias))
     return te.compute(
         (*left.shape[:-1], geometry.filters),
         lambda *at: result(0, at[-1] // LANES, 0, at[-2], at[-1] % LANES),
-        name=f"finish_{to_float_if_needed(finish.affine)}",
+        name=f"finish_{to_float_if_needed(epilogue.affine)}",
     )
 
 
 def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry, plan: Plan, batch: Any) -> te.Tensor:
     from tvm import te
 
-    way = UNITS[plan.unit]
+    micro = plan.kernel
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     per_group = rows // geometry.groups
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     extents = {"block": blocks, "kernel_h": height, "kernel_w": width}
     axes = [te.reduce_axis((0, extent), name) for name, extent in extents.items()]
-    inner = [te.reduce_axis((0, extent), f"step{at}") for at, extent in enumerate(way.reduced)]
+    inner = [te.reduce_axis((0, extent), f"step{at}") for at, extent in enumerate(micro.shape(micro.step))]
     block, kernel_h, kernel_w = axes
 
     def sums(n: Any, row: Any, h: Any, t: Any, *spatial: Any) -> Any:
         first = row // per_group * blocks if geometry.groups > 1 else 0
 
         def activation(pixel: Any, *step: Any) -> Any:
-            x = (t * PIXELS + pixel) * right + kernel_w * dilate_right
-            y = h * down + kernel_h * dilate_down
+            x = (t * PIXELS + pixel) * stride_w + kernel_w * dilation_w
+            y = h * stride_h + kernel_h * dilation_h
             at = (x * LANES + step[0],) if layout == "row" else (x, *step)
             byte = source(n, first + block, y, *at)
             return byte.astype("int32") - 128 if layout == "raw" else byte
@@ -151,55 +142,56 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
         def weights(*at: Any) -> Any:
             return weight(row, block, kernel_h, kernel_w, *at)
 
-        return te.sum(term(plan.unit, activation, weights, spatial, tuple(inner)), axis=[*axes, *inner])
+        return te.sum(micro.term(activation, weights, spatial, tuple(inner)), axis=[*axes, *inner])
 
     tiles = -(-geometry.output[1] // plan.pixels) * plan.pixels // PIXELS
-    shape = (batch, rows, geometry.output[0], tiles, *way.spatial)
+    shape = (batch, rows, geometry.output[0], tiles, *micro.shape(micro.sums))
     attributes = {
-        primitives.FAMILY: NAME, UNIT: plan.unit, TILE: [plan.pixels, plan.vectors], STRIDE: right, LAYOUT: layout,
+        primitives.FAMILY: NAME, KERNEL: micro.name, TILE: [plan.pixels, plan.vectors], STRIDE: stride_w,
+        LAYOUT: layout,
     }  # fmt: skip
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
 
-def _finished(total: te.Tensor, plan: Plan, finish: Finish, constants: tuple[te.Tensor, ...]) -> Any:
-    """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by units."""
-    unit = plan.unit
-    if finish.affine is None:
+def _requantized(total: te.Tensor, plan: Plan, epilogue: Epilogue, constants: tuple[te.Tensor, ...]) -> Any:
+    """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by micro-kernels."""
+    micro = plan.kernel
+    if epilogue.affine is None:
 
         def value(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
-            sums = total(n, row, h, w // PIXELS, *sum_axes(unit, w % PIXELS, lane))
-            return finish.result(sums, *(constant(row, *lane_axes(unit, lane)) for constant in constants))
+            sums = total(n, row, h, w // PIXELS, *micro.place(w % PIXELS, lane))
+            return epilogue.result(sums, *(constant(row, *micro.split(micro.lane, lane)) for constant in constants))
 
         return value
 
     def narrowed(n: Any, row: Any, h: Any, t: Any, *at: Any) -> Any:
         pixel, lane = at[: len(at) // 2], at[len(at) // 2 :]
         sums = total(n, row, h, t, *(axis for pair in zip(pixel, lane, strict=True) for axis in pair))
-        return finish.result(sums, *(constant(row, *lane) for constant in constants))
+        return epilogue.result(sums, *(constant(row, *lane) for constant in constants))
 
-    narrow = narrow_store.narrow(narrowed, total.shape[:4], unit, finish)
+    narrow = narrow_store.narrow(narrowed, total.shape[:4], micro, epilogue)
 
     def byte(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
-        return narrow(n, row, h, w // PIXELS, *lane_axes(unit, w % PIXELS), *lane_axes(unit, lane))
+        return narrow(n, row, h, w // PIXELS, *micro.split(micro.pixel, w % PIXELS), *micro.split(micro.lane, lane))
 
     return byte
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Hold a tile of units in registers along the whole reduction; then what follows, then store."""
+    """Hold a tile of micro-kernels in registers along the whole reduction; then what follows, then store."""
     anchor = primitives.find(sch, NAME)
     annotations = sch.get(anchor).annotations
-    unit, stride, layout = str(annotations[UNIT]), int(annotations[STRIDE]), str(annotations[LAYOUT])
+    stride, layout = int(annotations[STRIDE]), str(annotations[LAYOUT])
+    micro = next(kernel for kernel in instruction_set(machine).micro_kernels if kernel.name == annotations[KERNEL])
     pixels, vectors = (int(extent) for extent in annotations[TILE])
-    way = UNITS[unit]
     narrow = narrow_store.find(sch)
     before, last = primitives.split_around(sch, anchor if narrow is None else narrow)
     n, row, h, t, *rest = sch.get_loops(anchor)
-    inside, reduction = rest[: len(way.spatial)], rest[len(way.spatial) : -len(way.reduced)]
+    inside, reduction = rest[: len(micro.sums)], rest[len(micro.sums) : -len(micro.step)]
     rows, height, tiles = (primitives.static(sch, loop) for loop in (row, h, t))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = LANES * way.channels * rows * steps
-    image_bytes = primitives.static(sch, reduction[0]) * height * tiles * PIXELS * way.channels
+    weight_bytes = LANES * micro.k_inner * rows * steps
+    image_bytes = primitives.static(sch, reduction[0]) * height * tiles * PIXELS * micro.k_inner
     row_out, row_in = sch.split(row, [None, vectors])
     t_out, t_in = sch.split(t, [None, pixels // PIXELS])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
@@ -207,7 +199,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     inner = [t_out]
     if height == 1:  # a matrix: its rows are shared out as well
         shared_loops, inner = ([n, h, row_out, t_out] if weights_first else [n, h, t_out, row_out]), []
-    sch.reorder(*shared_loops, *inner, *reduction, t_in, row_in, *inside, *rest[-len(way.reduced) :])
+    sch.reorder(*shared_loops, *inner, *reduction, t_in, row_in, *inside, *rest[-len(micro.step) :])
     shared = primitives.fuse(sch, shared_loops)
     at = inner[-1] if inner else shared
     depth = 1 + len(inner)
@@ -222,10 +214,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for loop in (t_in, row_in, reduction[-1]):
         sch.unroll(loop)
     primitives.vectorize_and_unroll(sch, last, below=depth, lanes=LANES)
-    _set_to_zero(sch, sch.decompose_reduction(anchor, reduction[0]), depth, len(way.spatial))
-    multiply(sch, inside[0], unit, stride, layout)
+    _set_to_zero(sch, sch.decompose_reduction(anchor, reduction[0]), depth, len(micro.sums))
+    micro.tensorize(sch, inside[0], stride, layout)
     if narrow is not None:
-        narrow_store.store(sch, narrow, depth, unit)
+        narrow_store.store(sch, narrow, depth, len(micro.sums))
 
 
 def _set_to_zero(sch: Schedule, block: SBlockRV, depth: int, axes: int) -> None:

@@ -1,6 +1,6 @@
-"""From sums of a NEON unit to sixteen bytes, with instructions that round, narrow and saturate.
+"""From sums of a NEON micro-kernel to sixteen bytes, with instructions that round, narrow and saturate.
 
-``Finish`` says what is computed; a unit's results leave as one vector. FCVTNS rounds half to even, the narrowing
+``Epilogue`` says what is computed; its results leave as one vector. FCVTNS rounds half to even, the narrowing
 instructions keep what does not fit at the ends of their range, so that clipping to all of it takes none of its own.
 """
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import register
-from forge_pipeline.codegen.int8.neon.intrinsics import UNITS, Unit, call, shuffle
-from forge_pipeline.codegen.int8.requantize import Finish
+from forge_pipeline.codegen.int8.isa.instruction import call, extents_of, register, shuffle, whole
+from forge_pipeline.codegen.int8.isa.micro_kernel import MicroKernel
+from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, Affine
 from forge_pipeline.codegen.tir import primitives
 
@@ -26,39 +26,34 @@ STORE = "forge.store"
 """The annotation of the block that makes bytes of sums: its intrinsic."""
 
 
-def name_of(unit: str, finish: Finish) -> str:
+def name_of(kernel: MicroKernel, epilogue: Epilogue) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for; the finish is quantized."""
-    affine = finish.affine
+    affine = epilogue.affine
     assert affine is not None  # noqa: S101 - who calls has looked
-    low, high = finish.clip.steps(affine)
-    has_offset = finish.offset is not None
-    name = f"forge.neon.store.{unit}.{affine.zero}.{low:g}.{high:g}.{has_offset}"
-    register(name, _FRAME, _meaning(unit, affine, low, high, has_offset=has_offset),
-             _body(unit, affine, low, high, has_offset=has_offset), _words(unit, has_offset=has_offset))  # fmt: skip
+    low, high = epilogue.clip.steps(affine)
+    has_float_bias = epilogue.float_bias is not None
+    name = f"forge.neon.store.{kernel.name}.{affine.zero}.{low:g}.{high:g}.{has_float_bias}"
+    pattern, body = (text(kernel, affine, low, high, has_float_bias=has_float_bias) for text in (_pattern, _body))
+    register(name, _FRAME, pattern, body, _params(kernel, has_float_bias=has_float_bias))
     return name
 
 
-def results_of(way: Unit) -> tuple[int, ...]:
-    """Return the axes of a unit's bytes: of its pixels, then of its filters."""
-    return (*way.lanes, *way.lanes)
-
-
-def narrow(value: Callable[..., Any], shape: Sequence[Any], unit: str, finish: Finish) -> te.Tensor:
-    """Describe the bytes of units: ``shape`` of them, each with the axes of ``results_of``."""
+def narrow(value: Callable[..., Any], shape: Sequence[Any], kernel: MicroKernel, epilogue: Epilogue) -> te.Tensor:
+    """Describe the bytes of micro-kernels: ``shape`` of them, each with the axes of its pixels, then of its filters."""
     from tvm import te
 
-    attributes = {STORE: name_of(unit, finish)}
-    return te.compute((*shape, *results_of(UNITS[unit])), value, name="narrow", attrs=attributes)
+    attributes = {STORE: name_of(kernel, epilogue)}
+    return te.compute((*shape, *kernel.shape(kernel.pixel + kernel.lane)), value, name="narrow", attrs=attributes)
 
 
 def find(sch: Schedule) -> SBlockRV | None:
-    """Return the block that makes bytes of units."""
+    """Return the block that makes bytes of micro-kernels."""
     return next((block for block in primitives.blocks(sch) if STORE in sch.get(block).annotations), None)
 
 
-def store(sch: Schedule, block: SBlockRV, depth: int, unit: str) -> None:
-    """Compute the units below loop ``depth`` with NEON's instructions."""
-    loops, axes = sch.get_loops(block), len(results_of(UNITS[unit]))
+def store(sch: Schedule, block: SBlockRV, depth: int, axes: int) -> None:
+    """Compute the micro-kernels below loop ``depth``, with ``axes`` of their own, with NEON's instructions."""
+    loops = sch.get_loops(block)
     for loop in loops[depth:-axes]:
         sch.unroll(loop)
     sch.tensorize(loops[-axes], str(sch.get(block).annotations[STORE]))
@@ -78,61 +73,52 @@ def store(c: T.handle, s: T.handle, f: T.handle{more}, d: T.handle) -> None:
 """
 
 
-def _words(unit: str, *, has_offset: bool) -> dict[str, str]:
-    way = UNITS[unit]
-    results = results_of(way)
-    found = {}
-    for name, extents in (("sums", way.spatial), ("lanes", way.lanes), ("results", results)):
-        found[name] = f"({', '.join(map(str, extents))},)"
-        found[f"all_{name}"] = ", ".join(f"0:{extent}" for extent in extents)
-    found["more"] = ", g: T.handle" if has_offset else ""
-    found["read"] = f", G[{found['all_lanes']}]" if has_offset else ""
-    declared = f"\n    G = T.match_buffer(g, {found['lanes']}, 'float32', offset_factor=1)"
-    found["offset"] = declared if has_offset else ""
+def _params(kernel: MicroKernel, *, has_float_bias: bool) -> dict[str, str]:
+    found = {"more": "", "read": "", "offset": ""}
+    for name, axes in (("sums", kernel.sums), ("lanes", kernel.lane), ("results", kernel.pixel + kernel.lane)):
+        found[name], found[f"all_{name}"] = extents_of(kernel.shape(axes)), whole(kernel.shape(axes))
+    if has_float_bias:
+        found |= {"more": ", g: T.handle", "read": f", G[{found['all_lanes']}]"}
+        found["offset"] = f"\n    G = T.match_buffer(g, {found['lanes']}, 'float32', offset_factor=1)"
     return found
 
 
-def _meaning(unit: str, affine: Affine, low: float, high: float, *, has_offset: bool) -> str:
-    total, lane, result = (
-        ("vp, vi", "vi", "vp, vi") if unit != "usmmla" else ("vq, vj, vp, vi", "vj, vi", "vq, vp, vj, vi")
-    )
-    loops, extents = ("q, p, j, i", "2, 2, 2, 2") if unit == "usmmla" else ("p, i", "4, 4")
-    axes = ", ".join(f"v{loop}" for loop in loops.split(", "))
-    kinds = "S" * len(loops.split(", "))
-    value = f"T.Cast('float32', C[{total}] + S[{lane}]) * F[{lane}]" + (f" + G[{lane}]" if has_offset else "")
+def _pattern(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_float_bias: bool) -> str:
+    results = kernel.pixel + kernel.lane
+    total, lane, result = (", ".join(f"v{axis}" for axis in axes) for axes in (kernel.sums, kernel.lane, results))
+    value = f"T.Cast('float32', C[{total}] + S[{lane}]) * F[{lane}]" + (f" + G[{lane}]" if has_float_bias else "")
     shifted = f"T.max(T.min({value}, T.float32({high!r})), T.float32({low!r})) + T.float32({ROUNDS!r})"
     moved = f"T.reinterpret({shifted}, dtype='int32')" + (f" + {affine.zero}" if affine.zero else "")
-    return f"""for {loops} in T.grid({extents}):
+    return f"""for {", ".join(results)} in T.grid({", ".join(map(str, kernel.shape(results)))}):
             with T.sblock('narrow'):
-                {axes} = T.axis.remap('{kinds}', [{loops}])
+                {result} = T.axis.remap('{"S" * len(results)}', [{", ".join(results)}])
                 D[{result}] = T.Cast('uint8', {moved})"""
 
 
-def _body(unit: str, affine: Affine, low: float, high: float, *, has_offset: bool) -> str:
-    lanes = ", ".join("0" for _ in UNITS[unit].lanes)
+def _body(kernel: MicroKernel, affine: Affine, low: float, high: float, *, has_float_bias: bool) -> str:
+    lanes = ", ".join("0" for _ in kernel.lane)
     narrowed = []
     for pixel in range(4):
-        if unit == "usmmla":
-            halves = ", ".join(f"C[{pixel // 2}, {half}, 0, T.ramp(0, 1, 4)]" for half in range(2))
-            first = 2 * (pixel % 2)
-            total = shuffle(halves, (first, first + 1, first + 4, first + 5))
-        else:
-            total = f"C[{pixel}, T.ramp(0, 1, 4)]"
-        value = f"T.Cast('float32x4', {total} + S.vload([{lanes}], 'int32x4')) * F.vload([{lanes}], 'float32x4')"
-        if has_offset:
+        total = f"{kernel.sums_of(pixel)} + S.vload([{lanes}], 'int32x4')"
+        value = f"T.Cast('float32x4', {total}) * F.vload([{lanes}], 'float32x4')"
+        if has_float_bias:
             value += f" + G.vload([{lanes}], 'float32x4')"
-        narrowed.append(call("sqxtn", "int16x4", call("fcvtns", "int32x4", value)))
+        narrowed.append(_neon("sqxtn", "int16x4", _neon("fcvtns", "int32x4", value)))
     bytes_ = []
     for first in (0, 2):
         pair = shuffle(", ".join(narrowed[first : first + 2]), range(8))
         if affine.zero:
-            pair = call("sqadd", "int16x8", pair, f"T.broadcast(T.int16({affine.zero}), 8)")
-        bytes_.append(call("sqxtun", "uint8x8", pair))
+            pair = _neon("sqadd", "int16x8", pair, f"T.broadcast(T.int16({affine.zero}), 8)")
+        bytes_.append(_neon("sqxtun", "uint8x8", pair))
     result = shuffle(", ".join(bytes_), range(16))
     ends = int(np.rint(low)) + affine.zero, int(np.rint(high)) + affine.zero
     if ends[0] > 0:
         result = f"T.max({result}, T.broadcast(T.uint8({ends[0]}), 16))"
     if ends[1] < LEVELS:
         result = f"T.min({result}, T.broadcast(T.uint8({ends[1]}), 16))"
-    at = ", ".join("0" for _ in range(3 if unit == "usmmla" else 1))
+    at = ", ".join("0" for _ in kernel.sums[1:])
     return f"D[{at}, T.ramp(0, 1, 16)] = {result}"
+
+
+def _neon(instruction: str, dtype: str, *arguments: str) -> str:
+    return call(f"llvm.aarch64.neon.{instruction}", dtype, *arguments)

@@ -1,4 +1,4 @@
-"""Copies of activations that NEON's units read: rows with a margin, two blocks side by side, rows of a matrix."""
+"""Copies of activations that micro-kernels read: rows with a margin, two blocks side by side, rows of a matrix."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.dot_product import register
-from forge_pipeline.codegen.int8.neon.intrinsics import LANES, PIXELS, UNITS, shuffle
+from forge_pipeline.codegen.int8.isa.instruction import extents_of, register, shuffle, whole
+from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS
 from forge_pipeline.codegen.int8.neon.tile import Plan
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -30,16 +30,16 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
     from tvm import te, tirx
 
     *ones, rows, steps = (int(extent) for extent in left.shape)
-    way, first = UNITS[plan.unit], (0,) * len(ones)
-    tall = -(-rows // plan.pixels) * plan.pixels
+    micro, first = plan.kernel, (0,) * len(ones)
+    padded_rows = -(-rows // plan.pixels) * plan.pixels
 
     def element(_: Any, block: Any, __: Any, m: Any, *channel: Any) -> Any:
-        at = block * way.channels + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
-        row = tirx.min(m, rows - 1) if tall != rows else m
-        return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % way.channels else at), way.signed)
+        at = block * micro.k_inner + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
+        row = tirx.min(m, rows - 1) if padded_rows != rows else m
+        return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
 
-    inner = (2, LANES) if way.channels > LANES else (LANES,)
-    shape = (1, -(-steps // way.channels), 1, tall, *inner)
+    inner = (2, LANES) if micro.reads_halves else (LANES,)
+    shape = (1, -(-steps // micro.k_inner), 1, padded_rows, *inner)
     return te.compute(shape, element, name="matrix", attrs={COPY: "matrix"})
 
 
@@ -51,13 +51,13 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
     """Describe a copy (N, blocks, H, W * 4) with the padding, and with pixels that only fill the last tile."""
     from tvm import te, tirx
 
-    way, (top, left, bottom, right) = UNITS[plan.unit], geometry.padding
-    wide = -(-geometry.output[1] // plan.pixels) * plan.pixels
+    micro, (top, left, bottom, right) = plan.kernel, geometry.padding
+    out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
-    whole = max(width + left + right, geometry.reach(wide))
-    whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // way.channels) * way.channels // LANES
+    whole = max(width + left + right, geometry.reach(out_w))
+    whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // micro.k_inner) * micro.k_inner // LANES
     first, last = left * LANES, (left + width) * LANES
-    filler = tirx.const(zero - 128, "int8") if way.signed else tirx.const(zero, "uint8")
+    filler = tirx.const(zero - 128, "int8") if micro.signed else tirx.const(zero, "uint8")
 
     def element(n: Any, block: Any, h: Any, at: Any) -> Any:
         conditions = [h >= top] if top else []
@@ -66,7 +66,7 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
         conditions += [at < last] if last != whole * LANES else []
         from_block = tirx.min(block, blocks - 1) if even != blocks else block
         byte = image(n, from_block, h - top, (at - first) // LANES, (at - first) % LANES)
-        pixel = _signed(byte, way.signed)
+        pixel = _signed(byte, micro.signed)
         return tirx.if_then_else(tirx.all(*conditions), pixel, filler) if conditions else pixel
 
     attributes: dict[str, Any] = {COPY: "rows"}
@@ -87,13 +87,13 @@ def halves(source: te.Tensor, layout: str) -> te.Tensor:
         at = (w * LANES + channel,) if layout == "row" else (w, channel)
         return source(n, block * 2 + half, h, *at)
 
-    wide = width // LANES if layout == "row" else width
-    shape = (source.shape[0], blocks // 2, height, wide, 2, LANES)
+    columns = width // LANES if layout == "row" else width
+    shape = (source.shape[0], blocks // 2, height, columns, 2, LANES)
     return te.compute(shape, element, name="halves", attrs={COPY: layout})
 
 
 def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
-    """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by words."""
+    """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by int32."""
     kind = str(sch.get(block).annotations.get(COPY, ""))
     if not kind:
         primitives.spread(sch, block, machine)
@@ -111,9 +111,9 @@ def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     primitives.parallel_if_worth(sch, primitives.fuse(sch, loops[:3]), work)
 
 
-_PAIRS: Mapping[str, tuple[str, str, str]] = {
-    "row": ("(2, 1, 16)", "strides=[blocks, rows, 1]", "A[vh, 0, vp * 4 + vc]"),
-    "image": ("(2, 1, 4, 4)", "strides=[blocks, rows, 4, 1]", "A[vh, 0, vp, vc]"),
+_PAIRS: Mapping[str, tuple[tuple[int, ...], str, str]] = {
+    "row": ((2, 1, 16), "strides=[blocks, rows, 1]", "A[vh, 0, vp * 4 + vc]"),
+    "image": ((2, 1, 4, 4), "strides=[blocks, rows, 4, 1]", "A[vh, 0, vp, vc]"),
 }
 """Four pixels of two blocks, by the form of the image: shape, strides, and a byte of them."""
 
@@ -129,23 +129,22 @@ def pair(a: T.handle, b: T.handle) -> None:
         T.writes(B[0:4, 0:2, 0:4])
         {body}
 """
-_MEANING = """for p, h, c in T.grid(4, 2, 4):
-            with T.sblock('copy'):
-                vp, vh, vc = T.axis.remap('SSS', [p, h, c])
-                B[vp, vh, vc] = {value}"""
 
 
 def _zip(form: str) -> str:
-    """Return the name of the tensor intrinsic: two vectors loaded, their words interleaved, two vectors stored."""
+    """Return the name of the tensor intrinsic: two vectors loaded, their int32 interleaved, two vectors stored."""
     shape, strides, value = _PAIRS[form]
-    axes = shape.count(",")
+    axes = len(shape) - 1
     first, second = (f"A.vload([{half}{', 0' * axes}], 'uint8x16')" for half in range(2))
     lines = []
     for pixel in (0, 2):
         places = [16 * half + 4 * at + byte for at in (pixel, pixel + 1) for half in range(2) for byte in range(4)]
         lines.append(f"B[{pixel}, 0, T.ramp(0, 1, 16)] = {shuffle(f'{first}, {second}', places)}")
-    read = ", ".join(f"0:{extent}" for extent in shape.strip("()").split(", "))
+    pattern = f"""for p, h, c in T.grid(4, 2, 4):
+            with T.sblock('copy'):
+                vp, vh, vc = T.axis.remap('SSS', [p, h, c])
+                B[vp, vh, vc] = {value}"""
     name = f"forge.neon.zip.{form}"
-    words = {"shape": shape, "strides": strides, "value": value, "read": read}
-    register(name, _FRAME, _MEANING, "\n        ".join(lines), words)
+    params = {"shape": extents_of(shape), "strides": strides, "read": whole(shape)}
+    register(name, _FRAME, pattern, "\n        ".join(lines), params)
     return name

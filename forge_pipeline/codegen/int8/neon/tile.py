@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.neon.intrinsics import BY_DOT_PRODUCT, LANES, PIXELS, SINGLE, UNITS, cycles
+from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel, cycles
+from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 ROW_CYCLES, HALVES_CYCLES, PACK_CYCLES = 0.3, 0.3, 1.0
@@ -18,12 +19,13 @@ WIDEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A tile of ``pixels`` by ``vectors`` of filters, made of units; ``cycles`` are expected for an image on a core.
+    """A tile of ``pixels`` by ``vectors`` of filters, computed by a micro-kernel.
 
-    ``copies``: activations are copied into rows first, with a margin, signed if the unit wants them so.
+    ``cycles`` are expected for an image on a core. ``copies``: activations are copied into rows first, with a margin,
+    signed if the micro-kernel wants them so.
     """
 
-    unit: str
+    kernel: MicroKernel
     pixels: int
     vectors: int
     copies: bool
@@ -34,61 +36,61 @@ def choose_plan(machine: Machine, geometry: Geometry, *, is_matrix: bool = False
     """Return the plan with the fewest cycles; None where dot products of single pixels have as few."""
     options = [
         plan
-        for unit in BY_DOT_PRODUCT.get(machine.dot_product, ())
-        for plan in _plans(machine, geometry, unit, is_matrix=is_matrix)
+        for kernel in instruction_set(machine).micro_kernels
+        for plan in _plans(machine, geometry, kernel, is_matrix=is_matrix)
     ]
     best = min(options, key=lambda plan: (plan.cycles, -plan.pixels * plan.vectors), default=None)
     return best if best is not None and best.cycles < _single_cycles(machine, geometry) else None
 
 
-def _plans(machine: Machine, geometry: Geometry, unit: str, *, is_matrix: bool) -> list[Plan]:
-    way, (tall, wide) = UNITS[unit], geometry.output
+def _plans(machine: Machine, geometry: Geometry, kernel: MicroKernel, *, is_matrix: bool) -> list[Plan]:
+    out_h, out_w = geometry.output
     channels = geometry.channels // geometry.groups
-    if geometry.groups > 1 and channels % way.channels:
+    if geometry.groups > 1 and channels % kernel.k_inner:
         return []
     rows = -(-geometry.filters // LANES)
-    blocks = -(-channels // way.channels)
+    blocks = -(-channels // kernel.k_inner)
     steps = blocks * geometry.kernel[0] * geometry.kernel[1]
-    words = geometry.size[0] * geometry.size[1] * -(-geometry.channels // LANES)
+    packed = geometry.size[0] * geometry.size[1] * -(-geometry.channels // LANES)
     found = []
     for vectors in divisors(rows // geometry.groups, WIDEST):
-        for pixels in range(PIXELS, min(wide, machine.registers) + PIXELS, PIXELS):
-            tiles = -(-wide // pixels)
-            needed = not is_matrix and needs_row(geometry, unit, tiles * pixels)
-            for copies in (True,) if needed else (False, True) if way.signed and not is_matrix else (False,):
+        for pixels in range(PIXELS, min(out_w, machine.registers) + PIXELS, PIXELS):
+            tiles = -(-out_w // pixels)
+            needed = not is_matrix and needs_row(geometry, kernel, tiles * pixels)
+            for copies in (True,) if needed else (False, True) if kernel.signed and not is_matrix else (False,):
                 raw = not copies and not is_matrix
-                if way.registers(pixels, vectors, raw=raw) > machine.registers:
+                if kernel.registers(pixels, vectors, raw=raw) > machine.registers:
                     continue
-                step = way.step_cycles(machine, pixels, vectors, stride=geometry.strides[1], raw=raw)
-                total = tall * tiles * (rows // vectors) * (step * steps + TILE_CYCLES)
-                total += words * (ROW_CYCLES if copies else 0)
-                total += words * (PACK_CYCLES if is_matrix else HALVES_CYCLES if way.channels > LANES else 0)
-                found.append(Plan(unit=unit, pixels=pixels, vectors=vectors, copies=copies, cycles=total))
+                step = kernel.step_cycles(machine, pixels, vectors, stride=geometry.strides[1], raw=raw)
+                total = out_h * tiles * (rows // vectors) * (step * steps + TILE_CYCLES)
+                total += packed * (ROW_CYCLES if copies else 0)
+                total += packed * (PACK_CYCLES if is_matrix else HALVES_CYCLES if kernel.reads_halves else 0)
+                found.append(Plan(kernel=kernel, pixels=pixels, vectors=vectors, copies=copies, cycles=total))
     return found
 
 
-def needs_row(geometry: Geometry, unit: str, wide: int) -> bool:
-    """Return whether an image has to be copied before units can read ``wide`` pixels of a row."""
-    if any(geometry.padding) or geometry.reach(wide) > geometry.size[1]:
+def needs_row(geometry: Geometry, kernel: MicroKernel, out_w: int) -> bool:
+    """Return whether an image has to be copied before micro-kernels can read ``out_w`` pixels of a row."""
+    if any(geometry.padding) or geometry.reach(out_w) > geometry.size[1]:
         return True
-    if UNITS[unit].channels == LANES:
+    if not kernel.reads_halves:
         return False
     return geometry.size[1] % PIXELS != 0 or -(-geometry.channels // LANES) % 2 != 0
 
 
 def _single_cycles(machine: Machine, geometry: Geometry) -> float:
     """Return the cycles where each pixel is read for itself."""
-    multiplies, moved = SINGLE[machine.dot_product]
-    tall, wide = geometry.output
+    dot = dot_product(machine)
+    out_h, out_w = geometry.output
     rows = -(-geometry.filters // LANES)
     steps = -(-(geometry.channels // geometry.groups) // LANES) * geometry.kernel[0] * geometry.kernel[1]
 
     def step(pixels: int, vectors: int) -> float:
-        return cycles(machine, pixels * (vectors * multiplies + moved), pixels + vectors, vectors)
+        return cycles(machine, pixels * (vectors * dot.multiplies + dot.reading), pixels + vectors, vectors)
 
-    return tall * min(
-        -(-wide // pixels) * (rows // vectors) * (step(pixels, vectors) * steps + TILE_CYCLES)
+    return out_h * min(
+        -(-out_w // pixels) * (rows // vectors) * (step(pixels, vectors) * steps + TILE_CYCLES)
         for vectors in divisors(rows // geometry.groups, WIDEST)
-        for pixels in range(1, min(wide, machine.registers) + 1)
+        for pixels in range(1, min(out_w, machine.registers) + 1)
         if pixels * vectors + vectors + 2 <= machine.registers
     )

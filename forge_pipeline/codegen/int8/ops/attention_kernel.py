@@ -7,8 +7,8 @@ The right operand is packed when the model runs, moved to int8 by an exclusive o
 where the sums of b belong to a column and those of a to a row: two small kernels in front of the product. Where bytes
 are widened anyway, zx is taken away on the way and there is nothing to do for columns. All of it is exact in int32.
 
-A softmax behind it is computed on a band of rows as soon as their sums are there: no scores are ever in memory but
-those of the band.
+A softmax behind it is computed on a block of rows as soon as their sums are there: no scores are ever in memory but
+those of the block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import BYTES, Dot, dot, products
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, SIGN_BIT, DotProduct, products, tensorize
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
 from forge_pipeline.codegen.layout.builder import Value
@@ -40,9 +41,6 @@ SUMS = "integer_zero_terms"
 
 ROWS = "forge.rows"
 """The annotation with the rows of the tile that a template was laid out for."""
-
-TOP_BIT = 128
-"""What an exclusive or with it takes from an unsigned byte that is then read as a signed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ class BatchedProduct:
         return tensor(*[0] * (len(self.leading) - 1), b, m, k)
 
 
-def pack(right: te.Tensor, width: int, group: int) -> te.Tensor:
+def pack(right: te.Tensor, width: int, k_inner: int) -> te.Tensor:
     """Describe (.., batch, steps, columns) of uint8 as (batch, panels, steps / group, width, group) of int8.
 
     Axes before the batch have one element. What fills the last panel and the last group is zero.
@@ -94,12 +92,12 @@ def pack(right: te.Tensor, width: int, group: int) -> te.Tensor:
     *ones, batch, steps, columns = (int(extent) for extent in right.shape)
 
     def element(b: Any, panel: Any, at: Any, column: Any, byte: Any) -> Any:
-        k, n = at * group + byte, panel * width + column
-        value = tirx.reinterpret("int8", right(*[0] * len(ones), b, k, n) ^ tirx.const(TOP_BIT, "uint8"))
-        conditions = [k < steps] * bool(steps % group) + [n < columns] * bool(columns % width)
+        k, n = at * k_inner + byte, panel * width + column
+        value = tirx.reinterpret("int8", right(*[0] * len(ones), b, k, n) ^ tirx.const(SIGN_BIT, "uint8"))
+        conditions = [k < steps] * bool(steps % k_inner) + [n < columns] * bool(columns % width)
         return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, "int8")) if conditions else value
 
-    return te.compute((batch, -(-columns // width), -(-steps // group), width, group), element, name="pack")
+    return te.compute((batch, -(-columns // width), -(-steps // k_inner), width, k_inner), element, name="pack")
 
 
 def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
@@ -129,9 +127,9 @@ def row_terms(left: te.Tensor, product: BatchedProduct, zero: int) -> te.Tensor:
     return te.compute(shape, lambda *at: (constant - sums(*at)) * zero, name="row_terms")
 
 
-def by_bands(
+def by_row_blocks(
     left: te.Tensor, packed: te.Tensor, *terms: te.Tensor,
-    product: BatchedProduct, affine: Affine | None, names: list[str], high: int, way: Dot, machine: Machine,
+    product: BatchedProduct, affine: Affine | None, names: list[str], mr: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., batch, rows, steps) times a packed operand, and what is done to the sums."""
     from tvm import te, tirx
@@ -139,53 +137,55 @@ def by_bands(
     *ones, batch = product.leading
     rows, columns = product.shape[-2:]
     _, panels, groups, width, count = (int(extent) for extent in packed.shape)
-    tall = -(-rows // high) * high
+    padded_rows = -(-rows // mr) * mr
     exactly = dict(zip(names, terms, strict=False))
 
     group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, count), "byte")
-    source = _source(left, (batch, tall, groups * count), product, way)
+    source = _source(left, (batch, padded_rows, groups * count), product, dot)
     total = te.compute(
-        (batch, tall, panels, width),
+        (batch, padded_rows, panels, width),
         lambda b, m, panel, n: te.sum(
             products(source(b, m, group * count + byte), packed(b, panel, group, n, byte)), axis=[group, byte]
         ),
         name="sums",
-        attrs={primitives.FAMILY: SOFTMAX if product.softmax else NAME, ROWS: high},
+        attrs={primitives.FAMILY: SOFTMAX if product.softmax else NAME, ROWS: mr},
     )
 
     def exact(b: Any, m: Any, n: Any) -> Any:
         value = total(b, m, n // width, n % width)
         if "row" in exactly:
-            value = value + exactly["row"](b, m if tall == rows else tirx.min(m, rows - 1))
+            value = value + exactly["row"](b, m if padded_rows == rows else tirx.min(m, rows - 1))
         return value + exactly["column"](b, n // width, n % width) if "column" in exactly else value
 
-    finish = _finish(product, affine, list(terms[len(names) :]), fused=machine.fused)
+    epilogue = _epilogue(product, affine, list(terms[len(names) :]), fused=machine.fused)
     if not product.softmax:
         return te.compute(
-            (*ones, batch, rows, columns), lambda *at: finish(exact(*at[-3:]), *at[-3:]),
+            (*ones, batch, rows, columns), lambda *at: epilogue(exact(*at[-3:]), *at[-3:]),
             name=f"finish_{to_float_if_needed(affine)}",
         )  # fmt: skip
     full = panels * width
 
     def score(b: Any, m: Any, n: Any) -> Any:
-        value = finish(exact(b, m, n), b, m, n)
+        value = epilogue(exact(b, m, n), b, m, n)
         return value if full == columns else tirx.Select(n < columns, value, tirx.const(float("-inf"), "float32"))
 
-    scores = te.compute((batch, tall, full), score, name="scores")
+    scores = te.compute((batch, padded_rows, full), score, name="scores")
     return _softmax(scores, (*ones, batch, rows, columns), product.clip, affine, machine)
 
 
-def _source(left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, way: Dot) -> Callable[..., Any]:
+def _source(
+    left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, dot: DotProduct
+) -> Callable[..., Any]:
     """Describe the left operand with its margin, of zeros, widened where it has to be."""
     from tvm import te, tirx
 
     rows, steps = product.shape[-2], product.depth
-    if not way.widens and shape == (product.leading[-1], rows, steps):
+    if not dot.widens and shape == (product.leading[-1], rows, steps):
         return lambda b, m, k: product.left(left, b, m, k)
 
     def element(b: Any, m: Any, k: Any) -> Any:
         value = product.left(left, b, m, k)
-        if way.widens:
+        if dot.widens:
             value = value.astype("int16") - tirx.const(product.zeros[0], "int16")
         conditions = [m < rows] * (rows < shape[1]) + [k < steps] * (steps < shape[2])
         if not conditions:
@@ -196,7 +196,7 @@ def _source(left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduc
     return source
 
 
-def _finish(
+def _epilogue(
     product: BatchedProduct, affine: Affine | None, terms: list[te.Tensor], *, fused: bool
 ) -> Callable[..., Any]:
     """Return what becomes of an exact sum at a place: a score, or what is stored."""
@@ -204,7 +204,7 @@ def _finish(
 
     is_bare = not product.steps and not product.softmax
 
-    def finish(total: Any, b: Any, m: Any, n: Any) -> Any:
+    def epilogue(total: Any, b: Any, m: Any, n: Any) -> Any:
         unit = np.float32(affine.scale if affine is not None and is_bare else 1)
         value = total.astype("float32") * tirx.const(float(np.float32(product.scale) / unit), "float32")
         tensors = iter(terms)
@@ -224,7 +224,7 @@ def _finish(
             return clipped_float(value, product.clip)
         return stored(value if is_bare else quotient(value, affine.scale, fused=fused), affine, product.clip)
 
-    return finish
+    return epilogue
 
 
 def _softmax(
@@ -233,16 +233,16 @@ def _softmax(
     """Describe the softmax of rows: extremes and sums a vector at a time, then those of its lanes."""
     from tvm import te
 
-    batch, tall, full = (int(extent) for extent in scores.shape)
+    batch, padded_rows, full = (int(extent) for extent in scores.shape)
     lanes, count = machine.lanes, full // machine.lanes
 
     def rowwise(name: str, tensor: te.Tensor, reduce: Any) -> te.Tensor:
         vector, lane = te.reduce_axis((0, count), "vector"), te.reduce_axis((0, lanes), "lane")
         partial = te.compute(
-            (batch, tall, lanes),
+            (batch, padded_rows, lanes),
             lambda b, m, i: reduce(tensor(b, m, vector * lanes + i), axis=[vector]), name=f"{name}_lanes",
         )  # fmt: skip
-        return te.compute((batch, tall), lambda b, m: reduce(partial(b, m, lane), axis=[lane]), name=name)
+        return te.compute((batch, padded_rows), lambda b, m: reduce(partial(b, m, lane), axis=[lane]), name=name)
 
     top = rowwise("top", scores, te.max)
     powers = te.compute(scores.shape, lambda b, m, n: te.exp(scores(b, m, n) - top(b, m)), name="powers")
@@ -260,26 +260,26 @@ def _softmax(
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Hold a tile of rows by a panel in registers along all steps; a band of rows stays in the first cache."""
+    """Hold a tile of rows by a panel in registers along all steps; a block of rows stays in the first cache."""
     anchor = next(block for block in primitives.blocks(sch) if primitives.family_of(sch, block) in (NAME, SOFTMAX))
     is_softmax = primitives.family_of(sch, anchor) == SOFTMAX
-    high = int(sch.get(anchor).annotations[ROWS])
+    mr = int(sch.get(anchor).annotations[ROWS])
     named = {str(sch.get(block).name_hint): block for block in primitives.blocks(sch)}
     b, m, panel, column, group, byte = sch.get_loops(anchor)
     work = primitives.product(primitives.extents(sch, anchor))
-    m_out, m_in = sch.split(m, [None, high])
+    m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(b, m_out, panel, group, m_in, vector, lane, byte)
-    band = sch.fuse(b, m_out)
+    row_block = sch.fuse(b, m_out)
     sch.set_scope(anchor, 0, "local")
     chain = [named[name] for name in CHAIN if name in named] if is_softmax else _behind(sch, anchor, named)
     for block in chain[:-1] if not is_softmax else []:
         sch.compute_inline(block)
     for block in chain if is_softmax else chain[-1:]:
-        sch.reverse_compute_at(block, panel if block is chain[0] or not is_softmax else band)
+        sch.reverse_compute_at(block, panel if block is chain[0] or not is_softmax else row_block)
     if "source" in named:
-        sch.compute_at(named["source"], band)
-    primitives.parallel_if_worth(sch, band, work)
+        sch.compute_at(named["source"], row_block)
+    primitives.parallel_if_worth(sch, row_block, work)
     sch.unroll(m_in)
     sch.unroll(vector)
     for block in chain if is_softmax else chain[-1:]:
@@ -289,7 +289,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES, full=True)
+    tensorize(sch, lane, machine, dot_product(machine), BYTES, full=True)
 
 
 CHAIN = ("scores", "top_lanes", "top", "powers", "total_lanes", "total", "inverse", "softmax")
@@ -312,9 +312,7 @@ def _vectors(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         sch.reorder(vector, lane)
         sch.vectorize(lane)
         return
-    length = primitives.extent(sch, loops[-1])
-    if length is not None and length % machine.lanes == 0:
-        sch.vectorize(sch.split(loops[-1], [None, machine.lanes])[1] if length > machine.lanes else loops[-1])
+    primitives.vectorize_where_filled(sch, block, machine.lanes)
 
 
 def schedule_sums(sch: Schedule, machine: Machine) -> None:

@@ -1,6 +1,6 @@
 """Products of two activations in bytes, in batches, and the softmax of their rows: attention.
 
-They wait for what follows them, up to a softmax and to the QuantizeLinear behind it; `integer_bands` has the kernels.
+They are deferred, up to a softmax and to the QuantizeLinear behind it; ``attention_kernel`` has the kernels.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_pipeline.codegen.int8.dot_product import dot_of, known_dot
+from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
+from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.ops import attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import TOP_BIT, BatchedProduct, Step
+from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Step
 from forge_pipeline.codegen.int8.ops.matmul import choose_tile
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 if TYPE_CHECKING:
     from tvm import relax
 
-BAND_BYTES = 1 << 16
-"""Scores of a band, in bytes, up to which a softmax is computed with the product: they are on the stack."""
+ROW_BLOCK_BYTES = 1 << 16
+"""Scores of a row block, in bytes, up to which a softmax is computed with the product: they are on the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batched(BatchedProduct, Storable):
-    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), that waits to be stored."""
+class Batched(BatchedProduct, DeferredKernel):
+    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), deferred."""
 
     sources: tuple[Value, Value]
 
@@ -37,17 +38,17 @@ class Batched(BatchedProduct, Storable):
         from tvm import relax
 
         (rows, columns), leading = self.shape[-2:], self.leading
-        way, lanes = known_dot(graph.machine), graph.machine.lanes
-        high, wide = tile_of(graph.machine, self)
+        dot, lanes = dot_product(graph.machine), graph.machine.lanes
+        mr, nr = tile_of(graph.machine, self)
         left, right = _joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
         product = replace(self, sources=(Value(), Value()), joined=left is not None)
         if left is None:
             left = _reshaped(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
         right = _reshaped(graph, right, (*leading, self.depth, columns))
-        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=wide * lanes, group=way.group)
-        zeros = self.zeros[0] - way.taken, self.zeros[1] - TOP_BIT
+        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=nr * lanes, k_inner=dot.k_inner)
+        zeros = self.zeros[0] - dot.activation_offset, self.zeros[1] - SIGN_BIT
         terms = {}
-        if zeros[0] and not way.widens:
+        if zeros[0] and not dot.widens:
             terms["column"] = graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zeros[0])
         if zeros[1]:
             terms["row"] = graph.kernel(
@@ -58,8 +59,8 @@ class Batched(BatchedProduct, Storable):
             shape = (1, 1, *shape_of(graph.plain(term)))
             tensors.append(_reshaped(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
         result = graph.kernel(
-            attention_kernel.by_bands, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
-            product=product, affine=affine, names=names, high=high, way=way, machine=graph.machine,
+            attention_kernel.by_row_blocks, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
+            product=product, affine=affine, names=names, mr=mr, dot=dot, machine=graph.machine,
         )  # fmt: skip
         if len(leading) + 2 != len(self.shape):
             result = graph.emit(relax.op.reshape(result, self.shape))
@@ -93,7 +94,7 @@ def _reshaped(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take the product of two dequantized values of one number of axes, whose leading ones are the same."""
     left, right = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
+    if not has_dot_product(graph.machine) or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
         return None
     shapes = [shape_of(argument) for argument in call.args]
     if not all(isinstance(extent, int) and extent > 0 for shape in shapes for extent in shape):
@@ -109,27 +110,27 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         depth=shapes[0][-1],
         shape=shape_of(call),
     )
-    return Value(pending=product)
+    return Value(deferred=product)
 
 
 def scale(graph: Graph, call: relax.Call) -> Value | None:
-    """Multiply or divide a product that waits by a number, in registers, or add a mask to it."""
+    """Multiply or divide a deferred product by a number, in registers, or add a mask to it."""
     for place, (image, other) in enumerate(zip(call.args, reversed(call.args), strict=True)):
-        pending = waiting(graph, image)
-        if not isinstance(pending, Batched) or pending.softmax or pending.clip != Clip():
+        deferred = deferred_result(graph, image)
+        if not isinstance(deferred, Batched) or deferred.softmax or deferred.clip != Clip():
             continue
         if place and call.op.name == "relax.divide":
             continue
         term, kind = graph.look(other), call.op.name
         number = term.constant
-        if number is not None and number.size == 1 and number.ndim <= len(pending.shape):
+        if number is not None and number.size == 1 and number.ndim <= len(deferred.shape):
             step = Step(kind=kind, constant=float(number.item()))
-        elif kind == "relax.add" and _fits(other, pending.shape):
+        elif kind == "relax.add" and _fits(other, deferred.shape):
             step = Step(kind=kind, tensor=term)
         else:
             continue
         if str(other.ty.dtype) == "float32":
-            return Value(pending=replace(pending, steps=(*pending.steps, step)))
+            return Value(deferred=replace(deferred, steps=(*deferred.steps, step)))
     return None
 
 
@@ -143,22 +144,22 @@ def _fits(term: relax.Expr, shape: tuple[int, ...]) -> bool:
 
 
 def softmax(graph: Graph, call: relax.Call) -> Value | None:
-    """Let the softmax of a product's rows wait with it, where a band of scores is small."""
-    pending = waiting(graph, call.args[0])
-    if not isinstance(pending, Batched) or pending.softmax or pending.clip != Clip():
+    """Defer the softmax of a product's rows with it, where a row block of scores is small."""
+    deferred = deferred_result(graph, call.args[0])
+    if not isinstance(deferred, Batched) or deferred.softmax or deferred.clip != Clip():
         return None
-    if int(call.attrs.axis) % len(pending.shape) != len(pending.shape) - 1:
+    if int(call.attrs.axis) % len(deferred.shape) != len(deferred.shape) - 1:
         return None
-    following = replace(pending, softmax=True)
-    high, wide = tile_of(graph.machine, following)
-    columns = -(-pending.shape[-1] // (wide * graph.machine.lanes)) * wide * graph.machine.lanes
-    return Value(pending=following) if 8 * high * columns <= BAND_BYTES else None
+    following = replace(deferred, softmax=True)
+    mr, nr = tile_of(graph.machine, following)
+    columns = -(-deferred.shape[-1] // (nr * graph.machine.lanes)) * nr * graph.machine.lanes
+    return Value(deferred=following) if 8 * mr * columns <= ROW_BLOCK_BYTES else None
 
 
 def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
     """Return rows and vectors of a tile."""
     rows, columns = product.shape[-2:]
-    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // known_dot(machine).group))
+    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // dot_product(machine).k_inner))
 
 
 HANDLERS = {

@@ -19,7 +19,7 @@ from forge_pipeline.codegen.int8.conv.match import Convolution
 from forge_pipeline.codegen.int8.ops.matmul import Product
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
 
 if TYPE_CHECKING:
     from tvm import relax, te
@@ -35,10 +35,10 @@ Shape = tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair(Storable):
-    """Two operands whose combination waits to be stored: a ``Waiting`` result.
+class Pair(DeferredKernel):
+    """Two operands whose combination is a ``DeferredResult``.
 
-    At least one is dequantized; the other may be a constant, or sums that wait (and are then left in float).
+    At least one is dequantized; the other may be a constant, or deferred sums (which are then left in float).
 
     ``shapes`` are theirs, with as many axes each as the result has.
     """
@@ -141,7 +141,7 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
     for value, argument in zip(operands, call.args, strict=True):
         shape = shape_of(argument)
         if not isinstance(value, Dequantized) and value.constant is None:
-            sums = waiting(graph, argument)
+            sums = deferred_result(graph, argument)
             if not isinstance(sums, Convolution | Product) or shape != shape_of(call):
                 return None
         elif value.constant is not None and value.constant.dtype != "float32":
@@ -151,7 +151,7 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
         if str(own) != str(other) and own != 1 and other != 1:
             return None
     return Value(
-        pending=Pair(
+        deferred=Pair(
             operator=call.op.name, operands=(operands[0], operands[1]), shapes=(shapes[0], shapes[1]), clip=Clip()
         )
     )

@@ -53,7 +53,7 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
     if not isinstance(value, Dequantized):
         return None
     source = value.source
-    if isinstance(source, Rounded) and source.pending is not None and call.op.name == "relax.permute_dims":
+    if isinstance(source, Rounded) and source.deferred is not None and call.op.name == "relax.permute_dims":
         axes = ints(call.attrs.axes) if call.attrs.axes is not None else range(len(source.axes))[::-1]
         return dequantized(source.transposed([axis % len(source.axes) for axis in axes]), value.affine)
     if call.op.name == "relax.take":
@@ -111,7 +111,7 @@ def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Values side by side, each with its own scale, that wait to have one: a ``Waiting`` result."""
+    """Values side by side, each with its own scale, until they have one: a ``DeferredResult``."""
 
     parts: tuple[Value, ...]
     axis: int
@@ -149,7 +149,7 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
         return dequantized(_joined(graph, [part.source for part in known], axis), known[0].affine)
     if any(part.values.dtype != np.float32 for part in known if isinstance(part, Curve)):
         return None
-    return Value(pending=Joined(parts=tuple(parts), axis=axis, clip=Clip()))
+    return Value(deferred=Joined(parts=tuple(parts), axis=axis, clip=Clip()))
 
 
 def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:

@@ -13,12 +13,11 @@ import numpy as np
 from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.conv.conv3d import over_volume
-from forge_pipeline.codegen.int8.conv.match import Convolution, Line, Plane, Walk
-from forge_pipeline.codegen.int8.dot_product import dot_of
+from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy
+from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
-from forge_pipeline.codegen.layout.affine import Clip
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Measured
+from forge_pipeline.codegen.layout.builder import Array, Graph, Unchanged, Value, shape_of
+from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -32,26 +31,18 @@ class Widened(Value):
     zero: int
     found: relax.Expr | None = None
 
-    def measured(self, graph: Graph) -> Measured | None:
-        """Return the bytes with a zero point that is found when the model runs; their scale is never asked for."""
-        if self.found is None:
-            return None
-        one = graph.constant(np.ones((), np.float32))
-        return Measured(source=self.source, scale=one, zero=self.found, channels=self.source.channels)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsItIs:
-    """Emits an operator as the importer has it."""
-
-    call: relax.Call
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        from tvm import relax
-
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
+    def operands(self, graph: Graph, channels: int) -> dict[str, Any]:
+        """Return the fields of sums of these bytes that nothing is added to and no scale is applied to."""
+        dynamic = None
+        if self.found is not None:
+            one = graph.constant(np.ones((), np.float32))
+            dynamic = DynamicallyQuantized(
+                source=self.source, scale=one, zero=self.found, channels=self.source.channels
+            )
+        return {
+            "source": self.source, "zero": self.zero, "scale": np.ones(channels, np.float32),
+            "bias": np.zeros(channels, np.int64), "raw": True, "dynamic": dynamic,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +59,11 @@ class Sums:
 def widen(graph: Graph, call: relax.Call) -> Value | None:
     """Remember bytes as what they are."""
     value = graph.look(call.args[0])
-    if dot_of(graph.machine) is None or value.constant is not None or str(call.attrs.dtype) != "int32":
+    if not has_dot_product(graph.machine) or value.constant is not None or str(call.attrs.dtype) != "int32":
         return None
     if str(getattr(call.args[0].ty, "dtype", "")) != "uint8":
         return None
-    return Widened(source=value, zero=0, channels=value.channels, pending=AsItIs(call=call))
+    return Widened(source=value, zero=0, channels=value.channels, deferred=Unchanged(call=call))
 
 
 def less_zero(graph: Graph, call: relax.Call) -> Value | None:
@@ -82,7 +73,7 @@ def less_zero(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if isinstance(zero, Widened) and shape_of(call.args[1]) == () and value.zero == zero.zero == 0:
         found = graph.plain(zero.source)
-        return Widened(source=value.source, zero=0, found=found, channels=value.channels, pending=AsItIs(call=call))
+        return Widened(source=value.source, zero=0, found=found, channels=value.channels, deferred=Unchanged(call=call))
     if zero.constant is None or zero.constant.size != 1:
         return None
     if zero.constant.ndim > len(shape_of(call.args[0])):
@@ -90,7 +81,7 @@ def less_zero(graph: Graph, call: relax.Call) -> Value | None:
     total = value.zero + int(zero.constant.item())
     if not 0 <= total <= 255:  # padding is a byte that means zero
         return None
-    return Widened(source=value.source, zero=total, channels=value.channels, pending=AsItIs(call=call))
+    return Widened(source=value.source, zero=total, channels=value.channels, deferred=Unchanged(call=call))
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
@@ -104,13 +95,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
     if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
         return None
-    columns = held.shape[0]
-    product = Product(
-        source=left.source, zero=left.zero, weight=held.T, scale=np.ones(columns, np.float32),
-        bias=np.zeros(columns, np.int64), offset=None, clip=Clip(), shape=shape, raw=True,
-        measured=left.measured(graph),
-    )  # fmt: skip
-    return Value(pending=Sums(inner=product))
+    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(held)), weight=held.T, shape=shape)))
 
 
 def convolve(graph: Graph, call: relax.Call) -> Value | None:
@@ -119,26 +104,21 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
     shape = shape_of(call.args[0])
     integers = _weights(image, weight, rank=len(shape))
     held = None if integers is None else weights.held(graph.machine, integers)
-    walk = None if held is None else _walk(call, held, shape)
-    if held is None or walk is None or not isinstance(image, Widened):
+    strategy = None if held is None else _strategy(call, held, shape)
+    if held is None or strategy is None or not isinstance(image, Widened):
         return None
-    filters = held.shape[0]
-    convolution = Convolution(
-        source=image.source, zero=image.zero, weight=held, scale=np.ones(filters, np.float32),
-        bias=np.zeros(filters, np.int64), offset=None, clip=Clip(), walk=walk, raw=True,
-        measured=image.measured(graph),
-    )  # fmt: skip
-    return Value(pending=Sums(inner=convolution), channels=filters)
+    convolution = Convolution(**image.operands(graph, len(held)), weight=held, strategy=strategy)
+    return Value(deferred=Sums(inner=convolution), channels=len(held))
 
 
-def _walk(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> Walk | None:
+def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvStrategy | None:
     """Return how a kernel is moved over an image of ``shape``; None for channels last, and extents not known."""
     layout, rank = LAYOUTS.get(len(shape)), len(shape)
     if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
         return None
     if rank == 3:
-        return Line(along=Plane(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
-    return Plane(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
+        return Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+    return Conv2d(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
 
 
 LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}

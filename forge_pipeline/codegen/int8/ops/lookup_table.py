@@ -45,14 +45,9 @@ class InFloat:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it, in the form that its operand has."""
-        from tvm import relax
-
         handler = elementwise.HANDLERS.get(self.call.op.name)
         value = None if handler is None else handler(graph, self.call)
-        if value is not None:
-            return value
-        arguments = [graph.operand(argument) for argument in self.call.args]
-        return Value(plain=graph.emit(relax.Call(self.call.op, arguments, self.call.attrs, self.call.ty_args)))
+        return graph.unchanged(self.call) if value is None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +85,7 @@ def function(graph: Graph, call: relax.Call) -> Value | None:
         return None
     with np.errstate(all="ignore"):
         values = FUNCTIONS[call.op.name](call.attrs, *operands)
-    return Curve(source=source, values=np.broadcast_to(values, LEVELS + 1), pending=InFloat(call=call))
+    return Curve(source=source, values=np.broadcast_to(values, LEVELS + 1), deferred=InFloat(call=call))
 
 
 def _number(graph: Graph, argument: relax.Expr) -> Any:
@@ -114,7 +109,7 @@ def stored(curve: Curve, affine: Affine) -> Value | None:
 
 def looked_up(source: Value, table: Array) -> Lookup:
     """Return the bytes that ``table`` has for those of ``source``."""
-    return Lookup(source=source, table=table, channels=source.channels, pending=LookedUp(source=source, table=table))
+    return Lookup(source=source, table=table, channels=source.channels, deferred=LookedUp(source=source, table=table))
 
 
 def emit(graph: Graph, integers: relax.Expr, table: Array) -> relax.Expr:
@@ -135,8 +130,9 @@ def _kernel(machine: Machine, threads: int) -> Any:
     """Return ``(bytes, table) -> bytes`` for tensors of one axis, in as many parts as ``threads`` says."""
     from tvm.script import tirx as T
 
-    width = 16 if machine.indexed else max(16, min(64, 4 * machine.lanes))
-    look = partial(_by_tbl if machine.indexed else _by_shuffles, width=width)
+    by_vectors = LOOKUPS.get(machine.arch)
+    width = 1 if by_vectors is None else min(64, max(ROW, 4 * machine.lanes))
+    look = _by_element if by_vectors is None else partial(by_vectors, width=width)
 
     def first(part: Any, count: Any) -> Any:
         return count // width * part // threads
@@ -198,6 +194,14 @@ def _by_tbl(bytes_: Any, table: Any, width: int) -> Any:
         found = tirx.call_llvm_pure_intrin(kind, "llvm.aarch64.neon.tbl4", *rows, own)
         total = found if total is None else total | found
     return tirx.Let(variable, bytes_, total)
+
+
+def _by_element(byte: Any, table: Any) -> Any:
+    return table.vload([byte.astype("int32")], "uint8")
+
+
+LOOKUPS = {"x86_64": _by_shuffles, "aarch64": _by_tbl, "arm64": _by_tbl}
+"""How a vector of bytes is looked up, by the architecture; elsewhere one byte after the other."""
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

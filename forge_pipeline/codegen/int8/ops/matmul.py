@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.int8 import dynamic_quantize, weights
-from forge_pipeline.codegen.int8.bias import with_constant
-from forge_pipeline.codegen.int8.dot_product import BYTES, WEIGHTS, Dot, dot, dot_of, known_dot, products, widened
+from forge_pipeline.codegen.int8 import weights
+from forge_pipeline.codegen.int8.algorithm import Algorithm, first_result
+from forge_pipeline.codegen.int8.deferred_sums import DeferredSums, quantized_operands
+from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, products, tensorize, to_int16
+from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.neon import kernels
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, IntegerWeight, Measured, Storable, waiting
+from forge_pipeline.codegen.layout.quantized_values import (
+    IntegerWeight,
+    deferred_result,
+)
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -32,24 +37,10 @@ VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Storable):
-    """A product of integers that waits to be stored: a ``Waiting`` result.
+class Product(DeferredSums):
+    """A product of integers; ``weight`` is (steps, columns), ``shape`` the result's."""
 
-    ``weight`` (steps, columns) is as ``integer_weights`` holds it; sums are in units of ``scale``, one for each column,
-    and start at ``bias``; ``offset`` is added to results in real units. ``raw``: the result are the sums. ``shape`` is
-    the result's.
-    """
-
-    source: Value
-    zero: int
-    weight: Array
-    scale: Array
-    bias: Array
-    offset: Array | None
-    clip: Clip
     shape: tuple[Extent, ...]
-    measured: Measured | None = None
-    raw: bool = False
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         from tvm import relax
@@ -58,43 +49,37 @@ class Product(Storable):
         if times > 1:
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
-        shift = self.zero - known_dot(graph.machine).taken
-        sums = self.weight.astype(np.int64).sum(axis=0)
-        finish = Finish.of(self.scale, self.bias - shift * sums, self.offset, affine, self.clip)
-        finish = replace(finish, raw=self.raw)
-        if self.measured is not None:
-            finish = dynamic_quantize.measured_finish(finish, self.measured, sums)
+        epilogue = self.epilogue(graph.machine, affine, self.weight.astype(np.int64).sum(axis=0))
         rows = primitives.product(self.shape[:-1])
-        source = graph.plain(self.source)
-        if _is_matrix(self.shape) and not graph.machine.amx:
-            return Value(plain=self._by_vectors(graph, source, rows, finish))
-        flat = source
-        if len(self.shape) != 2:
-            flat = graph.emit(relax.op.reshape(source, (rows, self.weight.shape[0])))
-        result = amx.emit_product(graph, flat, rows, self.weight, finish)
-        if result is None:
-            result = self._by_vectors(graph, flat, rows, finish)
-        if len(self.shape) != 2:
-            result = graph.emit(relax.op.reshape(result, self.shape))
-        return Value(plain=result)
+        left = graph.plain(self.source)
+        keeps_axes = len(self.shape) == 2 or (_is_matrix(self.shape) and not graph.machine.amx)  # tiles read two axes
+        if not keeps_axes:
+            left = graph.emit(relax.op.reshape(left, (rows, self.weight.shape[0])))
+        result = first_result(ALGORITHMS, graph, left, rows, self.weight, epilogue)
+        return Value(plain=result if keeps_axes else graph.emit(relax.op.reshape(result, self.shape)))
 
-    def _by_vectors(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
-        result = kernels.emit_product(graph, flat, rows, self.weight, finish)
-        if result is None:
-            result = pmaddubsw.emit_product(graph, flat, rows, self.weight, finish)
-        return self._by_panels(graph, flat, rows, finish) if result is None else result
 
-    def _by_panels(self, graph: Graph, flat: relax.Expr, rows: Any, finish: Finish) -> relax.Expr:
-        steps, columns = self.weight.shape
-        way = known_dot(graph.machine)
-        high, wide = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // way.group))
-        width = wide * graph.machine.lanes
-        packed = pack_weight(self.weight, width, way.group)
-        constants = finish.constants(graph, (packed.shape[0] * width,))
-        return graph.kernel(
-            by_panels, flat, graph.constant(packed), *constants,
-            name="dense_u8", columns=columns, finish=finish, high=high, way=way,
-        )  # fmt: skip
+def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr:
+    """Emit any product by constant weights."""
+    steps, columns = weight.shape
+    dot = dot_product(graph.machine)
+    mr, nr = choose_tile(graph.machine, rows, -(-columns // graph.machine.lanes), -(-steps // dot.k_inner))
+    width = nr * graph.machine.lanes
+    packed = pack_weight(weight, width, dot.k_inner)
+    constants = epilogue.constants(graph, (packed.shape[0] * width,))
+    return graph.kernel(
+        by_panels, left, graph.constant(packed), *constants,
+        name="dense_u8", columns=columns, epilogue=epilogue, mr=mr, dot=dot,
+    )  # fmt: skip
+
+
+ALGORITHMS = (
+    Algorithm("amx", "`compile.amx`, and half of the tiles would be filled", amx.emit_product),
+    Algorithm("micro_kernel", "NEON, where four rows share what they load in fewer cycles", kernels.emit_product),
+    Algorithm("pmaddubsw", "x86 without VNNI, four rows at least, and few steps need masks", pmaddubsw.emit_product),
+    Algorithm("panels", "always", emit_panels),
+)
+"""Asked in this order, with (.., rows, steps), ones before, the number of rows, and weights (steps, columns)."""
 
 
 def _is_matrix(shape: tuple[Extent, ...]) -> bool:
@@ -104,50 +89,34 @@ def _is_matrix(shape: tuple[Extent, ...]) -> bool:
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
-    left, weight = (graph.look(argument) for argument in call.args)
-    if dot_of(graph.machine) is None or not isinstance(weight, IntegerWeight):
+    weight = graph.look(call.args[1])
+    if not isinstance(weight, IntegerWeight) or weight.integers.ndim != 2:
         return None
-    if not isinstance(left, Dequantized | Measured):
+    if weight.scale.size > 1 and weight.axis != 1:
         return None
-    integers = weight.integers
-    held = weights.held(graph.machine, integers.T) if integers.ndim == 2 else None
-    if held is None or (weight.scale.size > 1 and weight.axis != 1):
-        return None
-    if not (weight.scale > 0).all() or not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
+    if not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
         return None
     shape = shape_of(call)
     if len(shape) != 2 and not all(isinstance(extent, int) for extent in shape):
         return None
-    columns = integers.shape[1]
-    affine = left.affine if isinstance(left, Dequantized) else Affine(scale=1.0, zero=0)
-    scale = np.float32(affine.scale) * np.broadcast_to(weight.scale, (columns,))
-    return Value(
-        pending=Product(
-            source=left.source,
-            zero=affine.zero,
-            weight=held.T,
-            scale=scale.astype(np.float32),
-            bias=np.zeros(columns, np.int64),
-            offset=None,
-            clip=Clip(),
-            shape=shape,
-            measured=left if isinstance(left, Measured) else None,
-        )
-    )
+    operands = quantized_operands(graph, call, np.transpose)
+    if operands is None:
+        return None
+    return Value(deferred=Product(**{**operands, "weight": operands["weight"].T}, shape=shape))
 
 
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     """Start sums at a constant for each column: exactly, if it is stored in their unit."""
     for image, other in (call.args, reversed(call.args)):
-        pending, term = waiting(graph, image), graph.look(other)
-        if not isinstance(pending, Product) or term.constant is None or pending.clip != Clip():
+        deferred, term = deferred_result(graph, image), graph.look(other)
+        if not isinstance(deferred, Product) or term.constant is None or deferred.clip != Clip():
             continue
-        columns = pending.shape[-1]
-        if term.constant.size != columns or term.constant.shape[-1:] != (columns,) or pending.offset is not None:
+        columns = deferred.shape[-1]
+        if term.constant.size != columns or term.constant.shape[-1:] != (columns,) or deferred.float_bias is not None:
             continue
-        if term.constant.ndim > len(pending.shape):
+        if term.constant.ndim > len(deferred.shape):
             continue
-        return Value(pending=with_constant(pending, term))
+        return Value(deferred=deferred.with_constant(term))
     return None
 
 
@@ -156,31 +125,31 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
     if not isinstance(rows, int):
         return 1, min(VECTORS, vectors)
     best: tuple[float, int, int] | None = None
-    way = known_dot(machine)
-    for wide in range(1, min(VECTORS, vectors) + 1):
-        panels = -(-vectors // wide)
-        for high in range(1, min(rows, machine.registers) + 1):
-            if not way.fits(machine, high, wide):
+    dot = dot_product(machine)
+    for nr in range(1, min(VECTORS, vectors) + 1):
+        panels = -(-vectors // nr)
+        for mr in range(1, min(rows, machine.registers) + 1):
+            if not dot.fits(machine, mr, nr):
                 break
-            cycles = -(-rows // high) * (way.step_cycles(machine, high, wide) * steps + 5) * panels
+            cycles = -(-rows // mr) * (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
             if best is None or cycles <= best[0]:
-                best = (cycles, high, wide)
+                best = (cycles, mr, nr)
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1:]
 
 
-def pack_weight(weight: Array, width: int, group: int) -> Array:
+def pack_weight(weight: Array, width: int, k_inner: int) -> Array:
     """Return (steps, columns) as (panels, steps / group, width, group); missing ones are zero."""
     steps, columns = weight.shape
-    groups, panels = -(-steps // group), -(-columns // width)
-    full = np.zeros((groups * group, panels * width), weight.dtype)
+    groups, panels = -(-steps // k_inner), -(-columns // width)
+    full = np.zeros((groups * k_inner, panels * width), weight.dtype)
     full[:steps, :columns] = weight
-    return np.ascontiguousarray(full.reshape(groups, group, panels, width).transpose(2, 0, 3, 1))
+    return np.ascontiguousarray(full.reshape(groups, k_inner, panels, width).transpose(2, 0, 3, 1))
 
 
 def by_panels(
-    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *offset: te.Tensor,
-    columns: int, finish: Finish, high: int, way: Dot,
+    left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
+    columns: int, epilogue: Epilogue, mr: int, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
     from tvm import te, tirx
@@ -188,29 +157,29 @@ def by_panels(
     count, groups, width, _ = (int(extent) for extent in panels.shape)
     *ones, rows, steps = left.shape
     first = (0,) * len(ones)
-    tall = -(-int(rows) // high) * high if isinstance(rows, tirx.IntImm | int) else rows
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, way.group), "byte")
+    padded_rows = -(-int(rows) // mr) * mr if isinstance(rows, tirx.IntImm | int) else rows
+    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, dot.k_inner), "byte")
     source = left
-    if str(tall) != str(rows) or int(steps) != groups * way.group:
-        source = te.compute((*ones, tall, groups * way.group), lambda *at: _inside(left, *at), name="pad")
-    if way.widens:
-        source = widened(source)
+    if str(padded_rows) != str(rows) or int(steps) != groups * dot.k_inner:
+        source = te.compute((*ones, padded_rows, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
+    if dot.widens:
+        source = to_int16(source)
 
     def sums(m: Any, panel: Any, column: Any) -> Any:
         return te.sum(
-            products(source(*first, m, group * way.group + byte), panels(panel, group, column, byte)),
+            products(source(*first, m, group * dot.k_inner + byte), panels(panel, group, column, byte)),
             axis=[group, byte],
         )
 
     total = te.compute(
-        (tall, count, width), sums, name="sums", attrs={primitives.FAMILY: NAME, ROWS: high, WEIGHTS: panels.dtype}
+        (padded_rows, count, width), sums, name="sums", attrs={primitives.FAMILY: NAME, ROWS: mr, WEIGHTS: panels.dtype}
     )
 
     def element(*at: Any) -> Any:
         m, n = at[-2:]
-        return finish.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in offset))
+        return epilogue.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in float_bias))
 
-    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def _inside(left: te.Tensor, *at: Any) -> Any:
@@ -223,7 +192,7 @@ def _inside(left: te.Tensor, *at: Any) -> Any:
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Hold a tile of rows by a panel in registers along all steps."""
     anchor = primitives.find(sch, NAME)
-    high = int(sch.get(anchor).annotations[ROWS])
+    mr = int(sch.get(anchor).annotations[ROWS])
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)
@@ -231,7 +200,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         primitives.spread(sch, block, machine)
     m, panel, column, group, byte = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (m, panel, column, group)]
-    m_out, m_in = sch.split(m, [None, high])
+    m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(panel, m_out, group, m_in, vector, lane, byte)
     shared = sch.fuse(panel, m_out) if extents[0] is not None else panel
@@ -240,19 +209,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.parallel_if_worth(sch, shared, primitives.product(extents))
     sch.unroll(m_in)
     sch.unroll(vector)
-    _vectorize(sch, last, machine.lanes)
+    primitives.vectorize_where_filled(sch, last, machine.lanes)
     primitives.vectorize_and_unroll(
         sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
-    dot(sch, lane, machine, BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
-
-
-def _vectorize(sch: Schedule, block: Any, lanes: int) -> None:
-    """Turn the innermost loop into vectors where it fills them."""
-    loop = sch.get_loops(block)[-1]
-    length = primitives.extent(sch, loop)
-    if length is not None and length % lanes == 0:
-        sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
+    tensorize(sch, lane, machine, dot_product(machine), BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
 
 
 HANDLERS = {"relax.matmul": multiply, "relax.add": add_bias}

@@ -1,4 +1,4 @@
-"""Pooling of bytes: the largest is itself an integer, means are int32 sums that wait to be stored.
+"""Pooling of bytes: the largest is itself an integer, means are deferred int32 sums.
 
 What has one axis is an image with one row, what has three is a batch of images.
 """
@@ -16,10 +16,10 @@ from forge_pipeline.codegen.float32 import pool
 from forge_pipeline.codegen.int8.conv.conv3d import images_of, stacked
 from forge_pipeline.codegen.int8.conv.match import Pictured, pictured, row_of
 from forge_pipeline.codegen.int8.ops import pool_dynamic_shape
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, ints, shape_of
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, dequantized
+from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
 from forge_pipeline.codegen.tir import primitives
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean(Storable):
-    """Means of windows that wait to be stored: a ``Waiting`` result; ``shares`` of a window's place is one by its
+class Mean(DeferredKernel):
+    """Means of windows as a ``DeferredResult``; ``shares`` of a window's place is one by its
     pixels."""
 
     pooled: Pooled
@@ -107,10 +107,10 @@ class Mean(Storable):
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         scale = (np.float32(self.affine.scale) * self.shares).astype(np.float32)
-        finish = Finish.of(scale, np.zeros(1), None, affine, self.clip)
+        epilogue = Epilogue.of(scale, np.zeros(1), None, affine, self.clip)
         result = graph.kernel(
-            average, graph.blocked(self.pooled.source), graph.constant(finish.factor),
-            name="average_u8", zero=self.affine.zero, windows=self.pooled.windows, finish=finish,
+            average, graph.blocked(self.pooled.source), graph.constant(epilogue.factor),
+            name="average_u8", zero=self.affine.zero, windows=self.pooled.windows, epilogue=epilogue,
         )  # fmt: skip
         return self.pooled.shaped(result)
 
@@ -165,7 +165,7 @@ def _mean(pooled: Pooled, affine: Affine, shares: Array) -> Value | None:
     """Return means; None where int32 has no room for their sums."""
     if LEVELS * math.prod(line.size for line in pooled.windows) >= SUM_LIMIT:
         return None
-    return Value(pending=Mean(pooled=pooled, affine=affine, shares=shares.astype(np.float32), clip=Clip()))
+    return Value(deferred=Mean(pooled=pooled, affine=affine, shares=shares.astype(np.float32), clip=Clip()))
 
 
 def _largest(graph: Graph, pooled: Pooled, affine: Affine) -> Value:
@@ -210,7 +210,7 @@ def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
     )
 
 
-def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, finish: Finish) -> te.Tensor:
+def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, epilogue: Epilogue) -> te.Tensor:
     """Describe the mean of each window; ``shares`` turns its sum into what is stored."""
     from tvm import te, tirx
 
@@ -224,8 +224,8 @@ def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, fi
     bias = tirx.const(-zero * math.prod(line.size for line in windows), "int32")
     return te.compute(
         shape,
-        lambda n, block, h, w, lane: finish.result(total(n, block, h, w, lane), bias, shares(*_at(windows, n, h, w))),
-        name=f"finish_{to_float_if_needed(finish.affine)}",
+        lambda n, block, h, w, lane: epilogue.result(total(n, block, h, w, lane), bias, shares(*_at(windows, n, h, w))),
+        name=f"finish_{to_float_if_needed(epilogue.affine)}",
     )
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.float32 import pool
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value
-from forge_pipeline.codegen.layout.quantized_values import Dequantized, Storable, dequantized
+from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
 
 if TYPE_CHECKING:
     from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean(Storable):
-    """Means that wait to be stored: a ``Waiting`` result; ``attributes`` are those of the windows, None for one whole
+class Mean(DeferredKernel):
+    """Means as a ``DeferredResult``; ``attributes`` are those of the windows, None for one whole
     image each."""
 
     source: Value
@@ -47,7 +47,7 @@ def window(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
         largest = graph.kernel(pool.maximum, image, name="max_u8", attributes=call.attrs)
         largest = pool.some(graph, largest, call.attrs)
         return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
-    return Value(pending=Mean(source=value.source, affine=value.affine, attributes=call.attrs, clip=Clip()))
+    return Value(deferred=Mean(source=value.source, affine=value.affine, attributes=call.attrs, clip=Clip()))
 
 
 def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
@@ -55,7 +55,7 @@ def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
     if call.op.name == "relax.max":
         largest = graph.kernel(pool.largest_of_all, graph.blocked(value.source), name="max_u8")
         return dequantized(Value(blocked=largest, channels=value.source.channels), value.affine)
-    return Value(pending=Mean(source=value.source, affine=value.affine, attributes=None, clip=Clip()))
+    return Value(deferred=Mean(source=value.source, affine=value.affine, attributes=None, clip=Clip()))
 
 
 def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | None, clip: Clip) -> te.Tensor:
@@ -63,7 +63,7 @@ def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | N
     from tvm import te, tirx
 
     wide = te.compute(image.shape, lambda *at: image(*at).astype("int32") - before.zero, name="widen")
-    finish = Finish.of(np.ones(1), np.zeros(1), None, after, clip)
+    epilogue = Epilogue.of(np.ones(1), np.zeros(1), None, after, clip)
     one, scale = tirx.const(1.0, "float32"), tirx.const(before.scale, "float32")
     if attributes is None:
         total = pool.over_all(wide, te.sum)
@@ -78,6 +78,6 @@ def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | N
 
     def result(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         factor = scale * share(h, w)
-        return finish.result(total(n, block, h, w, lane), zero, factor if after is None else factor / unit)
+        return epilogue.result(total(n, block, h, w, lane), zero, factor if after is None else factor / unit)
 
     return te.compute(total.shape, result, name=f"finish_{to_float_if_needed(after)}")

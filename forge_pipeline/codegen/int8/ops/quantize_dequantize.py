@@ -15,10 +15,10 @@ from forge_pipeline.codegen.layout.quantized_values import (
     Dequantized,
     IntegerWeight,
     clipped,
+    deferred_result,
     dequantized,
     divided,
     rounded_later,
-    waiting,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ def _weight(graph: Graph, call: relax.Call, stored: Array) -> Value | None:
 
 
 def quantize(graph: Graph, call: relax.Call) -> Value | None:
-    """Store what waits for it in integers; anything else is divided and rounded."""
+    """Store what was deferred for it in integers; anything else is divided and rounded."""
     affine = affine_of(graph, call, str(call.attrs.out_dtype))
     if affine is None or str(call.args[0].ty.dtype) != "float32":
         return None
-    pending = waiting(graph, call.args[0])
-    if pending is not None:
-        return pending.quantized(graph, affine)
+    deferred = deferred_result(graph, call.args[0])
+    if deferred is not None:
+        return deferred.quantized(graph, affine)
     value = graph.look(call.args[0])
     curve = curve_of(value)
     if curve is not None:
@@ -82,7 +82,7 @@ def quantize(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def bound(graph: Graph, call: relax.Call) -> Value | None:
-    """Clip: what waits stores less; integers are clipped as integers."""
+    """Clip: what is deferred stores less; integers are clipped as integers."""
     low, high, image = float("-inf"), float("inf"), call.args[0]
     if call.op.name == "relax.nn.relu":
         low = 0.0
@@ -96,9 +96,9 @@ def bound(graph: Graph, call: relax.Call) -> Value | None:
             low = float(constant.item())
         else:
             high = float(constant.item())
-    pending = waiting(graph, image)
-    if pending is not None:
-        return clipped(pending, low, high)
+    deferred = deferred_result(graph, image)
+    if deferred is not None:
+        return clipped(deferred, low, high)
     value = graph.look(image)
     if not isinstance(value, Dequantized) or not graph.is_used_once(image):
         return None
@@ -110,7 +110,7 @@ def bound(graph: Graph, call: relax.Call) -> Value | None:
         source=value.source,
         table=np.clip(BYTES, levels[0], levels[1]).astype(np.uint8),
         channels=value.source.channels,
-        pending=Limited(source=value.source, levels=levels),
+        deferred=Limited(source=value.source, levels=levels),
     )
     return dequantized(limited, value.affine)
 

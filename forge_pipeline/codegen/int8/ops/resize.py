@@ -84,7 +84,7 @@ class OpenLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized:
-    """An image of bytes, resized along one or two axes, that waits to be stored: a ``Waiting`` result."""
+    """An image of bytes, resized along one or two axes, as a ``DeferredResult``."""
 
     value: Dequantized
     lines: tuple[Line | OpenLine, ...]
@@ -176,20 +176,20 @@ def linear(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def _along(graph: Graph, source: relax.Expr, line: Line | OpenLine) -> Value | None:
-    """Take one axis of an image of bytes, or a second one of one that waits, whatever the names of its extents."""
+    """Take one axis of an image of bytes, or a second one of a deferred one, whatever the names of its extents."""
     if line.axis not in resample.PIXEL_AXES or len(shape_of(source)) != 2 + len(resample.PIXEL_AXES):
         return None
     value = graph.look(source)
-    pending = value.pending
-    first = pending.inner if isinstance(pending, Named) else pending
+    deferred = value.deferred
+    first = deferred.inner if isinstance(deferred, Named) else deferred
     if isinstance(first, Resized) and graph.is_used_once(source):
-        clips = {first.clip, pending.clip if isinstance(pending, Named) else Clip()}
+        clips = {first.clip, deferred.clip if isinstance(deferred, Named) else Clip()}
         if clips != {Clip()} or any(other.axis == line.axis for other in first.lines):
             return None
-        return Value(pending=replace(first, lines=(*first.lines, line)))
+        return Value(deferred=replace(first, lines=(*first.lines, line)))
     if not isinstance(value, Dequantized):
         return None
-    return Value(pending=Resized(value=value, lines=(line,), clip=Clip()))
+    return Value(deferred=Resized(value=value, lines=(line,), clip=Clip()))
 
 
 def unsized(graph: Graph, call: relax.Call) -> Value | None:
@@ -200,7 +200,7 @@ def unsized(graph: Graph, call: relax.Call) -> Value | None:
         return None
     image = call.args[1].fields[0]  # extents may follow: those of the image
     value = graph.look(image)
-    if not isinstance(value, Dequantized) and value.pending is None:
+    if not isinstance(value, Dequantized) and value.deferred is None:
         return None
     sch = s_tir.Schedule(graph.builder.get()[call.args[0]])
     notes = [sch.get(block).annotations.get(resize.CHOICE) for block in primitives.blocks(sch)]

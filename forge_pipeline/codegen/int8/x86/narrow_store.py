@@ -3,7 +3,7 @@
 One vector of int32 after the other takes a clip from below, one from above and four instructions to become bytes. Two
 and two are packed with saturation, which clips them to the type's range as it goes, and the lanes that end up between
 others are put in order once for all four. Rounding is the conversion's own, half to even, so what it is given must fit
-int32: ``Finish.bounded`` proves that from the weights.
+int32: ``Epilogue.bounded`` proves that from the weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, stored
 from forge_pipeline.codegen.tir import primitives, rewriting
 
@@ -30,13 +30,13 @@ TOGETHER = (4, 2, 1)
 """Pixels that are stored at once."""
 
 CONVERT = {4: "llvm.x86.sse2.cvtps2dq", 8: "llvm.x86.avx.cvt.ps2dq.256", 16: "llvm.x86.avx512.mask.cvtps2dq.512"}
-TO_WORDS = {4: "llvm.x86.sse2.packssdw.128", 8: "llvm.x86.avx2.packssdw", 16: "llvm.x86.avx512.packssdw.512"}
-TO_BYTES = {4: "llvm.x86.sse2.packuswb.128", 8: "llvm.x86.avx2.packuswb", 16: "llvm.x86.avx512.packuswb.512"}
+TO_INT16 = {4: "llvm.x86.sse2.packssdw.128", 8: "llvm.x86.avx2.packssdw", 16: "llvm.x86.avx512.packssdw.512"}
+TO_UINT8 = {4: "llvm.x86.sse2.packuswb.128", 8: "llvm.x86.avx2.packuswb", 16: "llvm.x86.avx512.packuswb.512"}
 
 
-def finished(
+def requantized(
     shape: Sequence[Any],
-    finish: Finish,
+    epilogue: Epilogue,
     total: Callable[..., Any],
     constants: Callable[..., Iterable[Any]],
     *,
@@ -48,13 +48,13 @@ def finished(
     """
     from tvm import te
 
-    name, affine = f"finish_{to_float_if_needed(finish.affine)}", finish.affine
+    name, affine = f"finish_{to_float_if_needed(epilogue.affine)}", epilogue.affine
     attributes: dict[str, Any] = {} if family is None else {primitives.FAMILY: family}
-    if affine is None or not finish.bounded:
-        return te.compute(shape, lambda *at: finish.result(total(*at), *constants(*at)), name=name, attrs=attributes)
-    real = te.compute(shape, lambda *at: finish.real(total(*at), *constants(*at)), name=REAL)
-    attributes |= packing(affine, finish.clip, int(shape[-1]))
-    return te.compute(shape, lambda *at: stored(real(*at), affine, finish.clip), name=name, attrs=attributes)
+    if affine is None or not epilogue.bounded:
+        return te.compute(shape, lambda *at: epilogue.result(total(*at), *constants(*at)), name=name, attrs=attributes)
+    real = te.compute(shape, lambda *at: epilogue.real(total(*at), *constants(*at)), name=REAL)
+    attributes |= packing(affine, epilogue.clip, int(shape[-1]))
+    return te.compute(shape, lambda *at: stored(real(*at), affine, epilogue.clip), name=name, attrs=attributes)
 
 
 def packing(affine: Affine, clip: Clip, lanes: int) -> dict[str, int]:
@@ -180,24 +180,24 @@ def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) 
     """Return one, two or four vectors of float32, rounded, moved to ``zero`` and clipped, as bytes in order."""
     from tvm import tirx
 
-    words = f"int16x{2 * lanes}"
+    int16 = f"int16x{2 * lanes}"
     integers = [_converted(value, lanes) for value in floats]
     pairs = [integers[:2], integers[2:]] if len(integers) == 4 else [integers]
     halves = []
     for pair in pairs:
-        half = tirx.call_llvm_pure_intrin(words, TO_WORDS[lanes], pair[0], pair[-1])
+        half = tirx.call_llvm_pure_intrin(int16, TO_INT16[lanes], pair[0], pair[-1])
         if zero:
-            half = tirx.call_llvm_pure_intrin(words, "llvm.sadd.sat", half, tirx.const(zero, words))
+            half = tirx.call_llvm_pure_intrin(int16, "llvm.sadd.sat", half, tirx.const(zero, int16))
         halves.append(half)
-    bytes_ = tirx.call_llvm_pure_intrin(f"uint8x{4 * lanes}", TO_BYTES[lanes], halves[0], halves[-1])
+    narrow = tirx.call_llvm_pure_intrin(f"uint8x{4 * lanes}", TO_UINT8[lanes], halves[0], halves[-1])
     if low > 0:
-        bytes_ = tirx.max(bytes_, tirx.const(low, f"uint8x{4 * lanes}"))
+        narrow = tirx.max(narrow, tirx.const(low, f"uint8x{4 * lanes}"))
     if high < LEVELS:
-        bytes_ = tirx.min(bytes_, tirx.const(high, f"uint8x{4 * lanes}"))
+        narrow = tirx.min(narrow, tirx.const(high, f"uint8x{4 * lanes}"))
     order = in_order(lanes, len(floats))
     if order == list(range(lanes)):
-        return bytes_
-    integers_in_order = tirx.Shuffle([tirx.reinterpret(f"int32x{lanes}", bytes_)], order)
+        return narrow
+    integers_in_order = tirx.Shuffle([tirx.reinterpret(f"int32x{lanes}", narrow)], order)
     return tirx.reinterpret(f"uint8x{lanes * len(floats)}", integers_in_order)
 
 

@@ -1,6 +1,6 @@
 """Convolutions and products of bytes by ``vpmaddubsw``: four channels a step, half the instructions of widening.
 
-``integer_complement`` sees to it that nothing saturates. Panels of filters have their steps in an order of their own,
+``isa.pmaddubsw`` sees to it that nothing saturates. Panels of filters have their steps in an order of their own,
 so a table says where each step's activations lie. Steps of the second part are xor-ed with a mask, and go on with the
 sums of the first part in the same registers.
 """
@@ -16,35 +16,29 @@ import numpy as np
 from forge_pipeline.codegen.float32 import weight_decode
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.float32.direct import RESIDENT
-from forge_pipeline.codegen.int8.dot_product import products
+from forge_pipeline.codegen.int8.isa import pmaddubsw as isa
+from forge_pipeline.codegen.int8.isa.dot_product import products
+from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER, Panels
+from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.register_tile import STEPS
-from forge_pipeline.codegen.int8.requantize import Finish, to_float_if_needed
-from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw_weights
-from forge_pipeline.codegen.int8.x86.pmaddubsw_intrinsics import COMPLEMENTED, NAME, PLAIN, multiply
-from forge_pipeline.codegen.int8.x86.pmaddubsw_weights import GROUP, Panels
+from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
+from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
-from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.machine import Machine
 
 if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
+    from tvm import relax, te, tirx
+    from tvm.s_tir import SBlockRealize, Schedule
+    from tvm.s_tir.schedule import SBlockRV
 
+NAME = "integer_ordered"
+PLAIN, COMPLEMENTED = "sums", "complemented"
+"""The blocks that sum: activations as they are, and those that a mask changes."""
 TILE = "forge.tile"
 """The annotation with pixels and vectors of a tile of sums."""
 
-WIDENS = "pmaddwd"
-"""The ``dot_product`` of targets that have no instruction for bytes that does not saturate."""
-WIDEST = 3
-"""Vectors of filters in a tile at most: the more, the more steps need complements."""
-SCRATCH = 3
-"""Registers beside sums and weights: ones, an activation, a product."""
-LOAD_CYCLES = 0.1
-"""Cycles of a load beside arithmetic, of which a vector of sums takes one a step."""
-STEP_CYCLES = 0.6
-"""Cycles of a step besides: its place is read, and steps are counted."""
-TILE_CYCLES = 5
 MOST_COMPLEMENTED = 0.5
 """Share of steps with masks above which widening is faster, whole layers measured; masks take room besides."""
 FEWEST = 4
@@ -52,7 +46,7 @@ FEWEST = 4
 
 
 def emit(
-    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, finish: Finish
+    graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
     lanes = graph.machine.lanes
@@ -64,77 +58,57 @@ def emit(
     blocks = -(-channels // lanes)
     full = np.zeros((filters, blocks * lanes, height, width), np.int8)
     full[:, :channels] = weight
-    split = full.reshape(filters, blocks, lanes // GROUP, GROUP, height, width)
-    steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, GROUP)
-    pixels, vectors = choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
-    tall, wide = _padded_size(_with_whole_tiles(geometry, pixels))
-    at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // GROUP))
-    block, kernel_h, kernel_w, quad = at
-    place = ((block * tall + kernel_h * geometry.dilation[0]) * wide + kernel_w * geometry.dilation[1]) * lanes
-    panels = pmaddubsw_weights.pack(steps, vectors * lanes)
+    split = full.reshape(filters, blocks, lanes // K_INNER, K_INNER, height, width)
+    steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, K_INNER)
+    pixels, vectors = isa.choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
+    out_h, out_w = _padded_size(_with_whole_tiles(geometry, pixels))
+    at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // K_INNER))
+    block, kernel_h, kernel_w, k_outer = at
+    place = ((block * out_h + kernel_h * geometry.dilation[0]) * out_w + kernel_w * geometry.dilation[1]) * lanes
+    panels = isa.pack(steps, vectors * lanes)
     if panels is None or panels.complemented > MOST_COMPLEMENTED * steps.shape[1]:
         return None
     return graph.kernel(
-        convolve, graph.blocked(source), *_constants(graph, panels, place + quad * GROUP, finish, blocked=True),
-        name="conv2d_u8", geometry=geometry, zero=zero, finish=finish, pixels=pixels, complemented=panels.complemented,
+        convolve, graph.blocked(source), *_constants(graph, panels, place + k_outer * K_INNER, epilogue, blocked=True),
+        name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, pixels=pixels,
+        complemented=panels.complemented,
     )  # fmt: skip
 
 
-def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, finish: Finish) -> relax.Expr | None:
+def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
     """Emit (.., rows, steps), with ones before, times (steps, columns); None where this does not serve it."""
     steps, columns = weight.shape
-    if not isinstance(rows, int) or rows < FEWEST or steps % GROUP or not _serves(graph.machine, weight.T):
+    if not isinstance(rows, int) or rows < FEWEST or steps % K_INNER or not _serves(graph.machine, weight.T):
         return None
-    pixels, vectors = choose_tile(graph.machine, rows, columns, steps // GROUP, even=True)
-    panels = pmaddubsw_weights.pack(weight.T.reshape(columns, -1, GROUP), vectors * graph.machine.lanes)
-    if panels is None or panels.complemented > MOST_COMPLEMENTED * (steps // GROUP):
+    pixels, vectors = isa.choose_tile(graph.machine, rows, columns, steps // K_INNER, even=True)
+    panels = isa.pack(weight.T.reshape(columns, -1, K_INNER), vectors * graph.machine.lanes)
+    if panels is None or panels.complemented > MOST_COMPLEMENTED * (steps // K_INNER):
         return None
-    place = GROUP * np.arange(steps // GROUP)
+    place = K_INNER * np.arange(steps // K_INNER)
     return graph.kernel(
-        by_rows, left, *_constants(graph, panels, place, finish, blocked=False),
-        name="dense_u8", columns=columns, finish=finish, pixels=pixels, complemented=panels.complemented,
+        by_rows, left, *_constants(graph, panels, place, epilogue, blocked=False),
+        name="dense_u8", columns=columns, epilogue=epilogue, pixels=pixels, complemented=panels.complemented,
         lanes=graph.machine.lanes,
     )  # fmt: skip
 
 
 def _serves(machine: Machine, weight: Array) -> bool:
     """Return whether weights of (filters, ...) are int8, their sums have room in int32, and the target widens."""
-    if machine.dot_product != WIDENS or weight.dtype != np.int8:
+    if not instruction_set(machine).saturating_pairs or weight.dtype != np.int8:
         return False
     totals = np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
     return LEVELS * int(totals.max(initial=0)) < SUM_LIMIT
 
 
-def _constants(graph: Graph, panels: Panels, place: Array, finish: Finish, *, blocked: bool) -> list[relax.Expr]:
-    """Return weights, where steps lie, masks if there are any, and what ``finish`` needs."""
+def _constants(graph: Graph, panels: Panels, place: Array, epilogue: Epilogue, *, blocked: bool) -> list[relax.Expr]:
+    """Return weights, where steps lie, masks if there are any, and what ``epilogue`` needs."""
     size, lanes = panels.weights.shape[0] * panels.weights.shape[2], graph.machine.lanes
     packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
     if panels.complemented:
         bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
         packed.append(graph.kernel(weight_decode.masks, graph.constant(bits), name="complement_masks"))
-    started = replace(finish, bias=finish.bias + panels.bias)
+    started = replace(epilogue, bias=epilogue.bias + panels.bias)
     return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
-
-
-def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:
-    """Return pixels and vectors of the cheapest tile.
-
-    The last of a row computes pixels that nobody stores, unless all are to be ``even``.
-    """
-    best: tuple[float, int, int] | None = None
-    for vectors in divisors(-(-filters // machine.lanes), WIDEST):
-        for pixels in range(1, width + 1):
-            sums = pixels * vectors
-            if pixels > 1 and sums + vectors + SCRATCH > machine.registers:
-                break
-            if even and width % pixels:
-                continue
-            step = STEP_CYCLES + sums + LOAD_CYCLES * (pixels + vectors)
-            cycles = -(-width // pixels) * (step * steps + TILE_CYCLES) / vectors
-            if best is None or cycles <= best[0]:
-                best = cycles, pixels, vectors
-    assert best is not None  # noqa: S101 - one by one always fits
-    return best[1:]
 
 
 def _with_whole_tiles(geometry: Geometry, pixels: int) -> Geometry:
@@ -149,7 +123,7 @@ def _padded_size(geometry: Geometry) -> tuple[int, int]:
 
 def convolve(
     image: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
-    geometry: Geometry, zero: int, finish: Finish, pixels: int, complemented: int,
+    geometry: Geometry, zero: int, epilogue: Epilogue, pixels: int, complemented: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums.
 
@@ -157,15 +131,15 @@ def convolve(
     """
     masks, constants = _split(rest, complemented)
     padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
-    lanes, (down, right), (tall, width) = int(image.shape[-1]), geometry.strides, geometry.output
+    lanes, (stride_h, stride_w), (out_h, width) = int(image.shape[-1]), geometry.strides, geometry.output
     rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
     total = _sums(
-        lambda n, h, w, place: padded(n, 0, h * down, w * right, place),
-        (weight, places, masks), (image.shape[0], rows, tall, -(-width // pixels) * pixels, lanes), pixels,
+        lambda n, h, w, place: padded(n, 0, h * stride_h, w * stride_w, place),
+        (weight, places, masks), (image.shape[0], rows, out_h, -(-width // pixels) * pixels, lanes), pixels,
     )  # fmt: skip
-    return narrow_store.finished(
-        (image.shape[0], -(-geometry.filters // lanes), tall, width, lanes),
-        finish,
+    return narrow_store.requantized(
+        (image.shape[0], -(-geometry.filters // lanes), out_h, width, lanes),
+        epilogue,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in constants),
     )
@@ -173,7 +147,7 @@ def convolve(
 
 def by_rows(
     left: te.Tensor, weight: te.Tensor, places: te.Tensor, *rest: te.Tensor,
-    columns: int, finish: Finish, pixels: int, complemented: int, lanes: int,
+    columns: int, epilogue: Epilogue, pixels: int, complemented: int, lanes: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps), with ones before, times packed weights, and what is done to the sums."""
     from tvm import te
@@ -188,9 +162,9 @@ def by_rows(
 
     def element(*at: Any) -> Any:
         m, n = at[-2:]
-        return finish.result(total(0, n // lanes, 0, m, n % lanes), *(term(n) for term in constants))
+        return epilogue.result(total(0, n // lanes, 0, m, n % lanes), *(term(n) for term in constants))
 
-    return te.compute((*left.shape[:-1], columns), element, name=f"finish_{to_float_if_needed(finish.affine)}")
+    return te.compute((*left.shape[:-1], columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
 def _split(rest: tuple[te.Tensor, ...], complemented: int) -> tuple[te.Tensor | None, tuple[te.Tensor, ...]]:
@@ -209,7 +183,7 @@ def _sums(
     plain = int(weight.shape[1]) - masked
 
     def part(name: str, first: int, count: int) -> te.Tensor:
-        step, byte = te.reduce_axis((0, count), "step"), te.reduce_axis((0, GROUP), "byte")
+        step, byte = te.reduce_axis((0, count), "step"), te.reduce_axis((0, K_INNER), "byte")
 
         def element(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
             panel, column = row // vectors, row % vectors * lanes + out
@@ -243,7 +217,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     n, row, h, w, out = sch.get_loops(anchor)
     rows, height, width = (primitives.static(sch, loop) for loop in (row, h, w))
     steps = sum(primitives.static(sch, sch.get_loops(block)[-2]) for block in parts)
-    weights_first = rows * lanes * steps * GROUP > min(steps * GROUP * height * width, RESIDENT)
+    weights_first = rows * lanes * steps * K_INNER > min(steps * K_INNER * height * width, RESIDENT)
     row_out, row_in = sch.split(row, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     shared_loops, inner = [n, h], [w_out, row_out]
@@ -262,4 +236,69 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in [anchor, *stores]:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for block in parts:
-        multiply(sch, block, depth, lanes)
+        _multiply(sch, block, depth, lanes)
+
+
+def _multiply(sch: Schedule, block: SBlockRV, depth: int, lanes: int) -> None:
+    """Compute a part of the steps of a tile with instructions."""
+    row, one, pixel, out, step, byte = sch.get_loops(block)[-6:]
+    sch.reorder(one, step, pixel, row, out, byte)
+    sch.unroll(pixel)
+    sch.unroll(row)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(block, step), below=depth, lanes=lanes)
+    reads = [str(region.source.ty.dtype) for region in sch.get(block).reads]
+    sch.unsafe_hide_buffer_access(block, "read", [reads.index("int32", 1)])  # the table: where to read, not what
+    sch.tensorize(out, isa.intrinsic(lanes, masked=sch.get(block).name_hint.startswith(COMPLEMENTED)))
+
+
+def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel whose second sum starts where the first ends, in the same registers.
+
+    One that plain loops serve, where each sum starts for itself, stays as it is.
+    """
+    from tvm import s_tir, tirx
+    from tvm.ir import Range
+
+    realizes = rewriting.realizes(function.body)
+    anchors = [realize.block for realize in realizes if _adds(realize.block)]
+    if not anchors:
+        return function
+    added = anchors[0].body.value
+    first, second = added.a.source, added.b.source
+    if not any(_starts(realize.block, second) for realize in realizes):
+        return function
+
+    def change(realize: SBlockRealize) -> SBlockRealize:
+        block = realize.block
+        store = block.body
+        if _adds(block):
+            value = tirx.BufferLoad(second, added.b.indices)
+        elif _starts(block, second):
+            value = tirx.BufferLoad(first, store.indices)
+        else:
+            return realize
+        region = tirx.BufferRegion(value.source, [Range.from_min_extent(index, 1) for index in value.indices])
+        body = tirx.BufferStore(store.buffer, value, store.indices)
+        fresh = s_tir.SBlock(block.iter_vars, [region], block.writes, block.name_hint, body)
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, fresh)
+
+    return function.with_body(rewriting.with_realizes(function.body, change))
+
+
+def _starts(block: Any, sums: Any) -> bool:
+    """Return whether a block does nothing but set ``sums`` to zero."""
+    from tvm import tirx
+
+    store = block.body
+    return (
+        isinstance(store, tirx.BufferStore)
+        and bool(store.buffer.same_as(sums))
+        and isinstance(store.value, tirx.IntImm)
+    )
+
+
+def _adds(block: Any) -> bool:
+    """Return whether a block adds up the two parts of the steps."""
+    from tvm import tirx
+
+    return str(block.annotations.get(primitives.FAMILY, "")) == NAME and isinstance(block.body.value, tirx.Add)

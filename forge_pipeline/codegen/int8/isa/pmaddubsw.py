@@ -1,0 +1,182 @@
+"""Products of neighbouring uint8 and int8, added up in int16 with saturation: half the instructions of widening.
+
+Where activations up to 255 times a pair of weights might exceed int16, one of the two has its sign flipped: w x is
+(-w)(255 - x) + 255 w. Weights of different signs fit for sure, 255 - x is the complement of a byte, and the last term
+is a constant, which goes into the filter's bias. So results are exact for all activations. Steps that need
+complements in a panel of filters come last in it: only they pay for them, with one more instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge_pipeline.codegen.int8.isa.instruction import (
+    Instruction,
+    added_modulo,
+    multiply_add,
+    register,
+    reinterpret,
+)
+from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDWD
+from forge_pipeline.codegen.layout.affine import LEVELS
+from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.tir.machine import divisors
+
+if TYPE_CHECKING:
+    from forge_pipeline.codegen.tir.machine import Machine
+
+K_INNER = 4
+"""Channels of a step: two pairs."""
+MOST = np.iinfo(np.int16).max // LEVELS
+"""Largest sum of the weights of one sign of a pair: 255 times as much fits int16."""
+ROUND = 16
+"""Parts of the steps of which a whole number has masks: layers of one shape then often share a kernel."""
+
+MOST_VECTORS = 3
+"""Vectors of filters in a tile at most: the more, the more steps need complements."""
+SCRATCH = 3
+"""Registers beside sums and weights: ones, an activation, a product."""
+LOAD_CYCLES = 0.1
+"""Cycles of a load beside arithmetic, of which a vector of sums takes one a step."""
+STEP_CYCLES = 0.6
+"""Cycles of a step besides: its place is read, and steps are counted."""
+TILE_CYCLES = 5
+
+
+def _add_pairs(activations: Array, weights: Array) -> Array:
+    """Return sums of two products of uint8 by int8 as int16, saturated (Intel's manual, PMADDUBSW)."""
+    sums: Array = (activations.astype(np.int32) * weights.astype(np.int32)).reshape(-1, 2).sum(axis=1)
+    return np.clip(sums, -(1 << 15), (1 << 15) - 1).astype(np.int16)
+
+
+PMADDUBSW = Instruction(
+    name="pmaddubsw",
+    llvm={
+        128: "llvm.x86.ssse3.pmadd.ub.sw.128",
+        256: "llvm.x86.avx2.pmadd.ub.sw",
+        512: "llvm.x86.avx512.pmaddubs.w.512",
+    },
+    meaning=_add_pairs,
+)
+INSTRUCTIONS = (PMADDUBSW, PMADDWD)
+
+_FRAME = """
+@T.prim_func(s_tir=True)
+def dot(a: T.handle, {mask_handle}b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (4,), 'uint8', offset_factor=1)
+    {mask_buffer}
+    B = T.match_buffer(b, ({lanes}, 4), 'int8', offset_factor=1)
+    C = T.match_buffer(c, ({lanes},), 'int32', offset_factor=1, scope='local')
+    with T.sblock('root'):
+        T.reads(C[0:{lanes}], A[0:4], {mask_read}B[0:{lanes}, 0:4])
+        T.writes(C[0:{lanes}])
+        {body}
+"""
+
+
+def intrinsic(lanes: int, *, masked: bool) -> str:
+    """Return the name of the tensor intrinsic of one step, registered when it is first asked for."""
+    name, size, bits = f"forge.pmaddubsw.{lanes}.{masked}", K_INNER * lanes, 32 * lanes
+    packed = reinterpret("A.vload([0], 'uint8x4')", "int32")
+    activations = reinterpret(f"T.broadcast({packed}, {lanes})", f"uint8x{size}")
+    if masked:
+        activations = f"({activations} ^ M.vload([0, 0], 'uint8x{size}'))"
+    pairs = PMADDUBSW.script(f"int16x{size // 2}", activations, f"B.vload([0, 0], 'int8x{size}')", bits=bits)
+    product = PMADDWD.script(f"int32x{lanes}", pairs, f"T.broadcast(T.int16(1), {size // 2})", bits=bits)
+    sums = f"C[T.ramp(0, 1, {lanes})]"
+    value = "T.bitwise_xor(A[{k}], M[{i}, {k}])" if masked else "A[{k}]"
+    pattern = multiply_add({"i": lanes, "k": K_INNER}, "k", "i", f"T.Cast('int32', {value})", "ik")
+    params = {
+        "lanes": lanes,
+        "mask_handle": "m: T.handle, " if masked else "",
+        "mask_buffer": f"M = T.match_buffer(m, ({lanes}, 4), 'uint8', offset_factor=1)" if masked else "",
+        "mask_read": f"M[0:{lanes}, 0:4], " if masked else "",
+    }
+    register(name, _FRAME, pattern, f"{sums} = {added_modulo(sums, product, lanes)}", params)
+    return name
+
+
+def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:
+    """Return the cheapest tile: pixels, and vectors of filters.
+
+    The last of a row computes pixels that nobody stores, unless all are to be ``even``.
+    """
+    best: tuple[float, int, int] | None = None
+    for nr in divisors(-(-filters // machine.lanes), MOST_VECTORS):
+        for mr in range(1, width + 1):
+            sums = mr * nr
+            if mr > 1 and sums + nr + SCRATCH > machine.registers:
+                break
+            if even and width % mr:
+                continue
+            step = STEP_CYCLES + sums + LOAD_CYCLES * (mr + nr)
+            cycles = -(-width // mr) * (step * steps + TILE_CYCLES) / nr
+            if best is None or cycles <= best[0]:
+                best = cycles, mr, nr
+    assert best is not None  # noqa: S101 - one by one always fits
+    return best[1:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """Packed weights: panels of ``width`` filters, each with its own order of steps.
+
+    ``weights`` (panels, steps, width, 4) are int8, ``masks`` (panels, complemented, width, 4) what activations are
+    xor-ed with in the last steps, ``order`` (panels, steps) the number of each step; ``bias`` (filters) is to be added
+    to sums, int64.
+    """
+
+    weights: Array
+    masks: Array
+    order: Array
+    bias: Array
+
+    @property
+    def complemented(self) -> int:
+        """Steps of every panel whose activations are complemented where masks say so."""
+        return int(self.masks.shape[1])
+
+
+def flips(weight: Array) -> Array | None:
+    """Return where (filters, steps, 4) are to be multiplied by the complement of their activation.
+
+    None where a pair has to have one negated, and both are -128, of which int8 has no opposite.
+    """
+    pairs = weight.astype(np.int32).reshape(*weight.shape[:2], K_INNER // 2, 2)
+    largest = np.maximum(np.maximum(pairs, 0).sum(axis=-1), -np.minimum(pairs, 0).sum(axis=-1))
+    lowest = pairs == np.iinfo(np.int8).min
+    if lowest.all(axis=-1).any():
+        return None
+    chosen = np.zeros(pairs.shape, bool)
+    chosen[..., 0] = (largest > MOST) & lowest[..., 1]
+    chosen[..., 1] = (largest > MOST) & ~lowest[..., 1]
+    return chosen.reshape(weight.shape)
+
+
+def pack(weight: Array, width: int) -> Panels | None:
+    """Pack (filters, steps, 4), int8; missing filters are zero. None where ``flips`` is."""
+    filters, steps, _ = weight.shape
+    chosen = flips(weight)
+    if chosen is None:
+        return None
+    bias = LEVELS * np.where(chosen, weight.astype(np.int64), 0).sum(axis=(1, 2))
+    panels = -(-filters // width)
+    shape = (panels, width, steps, K_INNER)
+    full, flipped = np.zeros(shape, np.int8), np.zeros(shape, bool)
+    full.reshape(-1, steps, K_INNER)[:filters] = np.where(chosen, -weight, weight)
+    flipped.reshape(-1, steps, K_INNER)[:filters] = chosen
+    needs = flipped.any(axis=(1, 3))
+    order = np.argsort(needs, axis=1, kind="stable")
+    unit = max(1, steps // ROUND)
+    last = min(steps, -(-int(needs.sum(axis=1).max(initial=0)) // unit) * unit)
+    weights = np.take_along_axis(full.transpose(0, 2, 1, 3), order[:, :, None, None], axis=1)
+    masks = np.take_along_axis(flipped.transpose(0, 2, 1, 3), order[:, steps - last :, None, None], axis=1)
+    return Panels(
+        weights=np.ascontiguousarray(weights),
+        masks=np.where(masks, LEVELS, 0).astype(np.uint8),
+        order=order,
+        bias=bias,
+    )

@@ -1,0 +1,38 @@
+"""Any x86: bytes are widened to int16, products of two neighbours added up in int32; `pmaddubsw` serves what it can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, Operands
+from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_products, added_modulo
+from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
+
+if TYPE_CHECKING:
+    from forge_pipeline.codegen.layout.builder import Array
+
+
+def _add_neighbours(left: Array, right: Array) -> Array:
+    """Return sums of two int16 products each, modulo 2^32 (Intel's manual, PMADDWD)."""
+    return add_products(np.zeros(left.size // 2, np.int32), left, right)
+
+
+PMADDWD = Instruction(
+    name="pmaddwd",
+    llvm={128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"},
+    meaning=_add_neighbours,
+)
+
+
+def _pmaddwd(of: Operands) -> str:
+    product = PMADDWD.script(of.int32, of.activations_as("int16"), of.weights_as("int16"), bits=of.bits)
+    return added_modulo(of.sums, product, of.lanes)
+
+
+DOT = DotProduct(
+    name="pmaddwd", instructions=(PMADDWD,), emit=_pmaddwd, k_inner=2, activation="int16", others=1, latency=1,
+    scratch=1,
+)  # fmt: skip
+INSTRUCTION_SET = InstructionSet(dot=DOT, int16=DOT, saturating_pairs=True, packs=True)
