@@ -348,7 +348,7 @@ class Graph(GraphState):
     def redirect(self, old: str, new: str) -> None:
         """Make everything that reads ``old`` read ``new``; outputs of the graph aside, which have their names."""
         for node in self.users(old):
-            rename_inputs(node, old, new)
+            rename_inputs(node, {old: new})
         for key, count in self._users.pop(old, {}).items():
             users = self._users.setdefault(new, {})
             users[key] = users.get(key, 0) + count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnx import AttributeProto, GraphProto, NodeProto, helper
@@ -63,17 +63,17 @@ def names_within(graph: GraphProto) -> Iterator[str]:
             yield from names_within(inner)
 
 
-def rename_inputs(node: NodeProto, old: str, new: str) -> None:
-    """Make a node, and its subgraphs, read ``new`` where they read ``old``."""
+def rename_inputs(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Make a node, and its subgraphs, read other values: for each old name the new one."""
     for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
+        if name in names:
+            node.input[index] = names[name]
     for graph in subgraphs(node):
         for inner in graph.node:
-            rename_inputs(inner, old, new)
+            rename_inputs(inner, names)
         for value in graph.output:
-            if value.name == old:  # a subgraph may hand a captured value straight on
-                value.name = new
+            if value.name in names:  # a subgraph may hand a captured value straight on
+                value.name = names[value.name]
 
 
 def topological(nodes: dict[int, NodeProto], producer: dict[str, NodeProto]) -> Iterator[NodeProto]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from onnx import GraphProto, NodeProto
 
 from forge_pipeline.ir.functions import inline_functions
-from forge_pipeline.ir.traversal import subgraphs
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.nodes import attribute, is_op
+from forge_pipeline.passes.nodes import attribute, is_op, rename_inputs
 
 
 @verified(Equality(specials=True))
@@ -39,7 +38,9 @@ def _inline(graph: Graph, node: NodeProto, branch: GraphProto) -> bool:
         tensor.name = names[tensor.name]
         graph.set_tensor(tensor)
     for inner in body.node:
-        _rename(inner, names)
+        rename_inputs(inner, names)
+        for index, name in enumerate(inner.output):
+            inner.output[index] = names.get(name, name)
         inner.name = ""
         graph.add_node(inner)
     for value, target in zip(body.output, node.output, strict=True):
@@ -48,28 +49,6 @@ def _inline(graph: Graph, node: NodeProto, branch: GraphProto) -> bool:
         source = names.get(value.name, value.name)
         graph.replace_value(target, source)
     return True
-
-
-def _rename(node: NodeProto, names: dict[str, str]) -> None:
-    for index, name in enumerate(node.input):
-        node.input[index] = names.get(name, name)
-    for index, name in enumerate(node.output):
-        node.output[index] = names.get(name, name)
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _rename_reads(inner, names)
-        for value in graph.output:
-            value.name = names.get(value.name, value.name)
-
-
-def _rename_reads(node: NodeProto, names: dict[str, str]) -> None:
-    for index, name in enumerate(node.input):
-        node.input[index] = names.get(name, name)
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _rename_reads(inner, names)
-        for value in graph.output:
-            value.name = names.get(value.name, value.name)
 
 
 @verified(Equality(specials=True))
