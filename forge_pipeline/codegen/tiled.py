@@ -13,7 +13,7 @@ from forge_pipeline.codegen.generator import Fallback, Lowered
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
-from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN, store_bytes
+from forge_pipeline.codegen.layout.fusion import FUSABLE_OUTPUT, OPAQUE, PATTERN, cut_chains, store_bytes
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
 other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
-
-FUSABLE_OUTPUT = 4
-"""TVM's kOutEWiseFusable: elementwise operators are fused into what computes their operand."""
 
 CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS)
 """Families whose kernels nothing is fused with."""
@@ -119,10 +116,13 @@ def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
             relax.transform.LegalizeOps(),
             relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
             relax.transform.AnnotateTIROpPattern(),
-            *([relax.transform.FuseOps(), relax.transform.FuseTIR()] if level >= FUSED else []),
-            relax.transform.DeadCodeElimination(),
         ]
         module = tvm.transform.Sequential(passes)(module)
+        if level >= FUSED:
+            module = tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(
+                cut_chains(module)
+            )
+        module = relax.transform.DeadCodeElimination()(module)
         _refuse_leftovers(module)
         rows = share_by_kernel(module)
         scheduled = schedule_kernels(module, machine)

@@ -1,7 +1,12 @@
-"""Which of two kernels goes on with what follows both: the one whose result would be larger in memory.
+"""Where TVM's fusion is told to stop: for the sake of memory, and of an expression's size.
 
-TVM's fusion gives an elementwise operator on the results of two kernels to the first of them; the other's result waits
-in memory. In a residual block with a projection that would be floats, waiting for bytes.
+TVM gives an elementwise operator on the results of two kernels to the first of them; the other's result waits in
+memory. In a residual block with a projection that would be floats, waiting for bytes: the kernel whose result would be
+larger in memory goes on instead.
+
+Elementwise operators in a row become one expression. Where each names its operand twice, or is a function that is
+written out (`tir.vector_math`), the expression that TVM simplifies doubles with each of them, or is twelve times as
+large: eight sigmoids in a row did not end in an hour's time. A chain is cut before that.
 """
 
 from __future__ import annotations
@@ -13,11 +18,58 @@ if TYPE_CHECKING:
     import tvm
     from tvm import relax
 
-PATTERN, OPAQUE = "op_pattern", 8
-"""TVM's attribute of a kernel that says what may be fused with it, and its value kOpaque: nothing."""
+PATTERN, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 4, 8
+"""TVM's attribute of a kernel that says what may be fused with it, and its values kOutEWiseFusable (elementwise
+operators are fused into what computes their operand) and kOpaque (nothing is)."""
 
 ALONE = "_alone"
 """The end of the name of a kernel that only stores its result, where another one like it may go on."""
+
+WRITTEN_OUT = ("tirx.exp", "tirx.tanh", "tirx.erf", "tirx.sigmoid")
+TIMES_WRITTEN = 12
+"""How often a function that is written out names its operand, about."""
+
+MOST_NAMED = 2000
+"""How often the expression of a fused kernel may name an element that it reads: three such functions in a row."""
+
+
+def cut_chains(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module``, where a kernel stores its result if the kernels fused with it would name it too often.
+
+    ``module`` is a sequence of calls of kernels whose patterns of fusion are known.
+    """
+    from tvm import tirx
+
+    times = {
+        variable.name_hint: _times_named(function)
+        for variable, function in module.functions_items()
+        if isinstance(function, tirx.PrimFunc) and int((function.attrs or {}).get(PATTERN, OPAQUE)) < FUSABLE_OUTPUT
+    }
+    named: dict[Any, int] = {}
+    stored = set()
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            factor = times.get(_kernel(binding.value) or "")
+            if factor is None:
+                continue
+            named[binding.var] = factor * sum(named.get(variable, 1) for variable in _reads(binding.value))
+            if named[binding.var] > MOST_NAMED:
+                stored.add(binding.var)
+                del named[binding.var]
+    return _stored(module, stored)
+
+
+def _times_named(function: Any) -> int:
+    """Return how often one element of the operand that a kernel reads most is named, once all of it is written out."""
+    import tvm_ffi
+    from tvm.ir import Call, TensorLoad
+
+    reads: list[Any] = []
+    calls: list[Any] = []
+    tvm_ffi.structural_walk(function.body, [(TensorLoad, reads.append), (Call, calls.append)])
+    most = max(Counter(read.source.name for read in reads).values(), default=1)
+    written_out = sum(getattr(call.op, "name", "") in WRITTEN_OUT for call in calls)
+    return int(most * TIMES_WRITTEN**written_out)
 
 
 def store_bytes(module: tvm.IRModule, anchors: frozenset[str]) -> tvm.IRModule:
@@ -26,8 +78,6 @@ def store_bytes(module: tvm.IRModule, anchors: frozenset[str]) -> tvm.IRModule:
     ``anchors`` names the kernels that elementwise operators are fused into. Results with several readers are stored in
     any case.
     """
-    from tvm import relax
-
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     reads = {binding.var: _reads(binding.value) for binding in bindings}
@@ -38,9 +88,16 @@ def store_bytes(module: tvm.IRModule, anchors: frozenset[str]) -> tvm.IRModule:
         kinds = {variable: str(variable.ty.dtype) for variable in variables if variable in made and uses[variable] == 1}
         if reader not in made and "float32" in kinds.values():
             stored |= {variable for variable, kind in kinds.items() if kind == "uint8"}
+    return _stored(module, stored)
+
+
+def _stored(module: tvm.IRModule, stored: set[Any]) -> tvm.IRModule:
+    """Return ``module``, where the kernels that compute the variables ``stored`` are fused with nothing."""
+    from tvm import relax
+
     if not stored:
         return module
-    builder = relax.BlockBuilder(module)
+    main, builder = module["main"], relax.BlockBuilder(module)
 
     def renamed(binding: relax.Binding) -> relax.Binding:
         if binding.var not in stored:

@@ -1,0 +1,47 @@
+"""Chains of elementwise operators are one kernel each, up to a size of its expression that TVM can work with."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.layout.fusion import MOST_NAMED, TIMES_WRITTEN
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.tiled import lower
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+
+OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+HOST = Target.from_tag("host")
+WRITTEN_OUT = {"Sigmoid": "T.sigmoid(", "Exp": "T.exp(", "Tanh": "T.tanh(", "Erf": "T.erf("}
+
+
+def chain(operator: str, length: int) -> onnx.ModelProto:
+    nodes = [helper.make_node(operator, [f"v{i}"], [f"v{i + 1}"]) for i in range(length)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in ("v0", f"v{length}")]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize("operator", WRITTEN_OUT)
+def test_a_kernel_has_no_more_functions_in_a_row_than_can_be_written_out(operator: str) -> None:
+    kernels = lower(import_model(prepare(chain(operator, 9))), HOST, OPTIONS).module
+    counts = [
+        function.script().count(WRITTEN_OUT[operator]) for name, function in kernels.functions_items() if name != "main"
+    ]
+    assert max(counts) == 3
+    assert TIMES_WRITTEN**3 <= MOST_NAMED < TIMES_WRITTEN**4
+
+
+def test_a_long_chain_computes_what_its_operators_do() -> None:
+    import onnxruntime as ort
+
+    model, x = chain("HardSwish", 24), np.linspace(-1, 1, 64, dtype=np.float32)[None]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {"v0": x})
+    found = Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=24 * 2.0**-23)  # slopes are below one: rounding adds up
