@@ -9,7 +9,7 @@ import pytest
 
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
-from forge_pipeline.codegen.int8.ops.attention_kernel import by_bands, column_terms, pack, row_terms
+from forge_pipeline.codegen.int8.ops.attention_kernel import by_row_blocks, column_terms, pack, row_terms
 from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
 from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.tir.machine import Machine
@@ -117,7 +117,7 @@ def test_zero_points_of_both_sides_are_taken_from_sums_of_rows_and_columns(name:
     terms = {"row": row_terms(left, made, made.zeros[1] - SIGN_BIT)}
     if not dot.widens:
         terms["column"] = column_terms(packed, made.zeros[0])
-    result = by_bands(
+    result = by_row_blocks(
         left, packed, *terms.values(), product=made, affine=None, names=list(terms), high=2, dot=dot, machine=machine
     )
     run = tvm.compile(te.create_prim_func([left, right, result]), target="llvm")
