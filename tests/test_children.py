@@ -16,9 +16,9 @@ import pytest
 from forge_pipeline import children
 from forge_pipeline.errors import TargetError
 from forge_pipeline.target.spec import resolved
-from tests.classifier import classifier
+from tests.support.classifier import classifier
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 MODULES = ("numpy", "tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "google", "yaml", "pickle", "json", "typing")
 TOOLS = ("nvidia-smi", "nvcc", "zig", "ld.lld")
 SECRETS = {

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from forge_pipeline.stages import STAGES
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "forge_pipeline"
 
 FLOORS = (
