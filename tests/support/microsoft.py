@@ -9,8 +9,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 MICROSOFT = "com.microsoft"
-
-
 Arrays = dict[str, Any]
 
 

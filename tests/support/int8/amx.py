@@ -12,8 +12,6 @@ from tests.support.int8.compare import OPTIONS
 from tests.support.int8.net import IN, OUT, convolution, exact_scales
 
 AMX = "intel/sapphire-rapids"
-
-
 TILES = replace(OPTIONS, amx=True)
 
 

@@ -16,15 +16,9 @@ from tests.support.emulated.choice import AMX, CHOSEN, expect, load
 from tests.support.int8.net import Net
 
 VNNI, PLAIN, SDOT = "intel/sapphire-rapids", "x86-64/v3", "arm/cortex-a76"
-
-
 HERE = CHOSEN or (PLAIN if why_not_here(Target.from_tag(VNNI)) else VNNI)
-
-
 OTHERS = ("x86-64/v2", PLAIN, "x86-64/v4", "intel/alder-lake")
 """Every other way in which an x86 multiplies bytes."""
-
-
 ELSEWHERE = {
     "intel/sapphire-rapids": "vpdpbusd",
     "intel/alder-lake": "vpdpbusd",
@@ -33,8 +27,7 @@ ELSEWHERE = {
     "arm/generic": "neon.smull",
     "arm/neoverse-v1": "neon.usmmla",
 }
-
-
+"""With which instruction other targets multiply them."""
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 
 

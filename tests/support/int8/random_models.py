@@ -15,7 +15,6 @@ from tests.support.int8.net import Net
 LARGEST = 20000
 """Elements of a value at most."""
 
-
 Shape = tuple[int, ...]
 
 
@@ -191,8 +190,6 @@ def normalized(net: Grown, x: str, shape: Shape) -> str:
 
 
 Operator = Callable[[Grown, str, Shape], "str | None"]
-
-
 IMAGES, LINES, ALL = (4,), (3, 4), (2, 3, 4)
 
 
