@@ -142,7 +142,7 @@ def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
 )
 def test_convolutions_are_exact_at_the_ends_of_both_ranges(shape: Any, random: Any) -> None:
     net = convolved(random, *shape)
-    model = net.epilogue(net.pair(net.nodes[-1].output[0], (256.0, 128)))
+    model = net.finish(net.pair(net.nodes[-1].output[0], (256.0, 128)))
     engine = compiled(model, PLAIN)
     for fill in (0.0, 255.0, None):
         x = np.full(net.shape, fill, np.float32) if fill is not None else np.zeros(net.shape, np.float32)
@@ -158,7 +158,7 @@ def test_products_are_exact_at_the_ends_of_both_ranges(random: Any, rows: int, s
     net = Net(rows, steps)
     net.random = random
     weight = net.weight((steps, 40), np.full(40, 2.0**-6), axis=1)
-    model = net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
+    model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (256.0, 128)))
     x = np.where(np.arange(rows * steps).reshape(rows, steps) % 5 < 3, LEVELS, 0).astype(np.float32)
     np.testing.assert_array_equal(compiled(model, PLAIN)(x)[0], reference(model, x, optimized=False)[0])
 
@@ -168,7 +168,7 @@ def test_both_parts_of_the_steps_keep_their_sums_in_registers(tag: str) -> None:
     net = Net(96, 256)
     net.random = Tails()
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
     blocks = re.split(r"\n\.?\w+:|\tj\w+\t", assembly)  # at labels and jumps
     loops = [block for block in blocks if block.count("pmaddubsw") >= 8]
     assert sorted(bool(block.count("xor")) for block in loops) == [False, True]
@@ -200,7 +200,7 @@ def test_masks_are_bits_until_the_library_is_loaded() -> None:
         weight = net.node(
             "DequantizeLinear", net.tensor(stored), net.tensor(scale), net.tensor(np.zeros(512, np.int8)), axis=1
         )
-        model = net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (2048.0, 0)))
+        model = net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), (2048.0, 0)))
         sizes[largest] = len(build(model, Target.from_tag(PLAIN), OPTIONS).to_bytes())
         x = np.full(net.shape, 255, np.float32)
         x[:, ::3] = 1
@@ -215,7 +215,7 @@ def test_what_follows_a_product_is_computed_in_vectors_erf_too() -> None:
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
     y = net.node("MatMul", net.pair("x", UNIT), weight)
     curve = net.node("Mul", y, net.node("Erf", net.node("Mul", y, net.tensor(np.float32(0.5**0.5)))))
-    assembly = assembly_of(net.epilogue(net.pair(curve, OUT)), PLAIN)
+    assembly = assembly_of(net.finish(net.pair(curve, OUT)), PLAIN)
     assert re.search(r"vdivps\t.*%ymm", assembly)
     assert not re.search(r"\tv(fn?m(add|sub)\w+|div)ss\t", assembly)
 
@@ -223,7 +223,7 @@ def test_what_follows_a_product_is_computed_in_vectors_erf_too() -> None:
 def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:
     net = Net(96, 256)
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), PLAIN)
+    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), PLAIN)
     assert "pmaddubsw" not in assembly
     assert "pmaddwd" in assembly
 
@@ -232,6 +232,6 @@ def test_where_most_steps_would_need_masks_bytes_are_widened() -> None:
 def test_targets_with_an_instruction_for_the_purpose_do_not_use_it(tag: str) -> None:
     net = Net(96, 256)
     weight = net.weight((256, 64), np.full(64, 2.0**-6), axis=1)
-    assembly = assembly_of(net.epilogue(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
+    assembly = assembly_of(net.finish(net.pair(net.node("MatMul", net.pair("x", UNIT), weight), OUT)), tag)
     assert "pmaddubsw" not in assembly
     assert "vpdpbusd" in assembly
