@@ -119,7 +119,7 @@ def test_zero_points_of_both_sides_are_taken_from_sums_of_rows_and_columns(name:
     if not dot.widens:
         terms["column"] = column_terms(packed, made.zeros[0])
     result = by_row_blocks(
-        left, packed, *terms.values(), product=made, affine=None, names=list(terms), high=2, dot=dot, machine=machine
+        left, packed, *terms.values(), product=made, affine=None, names=list(terms), mr=2, dot=dot, machine=machine
     )
     run = tvm.compile(te.create_prim_func([left, right, result]), target="llvm")
     random: Any = np.random.default_rng(0)
