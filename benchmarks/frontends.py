@@ -18,7 +18,7 @@ import forge_pipeline
 from forge_pipeline.frontends.agreement import relative_difference
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "frontends" / "models"
+FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "frontends" / "tflite" / "models"
 DYNAMIC_RANGE = ("dynamic", "kws")
 Row = tuple[str, str, float]  # model, by which way, largest relative difference
 
@@ -215,8 +215,7 @@ def _hybrid_rows(path: Path, module: Any, feed: np.ndarray, fast: Any) -> Iterat
     """Compare with the interpreter's plain kernels, whose rounding is known, and these with its default ones."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    sys.path.insert(0, str(FIXTURES.parent))
-    from hybrid import rounded
+    from tests.support.frontends.hybrid import rounded
 
     interpreter = Interpreter(str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
     interpreter.allocate_tensors()

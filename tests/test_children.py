@@ -16,9 +16,9 @@ import pytest
 from forge_pipeline import children
 from forge_pipeline.errors import TargetError
 from forge_pipeline.target.spec import resolved
-from tests.classifier import classifier
+from tests.support.classifier import classifier
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 MODULES = ("numpy", "tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "google", "yaml", "pickle", "json", "typing")
 TOOLS = ("nvidia-smi", "nvcc", "zig", "ld.lld")
 SECRETS = {
@@ -107,7 +107,7 @@ def test_no_program_of_a_build_is_started_with_a_secret(downloads: Path) -> None
     started = [
         line for path in (trace, Path(f"{trace}-2")) for line in path.read_text().splitlines() if "execve(" in line
     ]
-    assert any("codegen.worker" in line for line in started), done.stderr
+    assert any("codegen.compile_worker" in line for line in started), done.stderr
     assert any("inference_worker" in line for line in started)
     assert any("ld.lld" in line for line in started)
     assert [line[:200] for line in started if "hunter2" in line and FORGE not in line.partition("[")[0]] == []

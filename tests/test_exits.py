@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.classifier import classifier
+from tests.support.classifier import classifier
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FORGE = [sys.executable, "-m", "forge_pipeline"]
 SETTLED = 30.0  # seconds; what is asked to stop at once, and takes longer, does not stop
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from forge_pipeline.stages import STAGES
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "forge_pipeline"
+PACKAGE, TESTS = ROOT / "forge_pipeline", ROOT / "tests"
 
 FLOORS = (
     {"children", "locate", "redact"},
@@ -97,6 +97,28 @@ def test_no_folder_is_crowded_and_no_module_too_long() -> None:
     assert {
         module: lines for module, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 500
     } == {}
+
+
+OF_NO_PACKAGE = {"aarch64", "emulated", "examples", "memcheck", "support", "x86_emulated"}
+"""Folders of tests that are about machines or examples, and the one with what tests share."""
+
+
+def test_tests_lie_where_what_they_test_lies() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    stray = [folder for folder in folders if folder.parts and folder.parts[0] not in OF_NO_PACKAGE]
+    assert [str(folder) for folder in sorted(stray) if not (PACKAGE / folder / "__init__.py").is_file()] == []
+    assert list((TESTS / "support").rglob("test_*.py")) == []
+
+
+def test_what_tests_share_lies_in_a_folder_of_its_own() -> None:
+    own = ("tests.", "conftest", "test_")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for name in _imports(path)
+        if name.startswith(own) and not name.startswith("tests.support")
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ import onnx
 import pytest
 
 from forge_pipeline import limits
-from tests.classifier import classifier
-
-ROOT = Path(__file__).parent.parent
+from tests.support.classifier import classifier
+from tests.support.paths import ROOT
 
 
 def _build(folder: Path, limit: str, *arguments: str) -> subprocess.CompletedProcess[str]:

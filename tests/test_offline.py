@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT, SUPPORT
+
 SILENCED = ("CI", "TF_BUILD", "GITHUB_ACTIONS", "ORT_RUNNING_UNIT_TESTS")  # where ONNX Runtime is silent by itself
 OURS = ("ORT_DISABLE_TELEMETRY", "DVC_NO_ANALYTICS")  # what is to be set by the project, not by these tests
 
@@ -27,7 +28,9 @@ def _left(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "home").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("module", ["ir.session", "passes.execution", "frontends.agreement", "stages.evaluate"])
+@pytest.mark.parametrize(
+    "module", ["ir.reference.interpreter", "passes.verification.verify", "frontends.agreement", "stages.evaluate"]
+)
 def test_onnx_runtime_makes_no_identity_of_this_machine(tmp_path: Path, module: str) -> None:
     program = f"import forge_pipeline.{module}, onnxruntime"
     subprocess.run([sys.executable, "-c", program], env=_environment(tmp_path), check=True)
@@ -50,7 +53,7 @@ def _watched(folder: Path, command: list[str], cwd: Path) -> tuple[int, list[str
     unshare = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--net", "--map-root-user"]
     if shutil.which("ip") is None or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here (`unshare --net`), or iproute2 is not installed")
-    watcher = [sys.executable, str(Path(__file__).with_name("offline.py")), str(folder / "log")]
+    watcher = [sys.executable, str(SUPPORT / "offline.py"), str(folder / "log")]
     done = subprocess.run(
         [*unshare, *watcher, *command], cwd=cwd, env=_environment(folder), capture_output=True, text=True, check=False
     )

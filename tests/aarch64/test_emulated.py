@@ -16,11 +16,11 @@ from forge_pipeline.passes.files import read_recipe
 from forge_pipeline.passes.pipeline import apply, plan
 from forge_pipeline.passes.table import table
 from forge_pipeline.target import Target
-from tests.aarch64.machine import EMULATED
-from tests.emulated.machine import ROOT
-from tests.machines import emulated
+from tests.support.emulated.aarch64 import EMULATED
+from tests.support.emulated.choice import emulated
+from tests.support.paths import ROOT, SHARED
 
-MODELS = ROOT.parent / "shared" / "models"
+MODELS = SHARED / "models"
 SHARED = sorted(str(path.relative_to(MODELS)) for path in MODELS.rglob("*.onnx"))
 BATCH, EXTENT = 1, 64
 """Sizes of symbolic dimensions: of a first one, and of the others."""

@@ -14,10 +14,11 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from tests.aarch64.machine import EMULATED
-from tests.codegen import test_integer as qdq
-from tests.machines import emulated
-from tests.trained import in_bytes
+from tests.support.emulated.aarch64 import EMULATED
+from tests.support.emulated.choice import emulated
+from tests.support.int8.compare import OPTIONS, reference
+from tests.support.int8.net import IN, OUT, Net, convolution, exact_scales
+from tests.support.trained import in_bytes
 
 SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
 
@@ -32,16 +33,16 @@ pytestmark = [
 def run(model: onnx.ModelProto, tag: str, feeds: list[dict[str, Any]]) -> list[list[Any]]:
     """Return what an emulated target makes of each of the inputs."""
     target = Target.from_tag(tag)
-    library = build(model, target, qdq.OPTIONS).to_bytes()
+    library = build(model, target, OPTIONS).to_bytes()
     return emulated(target).run(library, *(((), feed) for feed in feeds)).outputs
 
 
-def compare(net: qdq.Net, outputs: list[str], tag: str) -> None:
+def compare(net: Net, outputs: list[str], tag: str) -> None:
     """Compare with ONNX Runtime on values that reach both ends of the input's range."""
     model = net.finish(*outputs)
     x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
     (found,) = run(model, tag, [{"x": x}])
-    for have, want in zip(found, qdq.reference(model, x, optimized=False), strict=True):
+    for have, want in zip(found, reference(model, x, optimized=False), strict=True):
         assert len(np.unique(want)) > 3
         np.testing.assert_array_equal(have, want)
 
@@ -60,29 +61,29 @@ FORMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 @pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
 @pytest.mark.parametrize("shape", [(1, 32, 8, 16), (2, 20, 13, 10)])
 def test_convolutions_of_every_form_store_what_onnx_runtime_stores(shape: tuple[int, ...], tag: str) -> None:
-    net = qdq.Net(*shape)
+    net = Net(*shape)
     results = [
-        qdq.convolution(net, shape[1], filters, kernel, groups, **attributes)
+        convolution(net, shape[1], filters, kernel, groups, **attributes)
         for filters, kernel, groups, attributes in FORMS.values()
     ]
     for kernel, stride in ((3, 2), (5, 1)):
         sizes = {"pads": [kernel // 2] * 4, "strides": [stride] * 2}
-        results.append(qdq.convolution(net, shape[1], shape[1], kernel, shape[1], **sizes))
-    relu = net.pair(net.node("Relu", qdq.convolution(net, shape[1], 12, 3)), (32.0, 0))
+        results.append(convolution(net, shape[1], shape[1], kernel, shape[1], **sizes))
+    relu = net.pair(net.node("Relu", convolution(net, shape[1], 12, 3)), (32.0, 0))
     unclipped = net.node("Clip", results[1], net.tensor(np.float32(-500)), net.tensor(np.float32(700)))
-    outputs = [*(net.pair(result, qdq.OUT) for result in results[2:]), relu, net.pair(unclipped, qdq.OUT), results[0]]
+    outputs = [*(net.pair(result, OUT) for result in results[2:]), relu, net.pair(unclipped, OUT), results[0]]
     compare(net, outputs, tag)
 
 
 @pytest.mark.parametrize("tag", [SMULL, SDOT, I8MM])
 @pytest.mark.parametrize("shape", [(37, 50), (1, 64), (1, 6, 40)])
 def test_products_of_every_size_store_what_onnx_runtime_stores(shape: tuple[int, ...], tag: str) -> None:
-    net = qdq.Net(*shape)
+    net = Net(*shape)
     outputs = []
     for columns in (5, 24, 130):
-        weight = net.weight((shape[-1], columns), qdq.exact_scales(columns), axis=1)
-        y = net.node("MatMul", net.pair("x", qdq.IN), weight)
-        outputs.append(net.pair(net.node("Add", y, net.tensor(np.arange(columns).astype(np.float32) * 32)), qdq.OUT))
+        weight = net.weight((shape[-1], columns), exact_scales(columns), axis=1)
+        y = net.node("MatMul", net.pair("x", IN), weight)
+        outputs.append(net.pair(net.node("Add", y, net.tensor(np.arange(columns).astype(np.float32) * 32)), OUT))
     compare(net, outputs, tag)
 
 
@@ -90,7 +91,7 @@ def test_products_of_every_size_store_what_onnx_runtime_stores(shape: tuple[int,
 def trained(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]], list[list[Any]]]:
     """A quantized model, samples of its data, and what this CPU makes of them, in vectors as wide."""
     model, feeds = in_bytes(request.param)
-    here = Engine(build(model, Target.from_tag("x86-64/v2"), qdq.OPTIONS).to_bytes(), threads=1)
+    here = Engine(build(model, Target.from_tag("x86-64/v2"), OPTIONS).to_bytes(), threads=1)
     return model, feeds, [here(**feed) for feed in feeds]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.options import Options
+from tests.support.paths import ROOT
 
 OPSET = 18
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

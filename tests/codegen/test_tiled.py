@@ -15,7 +15,7 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from tests.sums import assert_same_sums
+from tests.support.sums import assert_same_sums
 
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 Node = tuple[str, list[str], dict[str, Any]]

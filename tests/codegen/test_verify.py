@@ -114,10 +114,7 @@ def test_a_crash_is_an_error_that_names_the_signal_and_the_step(
         f"import os, signal, sys; print({STEP!r} + 'import Conv', file=sys.stderr, flush=True); "
         f"os.kill(os.getpid(), signal.SIGSEGV)"
     )
-    run = subprocess.run
-    monkeypatch.setattr(
-        compile_process.subprocess, "run", lambda command, **rest: run([command[0], "-c", crash], **rest)
-    )
+    monkeypatch.setattr(compile_process.children, "python", lambda *arguments: [sys.executable, "-c", crash])
     with pytest.raises(CompileError) as refusal:
         compile_apart(job(product, stock))
     assert refusal.value.where == "compiling for host, at: import Conv"

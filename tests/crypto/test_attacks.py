@@ -17,7 +17,7 @@ from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
 
 if TYPE_CHECKING:
-    from conftest import Delivery
+    from tests.support.delivery import Delivery
 
 HEAD = 96
 MAC = 32

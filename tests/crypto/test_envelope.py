@@ -16,7 +16,7 @@ from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from conftest import Delivery
+    from tests.support.delivery import Delivery
 
 CHUNK = 1 << 16
 CHEAP = Kdf(memory_kib=19 << 10, passes=1, lanes=1)

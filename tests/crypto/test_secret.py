@@ -15,7 +15,7 @@ from forge_pipeline.errors import ArtifactError, SecretError
 from forge_pipeline.runtime.engine import Engine
 
 if TYPE_CHECKING:
-    from conftest import Delivery
+    from tests.support.delivery import Delivery
 
 HIDDEN = "Secret(hidden)"
 

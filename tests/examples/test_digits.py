@@ -12,7 +12,9 @@ import onnx
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "examples" / "digits"
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "examples" / "digits"
 PARTS = {"calibration": 200, "evaluation": 500}
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import once
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.once import once
+from tests.support.paths import SUPPORT
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +17,7 @@ def made(tmp_path_factory):
     """Return the folder with what make_models.py makes."""
 
     def make(folder: Path) -> None:
-        command = [sys.executable, str(Path(__file__).parent / "make_models.py")]
+        command = [sys.executable, str(SUPPORT / "frontends/make_models.py")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

@@ -15,8 +15,7 @@ from forge_pipeline.frontends import keras_config, pt2, torchscript
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.frontends.file_kinds import kind_of
 from forge_pipeline.frontends.zips import opened_zip
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 def archive(path, entries, compression=zipfile.ZIP_STORED):

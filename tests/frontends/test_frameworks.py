@@ -16,9 +16,8 @@ from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.contract import Limits
 from forge_pipeline.frontends.table import import_model, tools_for
+from tests.support.paths import ROOT, SHARED
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared"
 IMAGE = Declared(name="image", shape=("N", 3, 8, 8))
 
 
@@ -196,10 +195,9 @@ def test_the_importers_versions_are_tools_of_the_action_key(made):
 
 OBJECTS = """
 import sys, numpy, torch
-sys.path.insert(0, sys.argv[1])
 import onnx, forge_pipeline as forge
-from make_models import Net, Script
-image = torch.from_numpy(numpy.load(sys.argv[2])["image"])
+from tests.support.frontends.make_models import Net, Script
+image = torch.from_numpy(numpy.load(sys.argv[1])["image"])
 torch.manual_seed(0)
 net = Net().eval()
 size = {"image": {0: torch.export.Dim("batch")}}
@@ -233,7 +231,7 @@ print("done")
 def test_objects_of_frameworks_load_as_their_files_do(made, exported, tmp_path):
     (tmp_path / "wanted.onnx").write_bytes(exported.to_bytes())
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", OBJECTS, str(Path(__file__).parent), str(made / "torch.npz")],
+        [sys.executable, "-W", "ignore", "-c", OBJECTS, str(made / "torch.npz")],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "17"},
     )  # fmt: skip

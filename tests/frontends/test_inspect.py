@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,8 +15,9 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.display.svg import draw
+from tests.support.paths import SHARED
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "models"
+REAL = SHARED / "models"
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\x00&\"'"
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-TFLITE = ROOT.parent / "shared" / "models" / "mlperf_tiny_kws_dscnn" / "kws_int8.tflite"
+from tests.support.paths import ROOT, SHARED, SUPPORT
+
+TFLITE = SHARED / "models" / "mlperf_tiny_kws_dscnn" / "kws_int8.tflite"
 FEW, MANY, PARTS = 150, 20_000, 10
 
 
 def inspected(folder: Path, first: int, count: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("inspect_mutants.py"))]
+    command = [sys.executable, "-W", "ignore", str(SUPPORT / "frontends/inspect_mutants.py")]
     done = subprocess.run(
         [*command, str(folder / "work"), str(first), str(count)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
@@ -53,7 +54,7 @@ def test_the_command_line_ends_with_a_description_or_a_refusal(tmp_path, kind, c
         pytest.skip("needs ../shared/models")
     mutants = tmp_path / "mutants"
     mutants.mkdir()
-    script = str(Path(__file__).with_name("mutate.py"))
+    script = str(SUPPORT / "frontends/mutate.py")
     subprocess.run(
         [
             sys.executable,

@@ -9,7 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "models"
+from tests.support.paths import SHARED
+
+REAL = SHARED / "models"
 
 
 def model(nodes, inputs, outputs, weights=(), *, opset=17, imports=()):

@@ -15,10 +15,10 @@ import pytest
 
 from forge_pipeline.codegen import build
 from forge_pipeline.target import Target
-from tests.codegen.test_integer import OPTIONS
-from tests.codegen.test_integer_random import grown
+from tests.support.int8.compare import OPTIONS
+from tests.support.int8.random_models import grown
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TARGETS = ("x86-64/v2", "x86-64/v3")
 """What memcheck can run."""
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 def complaints(folder: Path, spare: int = 0) -> list[str]:
     """Return what memcheck says of compiled code: Python and the loader have complaints of their own."""
-    command = ["valgrind", "--error-limit=no", sys.executable, "tests/memcheck/run_libraries.py", folder, spare]
+    command = ["valgrind", "--error-limit=no", sys.executable, "tests/support/run_libraries.py", folder, spare]
     done = subprocess.run(
         list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)},

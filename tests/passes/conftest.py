@@ -1,10 +1,8 @@
-"""Graphs for the passes: one operator in the middle, and random ones."""
+"""Graphs for the passes: one operator in the middle."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,14 +71,3 @@ def run_passes() -> Callable[..., Outcome]:
 def operators() -> Callable[[onnx.ModelProto], list[str]]:
     """List the operators of a model in order."""
     return _operators
-
-
-@pytest.fixture(scope="session")
-def random_models() -> Callable[..., Any]:
-    """Return the strategy that draws random models."""
-    path = Path(__file__).with_name("random_graphs.py")
-    spec = importlib.util.spec_from_file_location("random_graphs", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.models

@@ -17,9 +17,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of
 from forge_pipeline.stages.fold import Config, run
+from tests.support.paths import ROOT
 
 DATA = Path(onnx.backend.test.__file__).parent / "data"
-CONF = Path(__file__).parents[2] / "conf" / "fold"
+CONF = ROOT / "conf" / "fold"
 LIGHT = sorted((DATA / "light").glob("*.onnx"))
 SHARDS = 16
 

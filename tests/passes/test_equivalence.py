@@ -18,9 +18,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.passes import PASSES, PassRow, VerifySettings, apply, plan
 from forge_pipeline.stages.fold import Config, run
+from tests.support import random_graphs
+from tests.support.paths import ROOT, SHARED
 
-ROOT = Path(__file__).parents[2]
-MODELS = sorted((ROOT.parent / "shared" / "models").glob("*/*.onnx"))
+MODELS = sorted((SHARED / "models").glob("*/*.onnx"))
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
@@ -78,9 +79,9 @@ def _check_all(model: onnx.ModelProto, *names: str) -> None:
         assert result.report["unverified"] == {}
 
 
-def test_every_pass_keeps_what_a_random_graph_computes(random_models: Any) -> None:
+def test_every_pass_keeps_what_a_random_graph_computes() -> None:
     @settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
-    @given(model=random_models())
+    @given(model=random_graphs.models())
     def check(model: onnx.ModelProto) -> None:
         _check_all(model, "full")
 
@@ -89,19 +90,19 @@ def test_every_pass_keeps_what_a_random_graph_computes(random_models: Any) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
-def test_every_pass_keeps_what_two_thousand_random_graphs_compute(part: int, random_models: Any) -> None:
+def test_every_pass_keeps_what_two_thousand_random_graphs_compute(part: int) -> None:
     @seed(part)
     @settings(max_examples=250, deadline=None, suppress_health_check=QUIET, database=None, phases=[Phase.generate])
-    @given(model=random_models(most=30))
+    @given(model=random_graphs.models(most=30))
     def check(model: onnx.ModelProto) -> None:
         _check_all(model, "full", "fused")
 
     check()
 
 
-def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_more(random_models: Any) -> None:
+def test_the_same_model_gives_the_same_bytes_and_folding_twice_changes_nothing_more() -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=QUIET)
-    @given(model=random_models(), name=st.sampled_from(["basic", "full", "fused"]))
+    @given(model=random_graphs.models(), name=st.sampled_from(["basic", "full", "fused"]))
     def check(model: onnx.ModelProto, name: str) -> None:
         config = _config(name, verify=None)
         once = run(config, ONNXModule(model)).output

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from forge_pipeline.runtime.bundle import Library
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 MEASURED = "evaluate"  # holds latencies, which are measured anew
 
 

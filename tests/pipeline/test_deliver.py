@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from forge_pipeline.pipeline.deliver import prepared
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 HOLD = """
 import sys
 from pathlib import Path

@@ -16,9 +16,9 @@ import onnx
 import pytest
 import yaml
 
-from tests.classifier import classifier
+from tests.support.classifier import classifier
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 NEEDED = ("conf", "stages", "forge_pipeline", "hydra_plugins", "examples", "dvc.yaml", "pyproject.toml", "README.md")
 TARGETS = ["host", "raspberry-pi/5"]
 Shell = Callable[..., str]

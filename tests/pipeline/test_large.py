@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.memory import build, large_model
 from forge_pipeline import Engine, ONNXModule
-from tests.sums import assert_same_sums
+from tests.support.sums import assert_same_sums
 
 MOST = 2.2
 """The peak memory of a stage, in multiples of the weights."""

@@ -18,8 +18,8 @@ from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.dvc_stage import Files, run_stage
 from forge_pipeline.pipeline.summary import finished
 from forge_pipeline.stages.artifacts import KINDS
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 ODD: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),

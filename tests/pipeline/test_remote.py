@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from forge_pipeline.pipeline import build as building
 from forge_pipeline.pipeline.hydra_app import compose, launch
 from forge_pipeline.stages.artifacts import KINDS
-from tests.pipeline.conftest import write_model
+from tests.support.tiny import write_model
 
 SECRET = "ftp://me:hunter2@127.0.0.1:1/cache?token=hunter3"
 NAMES = (b"inner/conv", b"inner/w", b"GlobalAveragePool")

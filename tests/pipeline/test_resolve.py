@@ -11,8 +11,8 @@ import yaml
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.pipeline.resolve import resolve
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 MODELS = {
     "tflite": (b"\x1c\x00\x00\x00TFL3" + bytes(64), {"onnx", "tflite"}),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(64), {"onnx", "keras", "torch", "onnxscript"}),

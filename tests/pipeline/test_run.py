@@ -16,8 +16,8 @@ import onnx
 import pytest
 
 from forge_pipeline.pipeline.hydra_app import launch
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("tvm", "onnxruntime", "onnx", "torch", "dvc")
 PLAIN = {
     "model_library.so",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
+
 CANARY = "hunter2canary"
 SPELLINGS = (
     "encrypt.password={}",
@@ -96,7 +98,7 @@ def test_no_file_of_a_build_holds_a_secret_that_was_given_where_it_may_be(
         "CANARY": CANARY,
         "FOLDER": str(hidden),
         "REMOTE": REMOTE,
-        "PYTHONPATH": f"{Path(__file__).parent.parent.parent}:{places}",
+        "PYTHONPATH": f"{ROOT}:{places}",
         "TMPDIR": str(tmp_path / "temporary"),
     }
     (tmp_path / "temporary").mkdir()

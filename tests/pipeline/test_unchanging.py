@@ -32,9 +32,9 @@ from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import slices
 from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.store import Store
-from tests.pipeline.conftest import write_model
+from tests.support.paths import ROOT
+from tests.support.tiny import write_model
 
-ROOT = Path(__file__).parent.parent.parent
 SAMPLES = 16
 
 

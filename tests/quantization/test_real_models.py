@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
+from tests.support.paths import SHARED
 
-SHARED = Path(__file__).parents[3] / "shared"
 CASES = {case.name: case for case in cases(SHARED / "models", SHARED / "eval")}
 LABELLED = ("digits", "resnet8", "kws", "mnist-8")
 pytestmark = pytest.mark.long

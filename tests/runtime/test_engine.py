@@ -14,7 +14,7 @@ from forge_pipeline.runtime.arguments import STAGED_BYTES, aligned
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.runtime.unpacked import loaded
-from tests.sums import assert_same_sums
+from tests.support.sums import assert_same_sums
 
 Retarget = Callable[..., Library]
 WEIGHT = np.arange(32, dtype=np.float32).reshape(8, 4)

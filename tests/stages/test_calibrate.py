@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -13,8 +11,9 @@ from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.stages import calibrate
+from tests.support.paths import ROOT
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = ROOT / "examples" / "digits"
 DATA = Preparation(calibration_samples=50, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
 CONFIG = calibrate.Config(histogram_values=32768, data=DATA)
 

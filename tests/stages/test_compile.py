@@ -20,7 +20,7 @@ from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages.compile import Config, run
 from forge_pipeline.stages.contract import Result
 from forge_pipeline.target import Target
-from tests.classifier import classifier
+from tests.support.classifier import classifier
 
 KEY = "0f" * 32
 

@@ -4,7 +4,6 @@ import io
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,9 @@ from forge_pipeline.errors import ConfigError, SecretError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages import encrypt
 from forge_pipeline.stages.encrypt import Config
+from tests.support.paths import ROOT
 
-CONF = Path(__file__).parents[2] / "conf" / "encrypt"
+CONF = ROOT / "conf" / "encrypt"
 PASSWORD = Secret(b"correct horse")
 CHEAP = Config(method="password", key_ref="test", chunk_kib=64, kdf=Kdf(memory_kib=19 << 10, passes=1, lanes=1))
 PLAIN = Config(method="none", key_ref=None, chunk_kib=None, kdf=None)

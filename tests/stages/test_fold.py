@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.stages.fold import Config, run
+from tests.support.paths import ROOT
 
-CONF = Path(__file__).parents[2] / "conf" / "fold"
+CONF = ROOT / "conf" / "fold"
 
 
 def _config(name: str, **changes: Any) -> Config:

@@ -30,7 +30,7 @@ from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import encrypt, fold, load, quantize
 from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.target import Target
-from tests.sums import assert_same_sums
+from tests.support.sums import assert_same_sums
 
 KEY = "0f" * 32
 INSIDE, OUTSIDE = 1 << 30, 1000

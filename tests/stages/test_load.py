@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,9 +19,10 @@ from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.ir import ONNXModule, shape_inference
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.stages import load
-from tests.ir.test_standard import weight_in_blocks
+from tests.support.microsoft import weight_in_blocks
+from tests.support.paths import SHARED
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "models"
+REAL = SHARED / "models"
 VALUES = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
 CONFIG = bind(load.Config, VALUES, where="load")
 FLOAT = TensorProto.FLOAT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.stages import calibrate, quantize
+from tests.support.paths import ROOT
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = ROOT / "examples" / "digits"
 DATA = Preparation(calibration_samples=200, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
 
 

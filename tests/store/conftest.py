@@ -17,9 +17,9 @@ from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store import Store
 from forge_pipeline.store.actions import decode
 from forge_pipeline.store.remote import Remote, Terms
-from tests.store.web import Web
+from tests.support.paths import SUPPORT
+from tests.support.web import Web
 
-HERE = Path(__file__).parent
 KEY = digest_json("a key")
 CONTENTS = {"model.onnx": bytes(range(256)) * 300, "report.json": b"{}", "empty": b""}
 
@@ -70,12 +70,14 @@ def contents() -> dict[str, bytes]:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """Start ``worker.py`` with arguments; whatever still runs at the end is killed."""
+    """Start ``store_worker.py`` with arguments; whatever still runs at the end is killed."""
     with ExitStack() as running:
 
         def start(*arguments: object) -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py"), *map(str, arguments)], stdout=subprocess.PIPE, text=True
+                [sys.executable, str(SUPPORT / "store_worker.py"), *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                text=True,
             )
             running.enter_context(process)
             running.callback(process.kill)

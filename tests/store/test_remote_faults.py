@@ -20,7 +20,7 @@ import pytest
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store.actions import Action, encode
 from forge_pipeline.store.disk import fan_out
-from tests.store import web as faults
+from tests.support import web as faults
 
 SOON = 60.0  # seconds: far from the minutes and hours that a remote could hold a build for
 LARGE = bytes(range(256)) * 20_000

@@ -13,11 +13,12 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from tests.codegen import test_amx as amx
-from tests.codegen import test_integer as qdq
-from tests.machines import emulated
-from tests.trained import in_bytes, in_float
-from tests.x86_emulated.machine import EMULATED
+from tests.support.emulated.choice import emulated
+from tests.support.emulated.x86 import EMULATED
+from tests.support.int8 import amx
+from tests.support.int8.compare import OPTIONS, reference
+from tests.support.int8.net import Net
+from tests.support.trained import in_bytes, in_float
 
 MODELS = ("digits", "resnet8", "kws", "mnist-8")
 CLOSE = 1e-4
@@ -31,7 +32,7 @@ pytestmark = [
 ]
 
 
-def run(model: onnx.ModelProto, tag: str, feeds: list[dict[str, Any]], options: Any = qdq.OPTIONS) -> list[list[Any]]:
+def run(model: onnx.ModelProto, tag: str, feeds: list[dict[str, Any]], options: Any = OPTIONS) -> list[list[Any]]:
     """Return what an emulated CPU makes of each of the inputs."""
     target = Target.from_tag(tag)
     return emulated(target).run(build(model, target, options).to_bytes(), *(((), feed) for feed in feeds)).outputs
@@ -41,7 +42,7 @@ def run(model: onnx.ModelProto, tag: str, feeds: list[dict[str, Any]], options: 
 def quantized(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dict[str, Any]], list[list[Any]]]:
     """A quantized model, samples of its data, and what this CPU makes of them."""
     model, feeds = in_bytes(request.param)
-    here = Engine(build(model, Target.from_tag("host"), qdq.OPTIONS).to_bytes(), threads=1)
+    here = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
     return model, feeds, [here(**feed) for feed in feeds]
 
 
@@ -49,7 +50,7 @@ def quantized(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, list[dic
 def test_a_quantized_model_computes_the_same_as_here(quantized: Any, tag: str) -> None:
     model, feeds, wanted = quantized
     name, _, tiles = tag.partition("+")
-    for found, same in zip(run(model, name, feeds, replace(qdq.OPTIONS, amx=bool(tiles))), wanted, strict=True):
+    for found, same in zip(run(model, name, feeds, replace(OPTIONS, amx=bool(tiles))), wanted, strict=True):
         for have, want in zip(found, same, strict=True):
             np.testing.assert_array_equal(have, want)
 
@@ -58,7 +59,7 @@ def test_a_quantized_model_computes_the_same_as_here(quantized: Any, tag: str) -
 @pytest.mark.parametrize("name", MODELS)
 def test_a_float_model_computes_the_same_as_here(name: str, tag: str) -> None:
     model, feeds = in_float(name)
-    here = Engine(build(model, Target.from_tag("x86-64/v3"), qdq.OPTIONS).to_bytes(), threads=1)
+    here = Engine(build(model, Target.from_tag("x86-64/v3"), OPTIONS).to_bytes(), threads=1)
     for feed, found in zip(feeds, run(model, tag, feeds), strict=True):
         for have, want in zip(found, here(**feed), strict=True):
             assert np.max(np.abs(have - want)) <= CLOSE * max(1e-2, np.max(np.abs(want)))
@@ -67,16 +68,16 @@ def test_a_float_model_computes_the_same_as_here(name: str, tag: str) -> None:
 @pytest.mark.parametrize("case", amx.CASES)
 def test_products_in_tiles_store_what_onnx_runtime_stores(case: str) -> None:
     shape, describe = amx.CASES[case]
-    net = qdq.Net(*shape)
+    net = Net(*shape)
     model = net.finish(describe(net))
     x = (net.random.standard_normal(shape) * 40).astype(np.float32)
     ((found,),) = run(model, amx.AMX, [{"x": x}], amx.TILES)
-    np.testing.assert_array_equal(found, qdq.reference(model, x, optimized=False)[0])
+    np.testing.assert_array_equal(found, reference(model, x, optimized=False)[0])
 
 
 def test_a_library_with_tiles_is_refused_where_the_cpu_has_none() -> None:
     shape, describe = next(iter(amx.CASES.values()))
-    net = qdq.Net(*shape)
+    net = Net(*shape)
     library = build(net.finish(describe(net)), Target.from_tag(amx.AMX), amx.TILES)
     with pytest.raises(ArtifactError, match="amx_int8, amx_tile"):
         emulated(Target.from_tag("intel/alder-lake")).run(library.to_bytes(), ((np.zeros(shape, np.float32),), {}))

@@ -1,0 +1,182 @@
+"""Instruction sets: what is emitted computes what its pattern says, on any machine, and the documents list them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_pipeline.codegen.int8.conv import convolution
+from forge_pipeline.codegen.int8.isa import amx, dot_product, pmaddubsw
+from forge_pipeline.codegen.int8.isa.instruction import Instruction
+from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
+from forge_pipeline.codegen.int8.ops import matmul
+from forge_pipeline.target.description import DotProduct
+from tests.support.paths import ROOT
+from tests.support.tir_interpreter import Interpreter, buffers_of
+
+DOCUMENT = ROOT / "docs" / "integer_code.md"
+ENDS = np.array([0, 1, 127, 128, 254, 255])
+
+
+def numbers(instructions: tuple[Instruction, ...]) -> dict[int, Callable[..., Any]]:
+    """Return what instructions mean, by LLVM's numbers."""
+    from tvm.target import codegen
+
+    names = {
+        name: instruction.meaning
+        for instruction in instructions
+        for name in ([instruction.llvm] if isinstance(instruction.llvm, str) else instruction.llvm.values())
+    }
+    names["llvm.arithmetic.fence"] = lambda value: value
+    return {int(codegen.llvm_lookup_intrinsic_id(name)): meaning for name, meaning in names.items()}
+
+
+def expect_same(
+    name: str, instructions: tuple[Instruction, ...], seed: int, least: int = -127, mask: int = -1, offset: int = 0
+) -> None:
+    """Compute an intrinsic both ways on values of which many are at the ends of their ranges.
+
+    ``mask`` has the bits of an int32 that hold activations, of which instructions take ``offset`` less.
+    """
+    from tvm.s_tir import TensorIntrin
+
+    intrinsic, results = TensorIntrin.get(name), []
+    for function in (intrinsic.desc, intrinsic.impl):
+        random = np.random.default_rng(seed)
+
+        def fill(buffer: str, dtype: str, shape: tuple[int, ...], random: Any = random) -> Any:
+            if buffer == "C":
+                return random.integers(-(1 << 31), 1 << 31, shape)
+            if dtype == "int32":
+                return random.integers(-(1 << 31), 1 << 31, shape) & (mask if buffer == "A" else -1)
+            is_end = random.random(shape) < 0.5
+            if buffer == "B":
+                return np.where(is_end, random.choice([least, -1, 127], shape), random.integers(least, 128, shape))
+            some = np.where(is_end, random.choice(ENDS, shape), random.integers(0, 256, shape))
+            return some - 128 if dtype == "int8" else some
+
+        buffers = buffers_of(function, fill, gap=64)
+        Interpreter(buffers, numbers(instructions), amx.Tiles()).run(function)
+        results.append(buffers["C"].memory)
+    if offset:
+        results[0] -= offset * buffers["B"].memory.reshape(results[0].size, -1).sum(axis=1, dtype=np.int32)
+    np.testing.assert_array_equal(*results)
+
+
+def dot_products() -> Iterator[Any]:
+    for name, isa in INSTRUCTION_SETS.items():
+        for dot in {isa.dot.name: isa.dot, **({isa.int16.name: isa.int16} if isa.int16 is not None else {})}.values():
+            llvm = dot.instructions[0].llvm
+            for lanes in [4] if isinstance(llvm, str) else [bits // 32 for bits in llvm]:
+                for reads in ("bytes", "word", "transposed"):
+                    yield pytest.param(dot, lanes, reads, id=f"{name} {dot.name} {lanes} {reads}")
+
+
+@pytest.mark.parametrize(("dot", "lanes", "reads"), [*dot_products()])
+def test_the_instructions_of_a_dot_product_add_what_its_pattern_adds(dot: Any, lanes: int, reads: str) -> None:
+    given = {"seed": lanes, "mask": 0x00FF00FF if dot.widens else -1, "offset": dot.activation_offset}
+    for full in (False, True):
+        name = dot_product.intrinsic(dot, lanes, reads, "int8", full=full)
+        expect_same(name, dot.instructions, least=-128 if full or not dot.adds_int16 else -127, **given)
+    if dot.widens:
+        expect_same(dot_product.intrinsic(dot, lanes, reads, "int16", full=False), dot.instructions, **given)
+
+
+MICRO_KERNELS = {kernel.name: kernel for isa in INSTRUCTION_SETS.values() for kernel in isa.micro_kernels}
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("name", MICRO_KERNELS)
+def test_the_instructions_of_a_micro_kernel_add_what_its_pattern_adds(name: str, stride: int) -> None:
+    kernel = MICRO_KERNELS[name]
+    layouts = ["halves"] if kernel.reads_halves else ["image", "row", *(["raw"] if kernel.signed else [])]
+    for layout in layouts:
+        expect_same(kernel.intrinsic(stride, layout), kernel.instructions, seed=stride)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_saturating_pairs_add_what_their_pattern_adds_for_packed_weights(lanes: int, masked: bool, seed: int) -> None:
+    from tvm.s_tir import TensorIntrin
+
+    random = np.random.default_rng(seed)
+    panels = pmaddubsw.pack(random.integers(-127, 128, (lanes, 1, pmaddubsw.K_INNER)).astype(np.int8), lanes)
+    assert panels is not None
+    if bool(panels.complemented) != masked:
+        return
+    activations = random.choice(ENDS, (pmaddubsw.K_INNER,))
+    contents = {"A": activations, "B": panels.weights[0, 0], "M": panels.masks[0, 0] if masked else 0, "C": 0}
+    results = []
+    intrinsic = TensorIntrin.get(pmaddubsw.intrinsic(lanes, masked=masked))
+    for function in (intrinsic.desc, intrinsic.impl):
+        buffers = buffers_of(function, lambda buffer, *_: contents[buffer])
+        Interpreter(buffers, numbers(pmaddubsw.INSTRUCTIONS)).run(function)
+        results.append(buffers["C"].memory)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(("chunks", "mr", "nr"), [(1, 1, 1), (3, 1, 2), (2, 2, 1), (2, 2, 2)])
+def test_the_instructions_of_tiles_add_what_their_pattern_adds(chunks: int, mr: int, nr: int) -> None:
+    expect_same(amx.intrinsic(chunks, mr, nr), amx.INSTRUCTIONS, seed=chunks, least=-128)
+
+
+def test_tiles_that_are_not_configured_or_do_not_go_together_are_refused() -> None:
+    tiles = amx.Tiles()
+    memory = np.array(amx.CONFIGURATION, np.int64).view(np.uint8)
+    for wrong in (lambda: tiles.load(0, memory, 64), lambda: tiles.multiply(0, 1, 2), tiles.release):
+        with pytest.raises(ValueError, match="tiles"):
+            wrong()
+    tiles.configure(memory)
+    with pytest.raises(ValueError, match="tiles"):
+        tiles.multiply(0, 0, 1)
+    with pytest.raises(ValueError, match="tiles"):
+        tiles.configure(memory + 1)
+
+
+def test_a_target_names_one_of_the_instruction_sets_or_none() -> None:
+    assert set(get_args(DotProduct)) == {*INSTRUCTION_SETS, "none"}
+
+
+def described() -> Iterator[tuple[str, ...]]:
+    """Return the rows of the table of instructions."""
+    for name, isa in INSTRUCTION_SETS.items():
+        dot, int16 = isa.dot, isa.int16
+        every = [("every kernel", dot, dot.activation, f"{dot.multiplies + dot.others}")]
+        if int16 is not None:
+            every.append(("Winograd's tiles", int16, int16.activation, f"{int16.multiplies + int16.others}"))
+        for kernel in isa.micro_kernels:
+            dtype, count = "int8" if kernel.signed else "uint8", kernel.multiplies + kernel.moves
+            every.append(("micro-kernel", kernel, dtype, f"{count} for 4"))
+        for serves, entry, dtype, count in every:
+            yield f"`{name}`", serves, listed(entry.instructions), str(entry.k_inner), dtype, count
+        if isa.saturating_pairs:
+            yield f"`{name}`", "one group", listed(pmaddubsw.INSTRUCTIONS), str(pmaddubsw.K_INNER), "uint8", "3"
+    yield "any, `compile.amx`", "tiles", listed(amx.INSTRUCTIONS), str(amx.BYTES), "uint8", "1 for 16"
+
+
+def listed(instructions: tuple[Instruction, ...]) -> str:
+    return ", ".join(f"`{instruction.name}`" for instruction in instructions)
+
+
+def table(heads: str, rows: Iterator[tuple[str, ...]]) -> str:
+    columns = heads.split(", ")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- |", "|---|").replace(" --- |", "---|")
+
+
+def test_the_document_lists_every_instruction_set_and_every_algorithm_in_its_order() -> None:
+    heads = "`dot_product`, serves, instructions, `k_inner`, activations, instructions a vector of sums"
+    tables = [table(heads, described())]
+    for algorithms in (convolution.ALGORITHMS, matmul.ALGORITHMS):
+        tables.append(table("algorithm, serves", ((f"`{entry.name}`", entry.serves) for entry in algorithms)))
+    text = DOCUMENT.read_text()
+    for expected in tables:
+        assert [line for line in expected.splitlines() if line not in text] == []
+        assert expected in text

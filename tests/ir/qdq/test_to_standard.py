@@ -1,0 +1,228 @@
+"""com.microsoft's operators, written out in ONNX's own: the same numbers in ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from forge_pipeline.ir.canonical import canonical_model
+from forge_pipeline.ir.qdq.qoperator import RULES
+from forge_pipeline.ir.qdq.signature import LEAST_INPUTS
+from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.reference.interpreter import Interpreter
+from tests.support.microsoft import MICROSOFT, Arrays, model, own, weight_in_blocks
+
+
+def results(model: onnx.ModelProto, feeds: Arrays) -> list[Any]:
+    return list(Interpreter(model)(feeds).values())
+
+
+def check(model: onnx.ModelProto, feeds: Arrays, *, atol: float) -> onnx.ModelProto:
+    """Compare a model with what it is written out as, and return that, checked and without what nobody reads."""
+    written = canonical_model(in_standard(model))
+    assert {entry.domain for entry in written.opset_import} == {""}
+    outputs = zip(written.graph.output, results(written, feeds), results(model, feeds), strict=True)
+    for value, found, wanted in outputs:
+        assert len(np.unique(wanted)) > 3
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, wanted.shape))
+    onnx.checker.check_model(written, full_check=True)
+    return written
+
+
+FUSED: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
+    "BiasGelu": (["x", "bias"], ["y"], {}),
+    "FastGelu": (["x", "bias"], ["y"], {}),
+    "FusedConv": (["image", "filters", "bias", "other"], ["y"], {"activation": "Relu", "pads": [1] * 4}),
+    "FusedGemm": (["x", "w", "bias"], ["y"], {"activation": "LeakyRelu", "activation_alpha": 0.25, "transB": 1}),
+    "FusedMatMul": (["x", "w"], ["y"], {"transB": 1, "alpha": 0.3}),
+    "Gelu": (["x"], ["y"], {}),
+    "QuickGelu": (["x"], ["y"], {"alpha": 1.702}),
+    "SkipLayerNormalization": (["x", "w", "gamma", "beta", "bias"], ["y", "", "", "sum"], {"epsilon": 1e-5}),
+}
+
+
+@pytest.mark.parametrize("operator", FUSED)
+@pytest.mark.parametrize("opset", [14, 18])
+def test_what_an_optimizer_fused_is_what_it_was_fused_from(operator: str, opset: int) -> None:
+    random: Any = np.random.default_rng(1)
+    shapes = {
+        "x": (8, 8), "w": (8, 8), "bias": (8,), "gamma": (8,), "beta": (8,),
+        "image": (1, 3, 5, 5), "filters": (8, 3, 3, 3), "other": (1, 8, 5, 5),
+    }  # fmt: skip
+    inputs, outputs, attributes = FUSED[operator]
+    arrays = {name: random.standard_normal(shapes[name]).astype(np.float32) for name in inputs}
+    feeds = {name: arrays.pop(name) for name in inputs[:1]}
+    named = [name for name in outputs if name]
+    net = model([own(operator, inputs, outputs, **attributes)], feeds, arrays, *named, opset=opset)
+    check(net, feeds, atol=2e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from([4, 8]), st.sampled_from([16, 32, 64, 128]), st.integers(1, 150), st.booleans(), st.booleans(),
+    st.sampled_from([17, 21]),
+)  # fmt: skip
+def test_weights_of_few_bits_are_those_that_onnx_runtime_multiplies_by(
+    bits: int, size: int, depth: int, has_zeros: bool, has_bias: bool, opset: int
+) -> None:
+    random: Any = np.random.default_rng(depth)
+    columns, blocks = 5, -(-depth // size)
+    constants = {
+        "b": random.integers(0, 256, (columns, blocks, size * bits // 8)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (columns, blocks)).astype(np.float32),
+    }
+    if has_zeros:
+        constants["z"] = random.integers(0, 256, (columns, -(-blocks * bits // 8))).astype(np.uint8)
+    if has_bias:
+        constants["c"] = random.standard_normal(columns).astype(np.float32)
+    names = ["a", "b", "s", "z" if has_zeros else "", "", "c" if has_bias else ""]
+    node = own("MatMulNBits", names, ["y"], K=depth, N=columns, bits=bits, block_size=size)
+    feeds = {"a": random.standard_normal((3, depth)).astype(np.float32)}
+    written = check(model([node], feeds, constants, "y", opset=opset), feeds, atol=1e-4)
+    stored = {tensor.data_type for tensor in written.graph.initializer}
+    assert {4: TensorProto.UINT4, 8: TensorProto.UINT8}[bits] in stored
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.UINT8])
+@pytest.mark.parametrize(("depth", "has_zeros"), [(64, False), (52, True)])
+def test_rows_of_a_table_of_four_bits_are_gathered(kind: int, depth: int, has_zeros: bool) -> None:
+    random: Any = np.random.default_rng(2)
+    low = -8 if kind == TensorProto.INT4 else 0
+    steps, zeros = (random.integers(low, low + 16, shape) for shape in ((20, depth), (20, 4)))
+    feeds = {"i": np.array([[3, 0], [19, 3]])}
+    names = ["t", "i", "s", *["z"] * has_zeros]
+    node = own("GatherBlockQuantized", names, ["y"], gather_axis=0, quantize_axis=1, block_size=16)
+    scales = random.uniform(0.01, 0.02, (20, 4)).astype(np.float32)
+    if kind == TensorProto.UINT8:  # two in a byte
+        steps, zeros = ((part[:, ::2] | part[:, 1::2] << 4).astype(np.uint8) for part in (steps, zeros))
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    constants = {"t": steps.astype(dtype), "s": scales, **({"z": zeros.astype(dtype)} if has_zeros else {})}
+    check(model([node], feeds, constants, "y", opset=21), feeds, atol=1e-7)
+
+
+def test_operators_with_channels_last_transpose_nothing_between_them() -> None:
+    random: Any = np.random.default_rng(3)
+    feeds = {"x": (random.standard_normal((1, 4, 9, 9)) * 20).astype(np.float32)}
+    constants = {
+        "s": np.float32(0.25), "z": np.uint8(120), "t": np.float32(4), "ws": np.full(4, 0.125, np.float32),
+        "w": random.integers(0, 256, (4, 4, 3, 3)).astype(np.uint8), "wz": np.full(4, 128, np.uint8),
+    }  # fmt: skip
+    affine, weight, out = ["s", "z"], ["w", "ws", "wz"], ["t", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *affine], ["q"]),
+        helper.make_node("Transpose", ["q"], ["last"], perm=[0, 2, 3, 1]),
+        own("QLinearConv", ["last", *affine, *weight, *out], ["a"], channels_last=1, pads=[1] * 4),
+        own("QLinearConv", ["a", *out, *weight, *out], ["b"], channels_last=1, pads=[1] * 4),
+        own("QLinearAdd", ["a", *out, "b", *out, *out], ["c"]),
+        own("QLinearLeakyRelu", ["c", *out, *out], ["d"], alpha=0.5),
+        own("QLinearConcat", [*out, "d", *out, "a", *out], ["e"], axis=3),
+        own("NhwcMaxPool", ["e"], ["f"], kernel_shape=[2, 2], strides=[2, 2]),
+        own("QLinearAveragePool", ["f", *out, *out], ["g"], channels_last=1, kernel_shape=[2, 2]),
+        helper.make_node("Transpose", ["g"], ["first"], perm=[0, 3, 1, 2]),
+        helper.make_node("DequantizeLinear", ["first", *out], ["y"]),
+    ]
+    written = check(model(nodes, feeds, constants, "y", opset=17), feeds, atol=4)
+    assert "Transpose" not in {node.op_type for node in written.graph.node}
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_a_quantized_lstm_differs_by_the_rounding_of_its_state(per_row: bool) -> None:
+    random: Any = np.random.default_rng(4)
+    steps, inputs, hidden = 6, 12, 8
+    constants: Arrays = {"bias": (random.standard_normal((2, 8 * hidden)) / 10).astype(np.float32)}
+    for name, rows in (("w", inputs), ("r", hidden)):
+        shape = (2, 4 * hidden) if per_row else (2,)
+        constants[name] = random.integers(-60, 61, (2, rows, 4 * hidden)).astype(np.int8)  # no pair of them saturates
+        constants[f"{name}s"] = random.uniform(0.003, 0.006, shape).astype(np.float32)
+        constants[f"{name}z"] = np.zeros(shape, np.int8)
+    names = ["x", "w", "r", "bias", "", "", "", "", "ws", "wz", "rs", "rz"]
+    node = own("DynamicQuantizeLSTM", names, ["y"], hidden_size=hidden, direction="bidirectional")
+    feeds = {"x": random.standard_normal((steps, 2, inputs)).astype(np.float32)}
+    check(model([node], feeds, constants, "y", opset=17), feeds, atol=8e-3)  # a step of a state between -1 and 1
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_model_of_an_older_operator_set_is_written_in_one_that_has_what_it_takes(per_channel: bool) -> None:
+    random: Any = np.random.default_rng(5)
+    feeds = {"x": (random.standard_normal((1, 4, 6, 6)) * 20).astype(np.float32)}
+    scale = np.full(6, 0.125, np.float32) if per_channel else np.float32(0.125)
+    constants = {
+        "s": np.float32(0.25), "z": np.uint8(120), "t": np.float32(4), "ws": scale,
+        "w": random.integers(0, 256, (6, 4, 3, 3)).astype(np.uint8), "wz": np.full_like(scale, 128, np.uint8),
+    }  # fmt: skip
+    affine, out = ["s", "z"], ["t", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *affine], ["q"]),
+        helper.make_node("QLinearConv", ["q", *affine, "w", "ws", "wz", *out], ["a"]),
+        own("QLinearAdd", ["a", *out, "a", *out, *out], ["b"]),
+        helper.make_node("DequantizeLinear", ["b", *out], ["real"]),
+        helper.make_node("Softmax", ["real"], ["soft"], axis=1),  # of operator set 12: over all that follows
+        helper.make_node("Unsqueeze", ["soft"], ["y"], axes=[0]),
+    ]
+    written = check(model(nodes, feeds, constants, "y", opset=12), feeds, atol=1e-6)
+    assert written.opset_import[0].version == 13
+
+
+def test_what_cannot_be_written_out_leaves_the_whole_model_as_it_was() -> None:
+    feeds = {"x": np.ones((2, 3), np.float32)}
+    nodes = [own("Gelu", ["x"], ["g"]), own("Inverse", ["g"], ["y"])]
+    net = model(nodes, feeds, {}, "y", opset=12)
+    assert in_standard(net) is net
+
+
+def test_onnx_runtimes_operators_without_their_operator_set_are_known() -> None:
+    """NNCF writes them so."""
+    net = weight_in_blocks(18)
+    del net.opset_import[1]
+    written = canonical_model(in_standard(net))
+    assert written.opset_import[0].version == 21
+    feeds: Arrays = {"x": np.random.default_rng(7).standard_normal((2, 16)).astype(np.float32)}
+    np.testing.assert_allclose(
+        results(written, feeds)[0], results(weight_in_blocks(18), feeds)[0], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": ["x"]},
+        {"inputs": ["x", "w"]},
+        {"K": None},
+        {"K": -1},
+        {"N": 7},
+        {"block_size": 0},
+        {"block_size": 32},
+        {"bits": 3},
+        {"w": np.zeros((8, 1, 7), np.uint8)},
+        {"w": np.zeros((8, 1, 8), np.float32)},
+        {"s": np.zeros(3, np.float32)},
+    ],
+)
+def test_damaged_weights_in_blocks_stay_as_they_are(opset: int, changes: Arrays) -> None:
+    net = weight_in_blocks(opset, **changes)
+    assert {node.op_type for node in in_standard(net).graph.node} == {"MatMulNBits"}
+
+
+@given(st.sampled_from(sorted(LEAST_INPUTS)), st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_operator_with_too_few_inputs_stays_as_it_is(operator: str, data: st.DataObject) -> None:
+    inputs = [f"x{place}" for place in range(data.draw(st.integers(0, LEAST_INPUTS[operator] - 1)))]
+    constants = {name: np.ones((2, 2), np.uint8) for name in inputs}
+    net = model([own(operator, inputs, ["y"])], {}, constants, "y", opset=data.draw(st.sampled_from([12, 18, 21])))
+    assert [node.op_type for node in in_standard(net).graph.node] == [operator]
+
+
+def test_the_inputs_that_operators_need_are_those_of_onnx_runtimes_schemas() -> None:
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+    schemas = {item.name: item for item in runtime.get_all_operator_schema() if item.domain == MICROSOFT}
+    assert {name: schemas[name].min_input for name in LEAST_INPUTS} == dict(LEAST_INPUTS)
+    assert {name for domain, name in RULES if domain == MICROSOFT} == set(LEAST_INPUTS)
