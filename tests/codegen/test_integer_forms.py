@@ -172,8 +172,8 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every_target(tag: str) -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     for name in ("the phases of a decoder", "a volume"):
         net = Net(*FORMS[name].shape)

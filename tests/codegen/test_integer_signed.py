@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.target import Target
 from tests.codegen.test_integer import HERE, OPTIONS, Net, check, compiled, convolution, exact_scales, reference
 
