@@ -1,4 +1,4 @@
-"""The steps of the CPU code generator: blocked layouts, packed weights, tiles from the target's description; no tuning."""
+"""The steps of the CPU code generator: blocked layouts, packed weights, tiles that the target decides; no tuning."""
 
 from __future__ import annotations
 
