@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import forge_pipeline
 from forge_pipeline.codegen.lowering import LOWERING
 
 ROOT = Path(__file__).parent.parent
@@ -47,3 +50,27 @@ def test_every_module_that_the_architecture_page_names_exists() -> None:
     named = set(re.findall(r"`((?:forge_pipeline|conf|tests|stages|docs)/[\w/.-]+)`", page))
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_every_step_is_in_the_picture_of_the_compiler() -> None:
+    picture = (ROOT / "docs" / "compile.svg").read_text()
+    assert [step.name for step in LOWERING if f">{step.name}</text>" not in picture] == []
+
+
+@pytest.mark.parametrize("page", ["codegen.md", "integer_code.md"])
+def test_every_module_that_a_page_about_code_names_exists(page: str) -> None:
+    named = re.findall(r"`([a-z0-9_/]+/[a-z0-9_]+\.py)`", (ROOT / "docs" / page).read_text())
+    homes = (ROOT, ROOT / "forge_pipeline", ROOT / "forge_pipeline" / "codegen")
+    assert named
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+def test_the_reference_has_every_public_name_and_needs_no_network(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "docs/reference.py", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "forge_pipeline.html").read_text()
+    anchors, links = set(re.findall(r'id="([^"]+)"', page)), re.findall(r'href="([^"]+)"', page)
+    assert set(forge_pipeline.__all__) <= anchors
+    assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
+    loaded = re.findall(r'(?:src|<link[^>]+href)="(?!data:)([^"]+)"', page)
+    assert [name for name in loaded if not (tmp_path / name).exists()] == []
