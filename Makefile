@@ -11,7 +11,7 @@ export DVC_NO_ANALYTICS := 1
 # Two processes, half of the files each, so that what a file's tests share is made once; who is done helps the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: repro test test-all lint clean
+.PHONY: repro test test-all lint docs clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
 	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
@@ -27,8 +27,11 @@ test-all: $(READY)  ## the long tests too
 lint: $(READY)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
 
+docs: $(READY)  ## the public API's reference, from its docstrings, in site/
+	$(BIN)/python docs/reference.py site
+
 clean:  ## remove what builds made; keep the environment
-	rm -rf out runs .forge/store .forge/hydra
+	rm -rf out runs site .forge/store .forge/hydra
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

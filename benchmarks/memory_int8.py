@@ -99,15 +99,15 @@ def planned(model: onnx.ModelProto, tag: str) -> int:
     """Return the bytes that values between kernels take, for a batch of one, results included."""
     import tvm
 
-    from forge_pipeline.codegen.build import planned as with_memory
-    from forge_pipeline.codegen.generators import pick_generator
+    from forge_pipeline.codegen.backend import planned as with_memory
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.memory.planner import allocated
     from forge_pipeline.codegen.memory.weight_section import separate
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.target import Target
 
     target = replace(Target.from_tag(tag), cores=2)
-    lowered = pick_generator(OPTIONS, target)(import_model(prepare(model)), target, OPTIONS)
+    lowered = lower(import_model(prepare(model)), target, OPTIONS)
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
         module = with_memory(separate(lowered.module).module, target)
     return allocated(module[lowered.single or "main"])

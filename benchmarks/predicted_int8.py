@@ -85,14 +85,14 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
     import tvm
     from tvm import relax, tirx
 
-    from forge_pipeline.codegen.generators import pick_generator
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.memory.prepack import PREPARES
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tir import local_buffers
     from forge_pipeline.codegen.tir.vector_math import install
 
     install()
-    lowered = pick_generator(OPTIONS, target)(import_model(prepare(model)), target, OPTIONS)
+    lowered = lower(import_model(prepare(model)), target, OPTIONS)
     calls: Counter[str] = Counter()
     sizes: dict[Any, int] = {}
     from_memory = 0

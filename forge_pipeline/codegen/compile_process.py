@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
@@ -29,7 +30,8 @@ STEP = "forge-step: "
 class Job:
     """What to compile; ``checks`` is None where the result cannot or shall not be run here.
 
-    Weights of ``model`` may be in files (``ir.external_data.mapped``).
+    Weights of ``model`` may be in files (``ir.external_data.mapped``). ``dump`` is a folder for the texts of all steps:
+    the child writes them as it goes, so that they are there where the compiler dies.
     """
 
     model: ModelProto
@@ -37,6 +39,7 @@ class Job:
     options: Options
     checks: Checks | None
     relax_text: bool
+    dump: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Request:
     options: Options
     checks: Checks | None
     relax_text: bool
+    dump: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,7 @@ def compile_apart(job: Job) -> Compiled:
         options=job.options,
         checks=job.checks,
         relax_text=job.relax_text,
+        dump=job.dump,
     )
     answer = _answer(request)
     library = replace(answer.library, weights=FileRange(section, 0, section.size))

@@ -32,7 +32,9 @@ def run(job: Request) -> Compiled:
     files = [MappedFile(OpenFile(descriptor), location=location) for location, descriptor in job.files]
     model = onnx.load_model_from_string(job.model)
     with spilling(bool(files), named=False):
-        library = build(model, job.target, job.options, progress=_progress, section=OpenFile(job.section))
+        library = build(
+            model, job.target, job.options, progress=_progress, section=OpenFile(job.section), dump=job.dump
+        )
         for mapped in files:
             mapped.release()
         verification = None

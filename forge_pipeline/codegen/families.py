@@ -1,6 +1,6 @@
 """The operator families: which operators each takes over in the graph, and how its kernels are scheduled.
 
-A family is one module and one row here. docs/codegen.md says what it offers.
+A family is one module and one entry here. docs/codegen.md says what it offers.
 """
 
 from __future__ import annotations

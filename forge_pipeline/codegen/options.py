@@ -13,7 +13,7 @@ ChannelLayout = Literal["first", "last"]
 class Options:
     """How to compile.
 
-    ``generator`` names a row of ``lowering.GENERATORS``. ``opt_level`` means: 0 one kernel per operator,
+    ``generator`` names an entry of ``lowering.GENERATORS``. ``opt_level`` means: 0 one kernel per operator,
     for debugging; 1 operators fused; 2 constants folded too; 3 everything that computes what the model says
     up to rounding; 4 also approximations of transcendental functions. ``float16`` stores weights in half
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,36 @@ ROOT = "root"
 """The block around a kernel whose loops can be moved; one that TVM wrote with its loops is a single block."""
 
 
+Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
+
+REWRITES: tuple[Rewrite, ...] = (
+    pmaddubsw.continued,  # masks of the steps that need them
+    peel_padding.peeled,  # padded copies without tests in their loops
+    tail_tiles.overrun,  # conditions around whole tiles, so that the next can put instructions there
+    tensorize_rest,  # instructions for what no condition surrounds any more
+    tail_tiles.bounded,  # no tile without a pixel
+)
+"""What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A kernel before its schedule, and what gives it one."""
+
+    kernel: tirx.PrimFunc
+    scheduler: Scheduler
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """A module whose kernels are scheduled; ``generic`` names those left to plain loops, with the reason."""
+    """A module whose kernels are scheduled; ``generic`` names those left to plain loops, with the reason.
+
+    ``rules`` are what is to be rewritten.
+    """
 
     module: tvm.IRModule
     generic: dict[str, str]
+    rules: dict[tvm.ir.GlobalVar, Rule]
 
 
 def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
@@ -35,37 +60,86 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
     from tvm import tirx
 
     generic: dict[str, str] = {}
-    done = {}
+    done, rules = {}, {}
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if isinstance(function, tirx.PrimFunc):
-            done[variable], reason = _schedule(function, machine)
-            if reason is not None:
-                generic[variable.name_hint] = reason
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        if function.body.block.name_hint != ROOT:
+            done[variable] = function.with_attr("tirx.is_scheduled", True)
+            generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
+            continue
+        done[variable], rules[variable], reason = _scheduled(flatten_pixels.flattened(function), machine)
+        if reason is not None:
+            generic[variable.name_hint] = reason
+    return Scheduled(module=_with(module, done), generic=generic, rules=rules)
+
+
+def rewrite_kernels(scheduled: Scheduled, machine: Machine) -> Scheduled:
+    """Return ``scheduled`` with what schedules cannot do; a kernel that cannot be rewritten gets plain loops."""
+    generic, done = dict(scheduled.generic), {}
+    for variable, rule in scheduled.rules.items():
+        try:
+            done[variable] = _rewritten(scheduled.module[variable], rule, machine)
+        except _refusals() as error:
+            plain = Rule(kernel=rule.kernel, scheduler=fallback.schedule)
+            done[variable] = _rewritten(_apply(plain.kernel, plain, machine), plain, machine)
+            generic[variable.name_hint] = _short(error)
+    return Scheduled(module=_with(scheduled.module, done), generic=generic, rules={})
+
+
+def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:
     module = module.clone()
-    for variable, function in done.items():
+    for variable, function in functions.items():
         module[variable] = function
-    return Scheduled(module=module, generic=generic)
+    return module
 
 
-def _schedule(function: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, str | None]:
-    """Return the scheduled kernel, and why it is generic if it is."""
-    from tvm import s_tir
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return how TVM says that a schedule cannot be: what it cannot do is TVM's to find out."""
     from tvm.s_tir import ScheduleError
 
-    if function.body.block.name_hint != ROOT:
-        return function.with_attr("tirx.is_scheduled", True), "its loops are TVM's: sorting, or a running sum"
-    function = flatten_pixels.flattened(function)
-    scheduler = _pick(s_tir.Schedule(function))
-    reason = "no family knows it"
+    return ScheduleError, ValueError
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[-200:]
+
+
+def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, Rule, str | None]:
+    """Return the kernel with its loops, its rule, and why it is generic if it is."""
+    from tvm import s_tir
+
+    scheduler, reason = _pick(s_tir.Schedule(kernel)), "no family knows it"
     if scheduler is not None:
+        rule = Rule(kernel=kernel, scheduler=scheduler)
         try:
-            return _apply(function, scheduler, machine), None
-        except (
-            ScheduleError,
-            ValueError,
-        ) as error:  # what a schedule cannot do is TVM's to find out: reported, and served
-            reason = " ".join(str(error).split())[-200:]
-    return _apply(function, fallback.schedule, machine), reason
+            return _apply(kernel, rule, machine), rule, None
+        except _refusals() as error:
+            reason = _short(error)
+    rule = Rule(kernel=kernel, scheduler=fallback.schedule)
+    return _apply(kernel, rule, machine), rule, reason
+
+
+def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
+    from tvm import s_tir
+
+    sch = s_tir.Schedule(kernel)
+    rule.scheduler(sch, machine)
+    return sch.mod["main"]
+
+
+def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
+    done = _rewrite_loops(function)
+    if tail_tiles.is_open(done):
+        narrow = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, True), rule, machine))
+        done = tail_tiles.closed(done, narrow)
+    return narrow_store.packed(done).with_attr("tirx.is_scheduled", True)
+
+
+def _rewrite_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    for rewrite in REWRITES:
+        function = rewrite(function)
+    return function
 
 
 def _pick(sch: Schedule) -> Scheduler | None:
@@ -77,20 +151,3 @@ def _pick(sch: Schedule) -> Scheduler | None:
     if not any(primitives.is_reduction(sch, block) for block in found):
         return elementwise.schedule
     return row_reduction.schedule if row_reduction.applies(sch) else None
-
-
-def _apply(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> tirx.PrimFunc:
-    done = _scheduled(function, scheduler, machine)
-    if tail_tiles.is_open(done):
-        narrow = _scheduled(function.with_attr(tail_tiles.NARROW, True), scheduler, machine)
-        done = tail_tiles.closed(done, narrow)
-    return narrow_store.packed(done).with_attr("tirx.is_scheduled", True)
-
-
-def _scheduled(function: tirx.PrimFunc, scheduler: Scheduler, machine: Machine) -> tirx.PrimFunc:
-    from tvm import s_tir
-
-    sch = s_tir.Schedule(function)
-    scheduler(sch, machine)
-    done = peel_padding.peeled(pmaddubsw.continued(sch.mod["main"]))
-    return tail_tiles.bounded(tensorize_rest(tail_tiles.overrun(done)))

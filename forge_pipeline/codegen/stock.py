@@ -1,4 +1,4 @@
-"""TVM's own pipelines as a code generator: correct everywhere, fast nowhere on a CPU; the fallback and the yardstick.
+"""The steps of TVM's default pipeline: correct everywhere, fast nowhere on a CPU; the fallback and the yardstick.
 
 On a CPU no kernel has a schedule of its own, so all of them are reported as fallbacks. On a GPU they get dlight's.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.generator import Fallback, Lowered
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -21,24 +21,28 @@ LAYOUTS = {
 }
 
 
-def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
-    """Return ``module`` as calls of kernels with TVM's default schedules; a row of ``lowering.GENERATORS``."""
+def graph(work: Lowering) -> None:
+    """Run the passes on the graph of operators."""
+    _run(work, _graph_passes(work.options, work.target.kind))
+
+
+def kernels(work: Lowering) -> None:
+    """Turn operators into kernels with TVM's default schedules."""
+    _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
+    if work.target.kind == "llvm":
+        work.fallbacks = tuple(
+            Fallback(operator=name, shape=shape, share=share) for name, shape, share in share_by_kernel(work.module)
+        )
+
+
+def _run(work: Lowering, passes: list[Any]) -> None:
     import tvm
 
-    machine = target.tvm()
-    with machine, tvm.transform.PassContext(opt_level=options.opt_level):
-        module = tvm.transform.Sequential(
-            [*graph_passes(options, target.kind), *_kernel_passes(target, machine, options)]
-        )(module)
-    fallbacks: tuple[Fallback, ...] = ()
-    if target.kind == "llvm":
-        fallbacks = tuple(
-            Fallback(operator=name, shape=shape, share=share) for name, shape, share in share_by_kernel(module)
-        )
-    return Lowered(module=module, fallbacks=fallbacks, pass_config={})
+    with work.target.tvm(), tvm.transform.PassContext(opt_level=work.options.opt_level):
+        work.module = tvm.transform.Sequential(passes)(work.module)
 
 
-def graph_passes(options: Options, kind: str) -> list[Any]:
+def _graph_passes(options: Options, kind: str) -> list[Any]:
     """Return the passes that ``options`` ask for on the graph of operators."""
     from tvm import relax
 

@@ -1,15 +1,14 @@
-"""The CPU code generator: blocked layouts, packed weights, register tiles from the target's description; no tuning."""
+"""The steps of the CPU code generator: blocked layouts, packed weights, tiles that the target decides; no tuning."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen import stock
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.generator import Fallback, Lowered
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
@@ -18,12 +17,10 @@ from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
-from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.schedule_kernels import schedule_kernels
+from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
+from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.errors import CompileError, ConfigError
-from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
     import tvm
@@ -50,29 +47,8 @@ BROADCAST = tuple(
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
-def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
-    """Return ``module`` as calls of scheduled kernels; a row of ``lowering.GENERATORS``.
-
-    Where the batch is symbolic, there is an entry for a batch of one beside `main`. A model with branches goes TVM's
-    own way whole, and every kernel of it is a fallback.
-    """
-    if _branches(module):
-        return stock.lower(module, target, options)
-    lowered = _lower(module, target, options)
-    single = batch_of_one(module)
-    if single is None:
-        return lowered
-    other = _lower(single, target, options)
-    return Lowered(
-        module=join(lowered.module, other.module),
-        fallbacks=(*lowered.fallbacks, *other.fallbacks),
-        pass_config=PASS_CONFIG,
-        single=ENTRY,
-    )
-
-
-def _branches(module: tvm.IRModule) -> bool:
-    """Return whether `main` has an If."""
+def has_branches(module: tvm.IRModule) -> bool:
+    """Return whether `main` has an If, which is none of the families' operators."""
     from tvm import relax
 
     return any(
@@ -80,55 +56,124 @@ def _branches(module: tvm.IRModule) -> bool:
     )
 
 
-def _lower(module: tvm.IRModule, target: Target, options: Options) -> Lowered:
-    import tvm
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
+def add_batch_of_one(work: Lowering) -> None:
+    """Copy the model for a batch of one where its batch is symbolic."""
+    single = batch_of_one(work.module)
+    if single is not None:
+        work.entries.append(Entry(module=single))
+        work.single = ENTRY
 
-    machine = replace(Machine.of(target), amx=options.amx)
-    quantized, level = is_quantized(module), options.opt_level
-    if quantized and options.channel_layout == "last":
+
+def join_entries(work: Lowering) -> None:
+    """Make one module of both entries."""
+    if work.single is not None:
+        first, second = work.entries
+        work.module = join(first.module, second.module)
+
+
+def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:
+    """Return the step that does ``change`` to each entry, in TVM's context for the target."""
+
+    @wraps(change)
+    def run(work: Lowering) -> None:
+        import tvm
+
+        with work.target.tvm(), tvm.transform.PassContext(opt_level=3):
+            for entry in work.entries:
+                change(work, entry)
+
+    return run
+
+
+@_on_each
+def simplify_graph(work: Lowering, entry: Entry) -> None:
+    """Bring the graph into the form that the families expect."""
+    from tvm import relax
+
+    module = entry.module
+    entry.is_quantized = is_quantized(module)
+    if entry.is_quantized and work.options.channel_layout == "last":
         raise ConfigError(
             where="compile.set_channel_layout",
             expected="null or first: integer kernels keep channels in blocks of a vector",
             found="last, for a quantized model",
             fix="leave it null, or compile with `compile.generator=stock`",
         )
-    with target.tvm(), tvm.transform.PassContext(opt_level=3):
-        has_casts = _has_casts(module)
-        if not has_casts:
-            module = relax.transform.CanonicalizeBindings()(module)
-        if level >= LAID_OUT:
-            module = without_signs(module)
-        named = name_extents(module)
-        # It would take the names away, and casts of one name to another with them.
-        tidy = [relax.transform.CanonicalizeBindings()] if named is module and not has_casts else []
-        module = named
-        if level >= LAID_OUT:
-            module = mark_anchors(
-                lay_out(module, machine, rearranges=level >= REARRANGED, channels_last=options.channel_layout == "last")
+    has_casts = _has_casts(module)
+    if not has_casts:
+        module = relax.transform.CanonicalizeBindings()(module)
+    if work.options.opt_level >= LAID_OUT:
+        module = without_signs(module)
+    entry.module = name_extents(module)
+    entry.keeps_names = has_casts or entry.module is not module
+
+
+@_on_each
+def choose_layouts(work: Lowering, entry: Entry) -> None:
+    """Have the families emit their kernels, and mark what may be fused into them."""
+    options = work.options
+    if options.opt_level >= LAID_OUT:
+        entry.module = mark_anchors(
+            lay_out(
+                entry.module,
+                work.machine,
+                rearranges=options.opt_level >= REARRANGED,
+                channels_last=options.channel_layout == "last",
             )
-        passes = [
-            relax.transform.DecomposeOpsForInference(),
-            *tidy,
-            *([relax.transform.FastMathTransform()] if level >= APPROXIMATE else []),
-            *cpu_generic.pipeline.library_dispatch_passes(target.tvm()),  # sorting and running sums
-            relax.transform.LegalizeOps(),
-            relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
-            relax.transform.AnnotateTIROpPattern(),
-        ]
-        module = tvm.transform.Sequential(passes)(module)
-        if level >= FUSED:
-            module = tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(
-                cut_chains(module)
-            )
-        module = relax.transform.DeadCodeElimination()(module)
-        _refuse_leftovers(module)
-        rows = share_by_kernel(module)
-        scheduled = schedule_kernels(module, machine)
-        slow = scheduled.generic.keys() | (float_kernels(module) if quantized else set())
-    fallbacks = tuple(Fallback(operator=name, shape=shape, share=share) for name, shape, share in rows if name in slow)
-    return Lowered(module=scheduled.module, fallbacks=fallbacks, pass_config=PASS_CONFIG)
+        )
+
+
+@_on_each
+def legalize(work: Lowering, entry: Entry) -> None:
+    """Make kernels of the operators that are left."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.backend import cpu_generic
+
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
+        *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),
+        *cpu_generic.pipeline.library_dispatch_passes(work.target.tvm()),  # sorting and running sums
+        relax.transform.LegalizeOps(),
+        relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
+    ]
+    entry.module = tvm.transform.Sequential(passes)(entry.module)
+
+
+@_on_each
+def fuse(work: Lowering, entry: Entry) -> None:
+    """Fuse kernels. Raises CompileError for an operator that is none by now."""
+    from tvm import relax
+
+    module = relax.transform.AnnotateTIROpPattern()(entry.module)
+    if work.options.opt_level >= FUSED:
+        module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
+    entry.module = relax.transform.DeadCodeElimination()(module)
+    _refuse_leftovers(entry.module)
+
+
+@_on_each
+def schedule(work: Lowering, entry: Entry) -> None:
+    """Give every kernel its loops."""
+    entry.fused, entry.scheduled = entry.module, schedule_kernels(entry.module, work.machine)
+    entry.module = entry.scheduled.module
+
+
+@_on_each
+def rewrite(work: Lowering, entry: Entry) -> None:
+    """Finish the kernels, and note those that are slow."""
+    if entry.fused is None or entry.scheduled is None:
+        raise ValueError("kernels are scheduled before they are rewritten")
+    done = rewrite_kernels(entry.scheduled, work.machine)
+    slow = done.generic.keys() | (float_kernels(entry.fused) if entry.is_quantized else set())
+    work.fallbacks += tuple(
+        Fallback(operator=name, shape=shape, share=share)
+        for name, shape, share in share_by_kernel(entry.fused)
+        if name in slow
+    )
+    work.pass_config = PASS_CONFIG
+    entry.module, entry.fused, entry.scheduled = done.module, None, None
 
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:

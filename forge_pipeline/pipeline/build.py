@@ -21,7 +21,7 @@ from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.stage_configs import Model, Slice, password_sources, slices, uses_ranges
+from forge_pipeline.pipeline.stage_configs import Model, Slice, dump_folder, password_sources, slices, uses_ranges
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.store import Store
@@ -44,6 +44,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     """
     parts = slices(config)
     out = Path(_text(config, "out")) / (folder or "")
+    dump = dump_folder(config)
     sources = source_inputs(config)
     if sources["data"] is None and uses_ranges(parts):
         raise DataError(
@@ -56,7 +57,13 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
 
     with prepared(out, on_wait=waiting), opened_store(config.get("store")) as store:
         passwords = password_sources(config)
-        runner = make_runner(store, passwords, label=str(config["target"]["tag"]), sealed=bool(passwords))
+        runner = make_runner(
+            store,
+            passwords,
+            label=str(config["target"]["tag"]),
+            sealed=bool(passwords),
+            dump=dump and dump / (folder or ""),
+        )
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, out)
     print(f"delivered  {shown(str(out))}", flush=True)
@@ -97,10 +104,13 @@ def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
     return {"data": External(data), "calibration data": External(data.for_calibration())}
 
 
-def make_runner(store: Store, passwords: tuple[str, ...], *, label: str, sealed: bool) -> Runner:
+def make_runner(
+    store: Store, passwords: tuple[str, ...], *, label: str, sealed: bool, dump: Path | None = None
+) -> Runner:
     """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
 
-    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model.
+    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. With
+    ``dump``, a folder for what the compiler's steps make, no library that is there already will do.
     """
     password = keys.read_password(passwords) if passwords else None
 
@@ -109,10 +119,13 @@ def make_runner(store: Store, passwords: tuple[str, ...], *, label: str, sealed:
 
         return password is None or envelope.opens(output.value(), password)
 
+    def serves(output: Output) -> bool:
+        return dump is None and checked_where_possible(output)
+
     return Runner(
         store=store,
-        ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate")},
-        accept={"encrypt": opens, "compile": checked_where_possible},
+        ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate"), "dump": dump},
+        accept={"encrypt": opens, "compile": serves},
         sealed=sealed,
         announce=lambda output: print(stage_line(output, label), flush=True),
     )

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forge_pipeline.config import bind
@@ -59,6 +60,8 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
     raw["calibrate"]["data"] = data
     raw["evaluate"]["data"] = data
     raw["compile"]["target"] = target
+    dump_folder(config)
+    raw["compile"].pop("dump", None)  # for who debugs: a part of no key
     password_sources(config)
     raw["encrypt"].pop("password", None)  # where the secret is: a part of no key
     if raw["quantize"].get("method") == ANY:
@@ -118,6 +121,16 @@ def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
         )  # fmt: skip
     checked_sources(sources)  # a password pasted here goes no further, into a file or an error
     return tuple(sources)
+
+
+def dump_folder(config: Mapping[str, Any]) -> Path | None:
+    """Return where the compiler is to leave what each of its steps makes; None for nowhere."""
+    folder = _section(config, "compile").get("dump")
+    if folder is None:
+        return None
+    if not isinstance(folder, str) or not folder:
+        raise ConfigError("compile.dump", "a folder name, or null", repr(folder), "give compile.dump=FOLDER")
+    return Path(folder).absolute()
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

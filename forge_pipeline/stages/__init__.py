@@ -30,7 +30,7 @@ STAGES = Registry(
             Stage(
                 name="compile", version=45, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
-                wants=("key",),
+                wants=("key", "dump"),
             ),
             Stage(
                 name="evaluate", version=5,

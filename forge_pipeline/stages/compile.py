@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import uuid
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
@@ -39,10 +40,11 @@ class Config:
     verify: Checks
 
 
-def run(config: Config, model: ONNXModule, *, key: str) -> Result:
+def run(config: Config, model: ONNXModule, *, key: str, dump: Path | None = None) -> Result:
     """Return ``model`` compiled for ``config.target`` and, where this machine can run it, compared with the model.
 
-    ``key`` is the action key of this very run; it names the build in the metadata. The report has the measured
+    ``key`` is the action key of this very run; it names the build in the metadata. ``dump`` is a folder in which the
+    compiler's process leaves what each step makes, in text; nothing else depends on it. The report has the measured
     errors, or why nothing was measured, the generic-schedule fallbacks and, if asked for, the Relax text.
     Raises CompileError, VerificationError, ModelError, TargetError and ConfigError.
     """
@@ -61,6 +63,7 @@ def run(config: Config, model: ONNXModule, *, key: str) -> Result:
         options=options,
         checks=config.verify if unverified is None else None,
         relax_text=config.export_relax,
+        dump=dump,
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
     compiled = compile_apart(job)

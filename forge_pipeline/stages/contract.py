@@ -16,7 +16,7 @@ class Stage:
     (the samples) or ``calibration data`` (the part of them that calibrates). ``version`` is raised by hand when the
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
-    ``entropy`` (a source of random bytes), ``progress`` (a callback).
+    ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None).
     """
 
     name: str

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from forge_pipeline.codegen import build as building
+from forge_pipeline.codegen import backend
+from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.device import functions, results
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError, ForgeError
@@ -37,7 +38,7 @@ def test_what_no_device_can_call_is_refused_with_its_node(
 ) -> None:
     inputs, outputs = SORTED[operator]
     with pytest.raises(CompileError) as refusal:
-        building.build(model_of(operator, inputs, outputs=outputs), Target.from_tag(tag), stock)
+        build(model_of(operator, inputs, outputs=outputs), Target.from_tag(tag), stock)
     assert refusal.value.where == f"{operator} 'the_node'"
     assert "which no device has" in refusal.value.found
     assert "cut the model" in refusal.value.fix
@@ -54,8 +55,8 @@ NOT_CALLED = frozenset({"relax.ExecutableLoadFromFile"})
 def test_a_library_is_run_where_nothing_of_the_compiler_is(
     model_of: Make, stock: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "check_calls", lambda *_: None)
+    monkeypatch.setattr(backend, "check_calls", lambda *_: None)
     inputs, outputs = SORTED["TopK"]
-    library = building.build(model_of("TopK", inputs, outputs=outputs), Target.from_tag("host"), stock)
+    library = build(model_of("TopK", inputs, outputs=outputs), Target.from_tag("host"), stock)
     with pytest.raises(ForgeError, match=r"tvm\.contrib\.sort"):
         results(library, [{"x": np.zeros((1, 4, 4), np.float32)}])

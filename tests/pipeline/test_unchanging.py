@@ -341,7 +341,9 @@ def test_a_quantized_model_that_is_edited_while_others_are_built_of_it_leaves_no
     def run(samples: int | None, announce: Any = lambda output: None, *, name: str = "store") -> dict[str, Output]:
         config["evaluate"]["samples"] = samples
         with Store(tmp_path / name, on_damage=told.append) as store:
-            runner = Runner(store=store, ambient={"password": None, "entropy": os.urandom}, announce=announce)
+            runner = Runner(
+                store=store, ambient={"password": None, "entropy": os.urandom, "dump": None}, announce=announce
+            )
             outputs = run_stages(runner, slices(config), source_inputs(config))
             deliver(outputs, tmp_path / "out")
         return outputs

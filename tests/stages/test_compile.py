@@ -27,6 +27,7 @@ KEY = "0f" * 32
 
 def config(tag: str = "host", **changes: Any) -> Config:
     values = yaml.safe_load((conf_dir() / "compile/default.yaml").read_text())
+    del values["dump"]  # the runner's, which hands it over beside the configuration
     return bind(Config, {**values, "target": dataclasses.asdict(Target.from_tag(tag)), **changes}, where="compile")
 
 

@@ -71,6 +71,7 @@ def write_model(path: Path) -> Path:
 
 def configured(module: Any, file: str, **changes: Any) -> Any:
     values = yaml.safe_load((conf_dir() / file).read_text())
+    values.pop("dump", None)  # the runner's
     return bind(module.Config, {**values, **changes}, where=file)
 
 

@@ -153,7 +153,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     import tvm
     from tvm import te
 
-    from forge_pipeline.codegen.schedule_kernels import schedule_kernels
+    from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
     from forge_pipeline.codegen.tiled import PASS_CONFIG
     from forge_pipeline.codegen.tir import local_buffers
     from forge_pipeline.codegen.tir.machine import Machine
@@ -161,7 +161,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     target = Target.from_tag(tag)
     machine = Machine.of(target)
     function = te.create_prim_func(kernel(machine)).with_attr("global_symbol", "main")
-    scheduled = schedule_kernels(tvm.IRModule({"main": function}), machine)
+    scheduled = rewrite_kernels(schedule_kernels(tvm.IRModule({"main": function}), machine), machine)
     assert not scheduled.generic
     with tvm.transform.PassContext(config=PASS_CONFIG):
         library = local_buffers.build(scheduled.module, target)

@@ -314,8 +314,8 @@ def test_the_batch_may_be_symbolic() -> None:
 
 
 def test_an_image_stays_in_bytes_from_kernel_to_kernel() -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 16, 8, 8)
     first = net.pair(convolution(net, 16, 16, 3, pads=[1] * 4), OUT)
@@ -343,8 +343,8 @@ def test_sums_stay_in_registers_along_a_whole_reduction(tag: str) -> None:
     ("tag", "instruction"), [(SDOT, "sdot"), ("arm/generic", "smull"), ("arm/neoverse-v1", "usmmla")]
 )
 def test_arm_multiplies_bytes_with_what_it_has(tag: str, instruction: str) -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 16, 8, 8)
     model = net.finish(net.pair(convolution(net, 16, 16, 3, pads=[1] * 4), OUT))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.int8.weights import held, in_parts
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.support.int8.any_size import expect_same

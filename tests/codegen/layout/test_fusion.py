@@ -9,9 +9,9 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.layout.fusion import MOST_NAMED, TIMES_WRITTEN
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.target import Target
 from tests.support.int8.compare import HERE, OPTIONS, check, compiled, reference
 from tests.support.int8.net import Net, convolution, exact_scales

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.build import build, planned
+from forge_pipeline.codegen.backend import planned
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.memory.offsets import ALIGNMENT, Join, Life, most_at_once, nest, plan
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.runtime.profile import PLACING
 from forge_pipeline.target import Target

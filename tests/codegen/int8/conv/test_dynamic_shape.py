@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.errors import DataError
 from forge_pipeline.target import Target
 from tests.support.int8.any_size import SIZES, expect_same

@@ -162,8 +162,8 @@ def test_forms_of_several_kernels_are_in_integers_whatever_the_instructions(name
 
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every_target(tag: str) -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     for name in ("the phases of a decoder", "a volume"):
         net = Net(*FORMS[name].shape)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_pipeline.codegen.build import build, planned
+from forge_pipeline.codegen.backend import planned
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.tiled import lower
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
 from tests.support.emulated.choice import load

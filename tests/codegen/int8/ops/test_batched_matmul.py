@@ -90,8 +90,8 @@ def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> No
 
 
 def test_attention_keeps_no_floats_in_memory() -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 32, 32)
     model = net.finish(attention(net, 2)[1])

@@ -13,8 +13,9 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.int8.isa import amx as isa
 from forge_pipeline.codegen.int8.x86 import amx
+from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.tiled import PASS_CONFIG, lower
+from forge_pipeline.codegen.tiled import PASS_CONFIG
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target
 from tests.support.int8.amx import AMX, CASES, TILES

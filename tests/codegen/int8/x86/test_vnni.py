@@ -86,8 +86,8 @@ def test_neighbours_share_pixels_only_where_they_overlap_and_all_find_room_in_re
 
 @pytest.mark.parametrize("groups", [1, 16])
 def test_no_pixel_of_a_padded_copy_is_asked_for_being_inside(groups: int) -> None:
+    from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tiled import lower
 
     net = Net(1, 16, 8, 8)
     model = net.finish(net.pair(convolution(net, 16, 16, 3, groups, pads=[1] * 4), OUT))

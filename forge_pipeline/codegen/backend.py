@@ -1,0 +1,169 @@
+"""The steps that all code generators share: import before them; weights, memory, code and link after them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
+from forge_pipeline.codegen.device import check_calls
+from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.memory.planner import plan_memory
+from forge_pipeline.codegen.memory.weight_section import Halves, separate
+from forge_pipeline.codegen.onnx_import.float16 import storage, widened
+from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
+from forge_pipeline.codegen.step import Lowering
+from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir.deterministic_order import in_order
+from forge_pipeline.codegen.tir.vector_math import install
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+    import tvm
+
+
+def _model(work: Lowering) -> onnx.ModelProto:
+    if work.model is None:
+        raise ValueError("a lowering that starts from a module has no model")
+    return work.model
+
+
+def import_onnx(work: Lowering) -> None:
+    """Prepare the model and import it to Relax; on a CPU, half precision is computed in single."""
+    work.model = prepare(_model(work))
+    wide = work.model if work.target.kind == "cuda" else widened(work.model)
+    work.module = import_model(wide, work.progress)
+
+
+def separate_weights(work: Lowering) -> None:
+    """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
+    if work.target.kind == "cuda":
+        return
+    halves: Halves = "rounded" if work.options.float16 else storage(_model(work))
+    separated = separate(work.module, as_halves=halves, file=work.section)
+    work.module, work.weight_section, work.weights = separated.module, separated.section, separated.table
+
+
+@contextmanager
+def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
+    import tvm
+
+    machine, level = work.target.tvm(), max(work.options.opt_level, 1)
+    with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
+        yield machine
+
+
+def _pipeline(target: Target) -> Any:
+    from tvm.relax.backend import cpu_generic
+    from tvm.relax.backend.cuda import pipeline as cuda
+
+    return cuda if target.kind == "cuda" else cpu_generic.pipeline
+
+
+def place_values(work: Lowering) -> None:
+    """Allocate what kernels hand to each other."""
+    with _compiling(work):
+        work.module = planned(work.module, work.target)
+
+
+def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Return scheduled kernels and their callers with the memory that values between them take."""
+    import tvm
+
+    module = tvm.transform.Sequential(_pipeline(target).dataflow_lower_passes(target.tvm()))(module)
+    return module if target.kind == "cuda" else plan_memory(module)
+
+
+def finalize(work: Lowering) -> None:
+    """Bring the callers into the virtual machine's form."""
+    import tvm
+
+    with _compiling(work) as machine:
+        passes = _pipeline(work.target).finalize_passes(machine)
+        work.module = in_order(tvm.transform.Sequential(passes)(work.module))
+
+
+def generate_code(work: Lowering) -> None:
+    """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
+    import tvm
+
+    install()
+    local_buffers.install()
+    refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []
+    with _compiling(work) as machine:
+        try:
+            work.executable = tvm.relax.build(
+                work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE
+            )
+        except RuntimeError as error:
+            if refusals:
+                raise refusals[0] from error
+            raise
+    check_calls(work.executable, work.module, _model(work))
+
+
+def code_text(work: Lowering) -> str:
+    """Return the bytecode, and the assembly of every module of kernels."""
+    parts = [str(work.executable.as_text())]
+    parts += [str(module.inspect_source("s")) for module in work.executable.mod.imports if module.kind == "llvm"]
+    return "\n\n".join(parts)
+
+
+def link_objects(work: Lowering) -> None:
+    """Write the objects where nobody else is, link them, and describe the library."""
+    linked: list[bytes] = []
+
+    def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
+        linked.append(link([Path(name) for name in objects], work.target))
+
+    collect.get_target_triple = lambda: work.target.triple  # type: ignore[attr-defined]  # asked for where there are no kernels
+
+    with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
+        work.executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
+    work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work))
+
+
+def library_text(work: Lowering) -> str:
+    """Return the library's metadata and the sizes of its parts."""
+    library = work.library
+    if library is None:
+        return ""
+    sizes = {"code": len(library.elf), "weights": len(library.weights)}
+    return json.dumps({"bytes": sizes, **library.metadata}, indent=2) + "\n"
+
+
+def _describe(work: Lowering) -> dict[str, Any]:
+    model, target, options = _model(work), work.target, work.options
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {
+        "format": 1,
+        "target": {
+            "tag": target.tag,
+            "kind": target.kind,
+            "triple": target.triple,
+            "cpu": target.cpu,
+            "features": list(target.features),
+            "cpu_flags": list(target.cpu_flags),
+            "cuda_arch": target.cuda_arch,
+        },
+        "inputs": interface(value for value in model.graph.input if value.name not in constants),
+        "outputs": interface(model.graph.output),
+        "weights": work.weights,
+        "single": work.single,
+        "compile": {
+            "generator": options.generator,
+            "opt_level": options.opt_level,
+            "float16": options.float16,
+            "channel_layout": options.channel_layout,
+            "amx": options.amx,
+            "fallbacks": [
+                {"operator": item.operator, "shape": list(item.shape), "share": item.share} for item in work.fallbacks
+            ],
+        },
+    }

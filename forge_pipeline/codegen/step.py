@@ -1,0 +1,99 @@
+"""A step of the lowering, and what the steps work on. The list of them is ``lowering``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.content import FileRange, OpenFile
+from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+    import tvm
+
+    from forge_pipeline.codegen.schedule_kernels import Scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A kernel without a schedule of its own, as slow as plain loops are; in a quantized model, one that is in float.
+
+    ``share`` is its part of the model's floating-point operations, 0..1.
+    """
+
+    operator: str
+    shape: tuple[int | str, ...]
+    share: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A function of the library and the kernels that it calls: `main`, or its copy for a batch of one.
+
+    ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module before its
+    kernels had loops.
+    """
+
+    module: tvm.IRModule
+    is_quantized: bool = False
+    keeps_names: bool = False
+    fused: tvm.IRModule | None = None
+    scheduled: Scheduled | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Lowering:
+    """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
+
+    ``entries`` are one or two until they are joined. ``single`` names the function for a batch of one, where there is
+    one; ``pass_config`` is the PassContext configuration that the kernels need. ``weights`` has a row of the metadata
+    for each array of ``weight_section``. ``progress`` is told what is being worked on.
+    """
+
+    target: Target
+    options: Options
+    model: onnx.ModelProto | None = None
+    section: OpenFile | None = None
+    progress: Callable[[str], None] = lambda step: None
+    entries: list[Entry] = field(default_factory=list)
+    single: str | None = None
+    fallbacks: tuple[Fallback, ...] = ()
+    pass_config: Mapping[str, Any] = field(default_factory=dict)
+    weight_section: bytes | FileRange = b""
+    weights: list[dict[str, Any]] = field(default_factory=list)
+    executable: Any = None
+    library: Library | None = None
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """The module of `main`."""
+        return self.entries[0].module
+
+    @module.setter
+    def module(self, module: tvm.IRModule) -> None:
+        self.entries = [Entry(module=module)]
+
+    @property
+    def machine(self) -> Machine:
+        """The CPU as schedules see it."""
+        return replace(Machine.of(self.target), amx=self.options.amx)
+
+
+def modules_text(work: Lowering) -> str:
+    """Return all modules as TVM prints them, weights as names."""
+    return "\n\n".join(str(entry.module.script(show_meta=False)) for entry in work.entries) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """``does`` is a sentence for docs/architecture.md; ``text`` is what there is after it, for who debugs."""
+
+    name: str
+    does: str
+    run: Callable[[Lowering], None]
+    text: Callable[[Lowering], str] = modules_text
