@@ -67,8 +67,8 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     import tvm
     from tvm import tirx
 
-    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.lowering import lower
+    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG
     from forge_pipeline.codegen.tir import local_buffers, vector_math
 
