@@ -20,7 +20,7 @@ LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 DELIVERABLES = {
     "calibrate": ("ranges.svg",),  # not ranges.npz: what quantize reads, and nobody else
     "quantize": ("model.onnx", "model.data"),
-    "evaluate": ("metrics.json", "layers.json", "layers.svg"),
+    "evaluate": ("metrics.json", "latency.json", "layers.json", "layers.svg"),
     "encrypt": ("model_library.so", "modelKey.bin", "metadata.json"),
 }
 

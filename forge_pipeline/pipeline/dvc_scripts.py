@@ -9,6 +9,7 @@ from forge_pipeline.errors import UsageError
 from forge_pipeline.exits import guarded
 from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.dvc_stage import run_stage
+from forge_pipeline.pipeline.receipts import withdraw
 from forge_pipeline.text import shown
 
 
@@ -28,8 +29,14 @@ def quantize() -> None:
 
 
 def resolve() -> None:
-    """Compose conf/ once per target."""
-    _exit(lambda: print(shown(f"resolve   {', '.join(resolving.resolve())}")))
+    """Compose conf/ once per target, and have delivered again what is no longer there as it was delivered."""
+
+    def resolved() -> None:
+        targets = resolving.resolve()
+        withdraw(targets)
+        print(shown(f"resolve   {', '.join(targets)}"))
+
+    _exit(resolved)
 
 
 def report() -> None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+DELIVERED = "{target}"
+"""The folder of what is delivered for a target."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -16,7 +19,8 @@ class Stage:
     (the samples) or ``calibration data`` (the part of them that calibrates). ``version`` is raised by hand when the
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
-    ``entropy`` (a source of random bytes), ``progress`` (a callback).
+    ``entropy`` (a source of random bytes), ``progress`` (a callback). ``folder``: where `dvc repro` puts its output,
+    below `out/`.
     """
 
     name: str
@@ -25,7 +29,13 @@ class Stage:
     gives: str
     tools: tuple[str, ...]
     per_target: bool
+    folder: str
     wants: tuple[str, ...] = ()
+
+    @property
+    def delivers(self) -> bool:
+        """True where the output is for the user, false where it is for the stages after it."""
+        return self.folder == DELIVERED
 
     @property
     def module(self) -> StageModule:

@@ -1,7 +1,7 @@
 """float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
 
 The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
-Everything is a function of the inputs but times, which are recorded with the name of the CPU they were seen on.
+Everything is a function of the inputs but times, which are kept apart, with the name of the CPU they were seen on.
 """
 
 from __future__ import annotations
@@ -102,13 +102,14 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "worst_layer": worst[0].layer if worst else None,
         "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }
+    speed: dict[str, Value] = {}
     if isinstance(engine, ArtifactError):
         values |= {"compiled": None, "not_run": engine.found}
         ran = f"not run: expected {engine.expected}, found {engine.found}"
     else:
         feed = next(iter(chosen.feeds))
-        values |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
-        values |= _fallbacks(engine.profile(feed))
+        speed |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
+        speed |= _fallbacks(engine.profile(feed))
         ran = "run on this machine"
     report = {
         "metric": metric,
@@ -116,7 +117,8 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "compiled": ran,
         "worst_layers": [asdict(layer) for layer in worst],
     }
-    return Result(output=Metrics(values=values, layers=tuple(asdict(layer) for layer in table)), report=report)
+    rows = tuple(asdict(layer) for layer in table)
+    return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
 
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:
