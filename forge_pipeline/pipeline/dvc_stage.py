@@ -17,7 +17,6 @@ from forge_pipeline.pipeline.deliver import export
 from forge_pipeline.pipeline.receipts import clear, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
-from forge_pipeline.pipeline.stage_configs import uses_ranges
 from forge_pipeline.pipeline.work_tree import folder_of, make_private
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
@@ -53,20 +52,18 @@ class Files:
 def run_stage(name: str, target: str | None = None) -> Output:
     """Run one stage in the current folder, from its slice and its inputs' files to its output folder."""
     places = _read_yaml(INPUTS)
-    slice_file = slice_path(name, target if STAGES[name].per_target else None)
-    described = _read_yaml(slice_file)
-    if name == "quantize":
+    stage = STAGES[name]
+    described = _read_yaml(slice_path(name, target if stage.per_target else None))
+    if stage.differs_by_target and not stage.per_target:
         described = described[str(target)]
     portable = described["config"]
-    inputs = {parameter: _input(origin, target, places) for parameter, origin in STAGES[name].takes.items()}
-    if name == "quantize" and not uses_ranges({name: portable}):
-        inputs |= {"ranges": None, "data": None}
-    passwords = tuple(places["password"]) if name == "encrypt" else ()
-    clear(name, target, KINDS[STAGES[name].gives].fresh)
+    inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
+    passwords = tuple(places["password"]) if "password" in stage.wants else ()
+    clear(name, target, KINDS[stage.gives].fresh)
     with opened_store({**places["store"], "remote": None}) as store:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
-        folder, between = folder_of(name, target), not STAGES[name].delivers
+        folder, between = folder_of(name, target), not stage.is_last
         if between:
             make_private(folder)
         for file in (*output.kind.files, *((REPORT,) if between else ())):
@@ -75,7 +72,9 @@ def run_stage(name: str, target: str | None = None) -> Output:
     return output
 
 
-def _input(origin: str, target: str | None, places: Mapping[str, Any]) -> Input | None:
+def _input(origin: str | None, target: str | None, places: Mapping[str, Any]) -> Input | None:
+    if origin is None:
+        return None
     if origin == "source":
         return model_input(Path(places["model"]))
     if origin in (data := data_inputs(places["data"])):

@@ -12,11 +12,12 @@ from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.receipts import PAGE, receipt_path, record_of, write_page_receipt
-from forge_pipeline.pipeline.work_tree import folder_of
+from forge_pipeline.pipeline.work_tree import OUT, folder_of
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
-from forge_pipeline.stages import STAGES
+from forge_pipeline.stages import STAGES, taking
+from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.text import shown
 
 
@@ -30,7 +31,7 @@ def write_report(targets: Sequence[str]) -> None:
 
 def finished(target: str) -> Build:
     """Read one target's build from the work tree."""
-    folder = folder_of("encrypt", target)
+    folder = OUT / target
     library, metadata = folder / "model_library.so", _json(folder / "metadata.json")
     return Build(
         target=target,
@@ -41,7 +42,7 @@ def finished(target: str) -> Build:
         artifact=digest_file(library),
         artifact_bytes=library.stat().st_size,
         encrypted=(folder / "modelKey.bin").exists(),
-        names=_json(folder_of("load", None) / "report.json")["names"],
+        names=_json(folder_of(taking("source").name, None) / REPORT)["names"],
     )
 
 
@@ -56,7 +57,7 @@ def summary(builds: Sequence[Build]) -> str:
                 size(build.artifact_bytes),
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
-                str(folder_of("encrypt", build.target) / "model_library.so"),
+                str(OUT / build.target / "model_library.so"),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -14,7 +14,8 @@ from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.results import Metrics, Value
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Rest, Result, Slice
+from forge_pipeline.target import HOST, Target
 
 if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
@@ -56,6 +57,18 @@ class Config:
                 raise ConfigError(f"evaluate.{name}", f"at least {minimum}", str(value), f"raise `evaluate.{name}`")
         if self.max_drop is not None and self.max_drop < 0:
             raise ConfigError("evaluate.max_drop", "null or at least 0", str(self.max_drop), "allow some loss")
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Add how samples become inputs."""
+    return {**section, "data": rest.preparation}
+
+
+def localized(values: Slice) -> Slice:
+    """Name this machine for `host`, and fill in the digest of a user's own metric, as it is now."""
+    machine = {"machine": Target.from_tag(HOST).description} if values.get("machine") == HOST else {}
+    metric = values.get("metric")
+    return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})
 
 
 def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
