@@ -13,8 +13,17 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from forge_pipeline.errors import ConfigError, did_you_mean
+from forge_pipeline.locate import conf_dir
 
 T = TypeVar("T")
+
+
+def defaults(file: str) -> dict[str, Any]:
+    """Return the options of a file below conf/, such as `load/default.yaml`."""
+    import yaml
+
+    options: dict[str, Any] = yaml.safe_load((conf_dir() / file).read_text())
+    return options
 
 
 def bind(cls: type[T], values: object, *, where: str) -> T:

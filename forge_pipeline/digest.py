@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forge_pipeline.content import open_plain, state_of, was_digested
+from forge_pipeline.content import Content, open_plain, pieces, state_of, was_digested
 from forge_pipeline.errors import ForgeError
 
 CHUNK = 1 << 20
@@ -51,6 +51,14 @@ def _checked(value: Any) -> Any:
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
     """Return the SHA-256 of ``data`` as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def digest_content(content: Content) -> str:
+    """Return the SHA-256 of a file's content, in memory or not, read in pieces. Raises ForgeError where it changed."""
+    digest = hashlib.sha256()
+    for piece in pieces(content):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def digest_json(value: Any) -> str:

@@ -1,6 +1,6 @@
 """`python -m stages.fold`: run the fold stage in the current folder."""
 
-from forge_pipeline.pipeline.dvc_scripts import shared
+from forge_pipeline.pipeline.dvc_scripts import run
 
 if __name__ == "__main__":
-    shared("fold")
+    run("fold")

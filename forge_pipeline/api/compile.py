@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.content import Content, write
-from forge_pipeline.digest import digest_json
-from forge_pipeline.errors import ConfigError, ForgeError, ModelError, did_you_mean
+from forge_pipeline.errors import ConfigError, ForgeError, did_you_mean
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -108,61 +107,41 @@ class Compilable:
 
 
 def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, Content]:
+    from forge_pipeline.config import defaults
     from forge_pipeline.crypto.secret import Secret
-    from forge_pipeline.stages import compile as compile_stage
-    from forge_pipeline.stages import encrypt as encrypt_stage
+    from forge_pipeline.pipeline.runner import InMemory, run_once
+    from forge_pipeline.stages import giving
     from forge_pipeline.stages.artifacts import KINDS
+    from forge_pipeline.stages.contract import Rest
 
     secret = None if password is None else Secret.of_password(password)  # refused before the work, not after
-    config = _bound(compile_stage.Config, "compile/default.yaml", {**values, "target": machine}, "compile")
-    fingerprint = model.fingerprint
-    key = digest_json({"stage": "compile", "config": _plain(config), "model": fingerprint})
-    compiled = compile_stage.run(config, model, key=key)
-    if model.is_mapped and model.fingerprint != fingerprint:
-        raise ModelError(
-            where="a model's weights",
-            expected="a file that stays as it is while it is compiled",
-            found="other weights than before",
-            fix="load the model again once nothing writes to it",
-        )
-    if secret is None:
-        settings = encrypt_stage.Config(method="none", key_ref=None, chunk_kib=None, kdf=None)
-    else:
-        settings = _bound(encrypt_stage.Config, "encrypt/password.yaml", {}, "encrypt")
-    sealed = encrypt_stage.run(settings, compiled.output, secret, os.urandom)
+    rest = Rest(inputs=(), target=asdict(machine), preparation={}, has_data=False)
+    compiling, sealing = giving("library"), giving("sealed")
+    options = compiling.sliced(defaults(f"{compiling.name}/default.yaml"), rest)
+    _check_names(values, options, compiling.name)
+    compiled = run_once(
+        compiling.name,
+        options | dict(values),
+        {"model": InMemory(KINDS["model"], model)},
+        {"dump": lambda stage: None},
+    )
+    sealed = run_once(
+        sealing.name,
+        sealing.sliced(defaults(f"{sealing.name}/{'none' if secret is None else 'password'}.yaml"), rest),
+        {"library": InMemory(KINDS["library"], compiled.output)},
+        {"password": lambda stage: secret, "entropy": lambda stage: os.urandom},
+    )
     contents = dict(KINDS["sealed"].write(sealed.output))
-    if config.export_relax:
+    if "relax" in compiled.report:
         contents[RELAX] = str(compiled.report["relax"]).encode()
     return contents
 
 
-def _bound(config: type[Any], file: str, values: Mapping[str, Any], where: str) -> Any:
-    """Return the stage's configuration: the file under conf, with ``values`` in the place of its own."""
-    import dataclasses
-
-    import yaml
-
-    from forge_pipeline.config import bind
-    from forge_pipeline.locate import conf_dir
-
-    defaults = yaml.safe_load((conf_dir() / file).read_text())
-    names = {field.name for field in dataclasses.fields(config)}
-    unknown = sorted(set(values) - names)
+def _check_names(values: Mapping[str, Any], options: Mapping[str, Any], where: str) -> None:
+    unknown = sorted(values.keys() - options.keys())
     if unknown:
-        near = did_you_mean(unknown[0], names)
-        raise ConfigError(where, f"options {', '.join(sorted(names))}", ", ".join(unknown), f"{near}correct the name")
-    kept = {name: value for name, value in defaults.items() if name in names} | dict(values)
-    if "target" not in names:
-        return bind(config, kept, where=where)
-    machine = kept.pop("target")
-    made = bind(config, {**kept, "target": dataclasses.asdict(machine)}, where=where)
-    return dataclasses.replace(made, target=machine)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return {name: value for name, value in dataclasses.asdict(config).items() if name != "uuid"}
+        near = did_you_mean(unknown[0], options)
+        raise ConfigError(where, f"options {', '.join(sorted(options))}", ", ".join(unknown), f"{near}correct the name")
 
 
 def _delivered(contents: Mapping[str, Content], wanted: Path, force: bool) -> Path:

@@ -50,7 +50,7 @@ def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = No
         declared = [item for item in given if isinstance(item, Declared)]
         if len(declared) != len(given) or dynamic_shapes is not None:
             raise ModelError(
-                where="load",
+                where="load()",
                 expected="inputs as Declared(name=, shape=, dtype=) for a file",
                 found="example arrays, or dynamic_shapes",
                 fix="describe the inputs; an open size is a symbol in `shape`",
@@ -105,20 +105,20 @@ def from_tflite(model: object, shape_dict: Mapping[str, Shape] | None = None, **
 
 
 def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) -> ONNXModule:
-    import yaml
-
     from forge_pipeline.api.onnx_module import ONNXModule
-    from forge_pipeline.config import bind
+    from forge_pipeline.config import defaults
     from forge_pipeline.frontends import Source
-    from forge_pipeline.locate import conf_dir
-    from forge_pipeline.stages import load as stage
+    from forge_pipeline.pipeline.runner import External, run_once
+    from forge_pipeline.stages import taking
+    from forge_pipeline.stages.contract import Rest
 
     for name in options:
         if name in FORGES_OPTIONS:
             raise ConfigError(f"load: {name}", "options of conf/load", "one of Forge's importers", FORGES_OPTIONS[name])
-    defaults = yaml.safe_load((conf_dir() / "load" / "default.yaml").read_text())
-    values = defaults | {"inputs": [_plain(item) for item in inputs]} | dict(options)
-    result = stage.run(bind(stage.Config, values, where="load"), Source(path))
+    stage = taking("source")
+    rest = Rest(inputs=[_plain(item) for item in inputs], target={}, preparation={}, has_data=False)
+    values = stage.sliced(defaults(f"{stage.name}/default.yaml"), rest)
+    result = run_once(stage.name, values | dict(options), {"source": External(Source(path))})
     loaded = result.output
     return ONNXModule.mapped(loaded.light) if loaded.is_mapped else ONNXModule(loaded.mod)
 

@@ -12,23 +12,30 @@ Value = float | int | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """``values``: flat, by name. ``layers``: one record a layer, in the order of computation."""
+    """``values``: flat, by name. ``latency``: likewise, what was measured of the library's speed on this machine; empty
+    where it cannot run. ``layers``: one record a layer, in the order of computation.
+    """
 
     values: Mapping[str, Value]
+    latency: Mapping[str, Value]
     layers: tuple[Mapping[str, Value], ...]
 
     def metrics_bytes(self) -> bytes:
         """Return `metrics.json`: one JSON object, sorted by name."""
         return _json(dict(self.values))
 
+    def latency_bytes(self) -> bytes:
+        """Return `latency.json`: one JSON object, sorted by name."""
+        return _json(dict(self.latency))
+
     def layers_bytes(self) -> bytes:
         """Return `layers.json`: a JSON list of records."""
         return _json([dict(record) for record in self.layers])
 
     @classmethod
-    def from_bytes(cls, metrics: bytes, layers: bytes) -> Metrics:
-        """Read both files. ``Metrics.from_bytes(m.metrics_bytes(), m.layers_bytes()) == m``."""
-        return cls(values=json.loads(metrics), layers=tuple(json.loads(layers)))
+    def from_bytes(cls, metrics: bytes, latency: bytes, layers: bytes) -> Metrics:
+        """Read the three files that the methods of these names give: the same again."""
+        return cls(values=json.loads(metrics), latency=json.loads(latency), layers=tuple(json.loads(layers)))
 
 
 def _json(value: Any) -> bytes:

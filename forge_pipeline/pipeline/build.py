@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,17 +20,15 @@ from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.stage_configs import Model, Slice, dump_folder, password_sources, slices, uses_ranges
-from forge_pipeline.stages import STAGES
-from forge_pipeline.stages.artifacts import REPORT
+from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
-from forge_pipeline.target import Target
-from forge_pipeline.target.description import why_not_here
 from forge_pipeline.text import shown
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote, Terms
 
+CALIBRATION = "calibration data"
 REMOTE = "FORGE_STORE_REMOTE"
 """The environment variable that names the remote: the URL may hold a key, and this is in no file."""
 
@@ -46,7 +43,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     out = Path(_text(config, "out")) / (folder or "")
     dump = dump_folder(config)
     sources = source_inputs(config)
-    if sources["data"] is None and uses_ranges(parts):
+    if sources[CALIBRATION] is None and any(CALIBRATION in read.values() for read in plan(parts).values()):
         raise DataError(
             "data.path", "calibration data for static quantization", "null",
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
@@ -73,12 +70,11 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
 def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
     """Run every stage that this configuration needs, each on the outputs of those before it."""
     done: dict[str, Output] = {}
-    for name, stage in STAGES.items():
-        if name == "calibrate" and not uses_ranges(parts):
-            continue
-        inputs = {parameter: done.get(origin) or sources.get(origin) for parameter, origin in stage.takes.items()}
-        if name == "quantize" and not uses_ranges(parts):
-            inputs |= {"ranges": None, "data": None}
+    for name, read in plan(parts).items():
+        inputs = {
+            parameter: None if origin is None else done.get(origin) or sources[origin]
+            for parameter, origin in read.items()
+        }
         done[name] = runner.run(name, parts[name], inputs)
     return done
 
@@ -99,9 +95,9 @@ def model_input(path: Path) -> Input:
 def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
     """Return the samples, as evaluation and as calibration depend on them; None where there are none."""
     if section.get("path") is None:
-        return {"data": None, "calibration data": None}
+        return {"data": None, CALIBRATION: None}
     data = Dataset.from_config(section)
-    return {"data": External(data), "calibration data": External(data.for_calibration())}
+    return {"data": External(data), CALIBRATION: External(data.for_calibration())}
 
 
 def make_runner(
@@ -114,30 +110,17 @@ def make_runner(
     """
     password = keys.read_password(passwords) if passwords else None
 
-    def opens(output: Output) -> bool:
-        from forge_pipeline.crypto import envelope
-
-        return password is None or envelope.opens(output.value(), password)
-
-    def serves(output: Output) -> bool:
-        return dump is None and checked_where_possible(output)
-
     return Runner(
         store=store,
-        ambient={"password": password, "entropy": os.urandom, "progress": progress_for("calibrate"), "dump": dump},
-        accept={"encrypt": opens, "compile": serves},
+        ambient={
+            "password": lambda stage: password,
+            "entropy": lambda stage: os.urandom,
+            "progress": progress_for,
+            "dump": lambda stage: dump,
+        },
         sealed=sealed,
         announce=lambda output: print(stage_line(output, label), flush=True),
     )
-
-
-def checked_where_possible(output: Output) -> bool:
-    """Refuse a library that was never compared with its model, on a machine that can run it: another one built it."""
-    config = output.action.report["config"]
-    report = json.loads(output.store.read(output.action.outputs[REPORT]))
-    if not config["verify"]["enabled"] or "skipped" not in report["verification"]:
-        return True
-    return why_not_here(bind(Target, config["target"], where="target")) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

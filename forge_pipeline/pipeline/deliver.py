@@ -12,17 +12,12 @@ from tempfile import TemporaryFile
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.runner import Output
+from forge_pipeline.stages import STAGES
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
 STAGING = ".delivery"  # in the folder, while it is delivered to
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
-DELIVERABLES = {
-    "calibrate": ("ranges.svg",),  # not ranges.npz: what quantize reads, and nobody else
-    "quantize": ("model.onnx", "model.data"),
-    "evaluate": ("metrics.json", "layers.json", "layers.svg"),
-    "encrypt": ("model_library.so", "modelKey.bin", "metadata.json"),
-}
 
 
 @contextmanager
@@ -31,7 +26,7 @@ def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Ite
 
     Another process that delivers there is waited for, after a call of ``on_wait``. Raises ForgeError.
     """
-    created = not folder.exists()
+    made = [part for part in (folder, *folder.parents) if not part.exists()]
     try:
         with ExitStack() as held:
             with _refusing(f"out={folder}"):
@@ -40,9 +35,9 @@ def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Ite
                 TemporaryFile(dir=folder).close()
             yield
     except BaseException:
-        if created:
-            with suppress(OSError):  # not empty: another run delivers there
-                folder.rmdir()
+        with suppress(OSError):  # not empty: another run delivers there
+            for part in made:
+                part.rmdir()
         raise
 
 
@@ -73,12 +68,12 @@ def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
 
 
 def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path) -> None:
-    for stage, names in DELIVERABLES.items():
-        for name in names if stage in outputs else ():
-            export(outputs[stage], name, staged / name)
+    for output in outputs.values():
+        for name in output.stage.deliverables:
+            export(output, name, staged / name)
     write_atomically(staged / MANIFEST, manifest(outputs))
     (folder / MANIFEST).unlink(missing_ok=True)
-    for name in (*(name for names in DELIVERABLES.values() for name in names), MANIFEST):
+    for name in (*(name for stage in STAGES.values() for name in stage.deliverables), MANIFEST):
         if (staged / name).exists():
             (staged / name).replace(folder / name)
         else:

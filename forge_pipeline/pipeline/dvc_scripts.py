@@ -9,27 +9,36 @@ from forge_pipeline.errors import UsageError
 from forge_pipeline.exits import guarded
 from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.dvc_stage import run_stage
+from forge_pipeline.pipeline.receipts import withdraw
+from forge_pipeline.stages import STAGES
 from forge_pipeline.text import shown
 
 
-def shared(stage: str) -> None:
-    """Run a stage that serves all targets."""
-    _exit(lambda: run_stage(stage))
+def run(stage: str) -> None:
+    """Run a stage: for the target named on the command line, or once for all; targets with the same needs share."""
+    row = STAGES[stage]
 
+    def each() -> None:
+        if row.per_target:
+            run_stage(stage, _argument(stage))
+        elif row.differs_by_target:
+            for target in resolving.targets():
+                run_stage(stage, target)
+        else:
+            run_stage(stage)
 
-def per_target(stage: str) -> None:
-    """Run a stage for the target named on the command line."""
-    _exit(lambda: run_stage(stage, _argument(stage)))
-
-
-def quantize() -> None:
-    """Run quantize for every target; targets with the same needs share one build through the store."""
-    _exit(lambda: [run_stage("quantize", target) for target in resolving.targets()])
+    _exit(each)
 
 
 def resolve() -> None:
-    """Compose conf/ once per target."""
-    _exit(lambda: print(shown(f"resolve   {', '.join(resolving.resolve())}")))
+    """Compose conf/ once per target, and have delivered again what is no longer there as it was delivered."""
+
+    def resolved() -> None:
+        targets = resolving.resolve()
+        withdraw(targets)
+        print(shown(f"resolve   {', '.join(targets)}"))
+
+    _exit(resolved)
 
 
 def report() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,13 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store
-from forge_pipeline.pipeline.deliver import export, write_atomically
+from forge_pipeline.pipeline.deliver import export
+from forge_pipeline.pipeline.receipts import clear, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
-from forge_pipeline.pipeline.stage_configs import uses_ranges
+from forge_pipeline.pipeline.work_tree import folder_of, make_private
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
-
-OUT = Path("out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,66 +49,37 @@ class Files:
         return path
 
 
-def folder_of(stage: str, target: str | None) -> Path:
-    """Return where a stage's output is: shared by targets, plain per target, or among the target's deliverables."""
-    if stage in ("evaluate", "encrypt"):
-        return OUT / str(target)
-    if stage == "compile":
-        return OUT / "plain" / str(target)
-    shared = OUT / "shared" / stage
-    return shared / str(target) if stage == "quantize" else shared
-
-
 def run_stage(name: str, target: str | None = None) -> Output:
     """Run one stage in the current folder, from its slice and its inputs' files to its output folder."""
     places = _read_yaml(INPUTS)
-    slice_file = slice_path(name, target if STAGES[name].per_target else None)
-    described = _read_yaml(slice_file)
-    if name == "quantize":
+    stage = STAGES[name]
+    described = _read_yaml(slice_path(name, target if stage.per_target else None))
+    if stage.differs_by_target and not stage.per_target:
         described = described[str(target)]
     portable = described["config"]
-    inputs = {parameter: _input(origin, target, places) for parameter, origin in STAGES[name].takes.items()}
-    if name == "quantize" and not uses_ranges({name: portable}):
-        inputs |= {"ranges": None, "data": None}
-    passwords = tuple(places["password"]) if name == "encrypt" else ()
+    inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
+    passwords = tuple(places["password"]) if "password" in stage.wants else ()
+    clear(name, target, KINDS[stage.gives].fresh)
     with opened_store({**places["store"], "remote": None}) as store:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
-        folder, between = folder_of(name, target), name not in ("evaluate", "encrypt")
+        folder, between = folder_of(name, target), not stage.is_last
         if between:
-            _make_private(folder)
-        write_atomically(folder / f"{name}.action.json", _action(output), private=between)
+            make_private(folder)
         for file in (*output.kind.files, *((REPORT,) if between else ())):
             export(output, file, folder / file, private=between)
+        write_receipt(output, target, private=between)
     return output
 
 
-def _make_private(folder: Path) -> None:
-    """Make a folder below `out/shared` or `out/plain`, which are for their owner alone, as the store is."""
-    for part in reversed([folder, *folder.parents]):
-        if OUT in part.parents:
-            try:
-                part.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if stat.S_IMODE(part.stat().st_mode) & 0o077:
-                    part.chmod(0o700)
-            except OSError as error:
-                found = error.strerror or type(error).__name__
-                raise ArtifactError(str(part), "a folder that can be written", found, "make room for it") from error
-
-
-def _input(origin: str, target: str | None, places: Mapping[str, Any]) -> Input | None:
+def _input(origin: str | None, target: str | None, places: Mapping[str, Any]) -> Input | None:
+    if origin is None:
+        return None
     if origin == "source":
         return model_input(Path(places["model"]))
     if origin in (data := data_inputs(places["data"])):
         return data[origin]
     return Files(kind=KINDS[STAGES[origin].gives], folder=folder_of(origin, target))
-
-
-def _action(output: Output) -> bytes:
-    """Describe the action for the report: its key, how long the build took when it was built, and the outputs."""
-    record = {**output.manifest(), "seconds": output.action.seconds}
-    del record["result"]  # a hit and a build leave the same file
-    return json.dumps(record, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

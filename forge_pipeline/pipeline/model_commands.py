@@ -76,7 +76,7 @@ def bisected(model: Path, names: Sequence[str], *, config: Path | None) -> str:
 
 
 def _recipe(config: Path | None, names: Sequence[str]) -> files.Recipe:
-    return files.read_recipe(config or conf_dir() / "fold" / "full.yaml", names)
+    return files.read_recipe(config or conf_dir() / "fold/full.yaml", names)
 
 
 def _feeds(model: onnx.ModelProto, recipe: files.Recipe) -> tuple[list[dict[str, Any]], Any]:

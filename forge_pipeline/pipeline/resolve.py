@@ -20,8 +20,9 @@ from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import tool_version
-from forge_pipeline.pipeline.stage_configs import Slice, password_sources, slices
+from forge_pipeline.pipeline.stage_configs import password_sources, slices
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.contract import Slice
 
 RESOLVED = Path("resolved")
 INPUTS = RESOLVED / "inputs.yaml"
@@ -51,13 +52,14 @@ def resolve(root: Path = Path()) -> Sequence[str]:
     parts = {target: slices(config) for target, config in configs.items()}
     inputs = inputs_of(next(iter(configs.values())))
     inputs["sealed"] = any(password_sources(config) for config in configs.values())
+    inputs["targets"] = sorted(configs)
     files = {INPUTS: inputs}
     importer = importer_tools(root, inputs["model"])
     for name, stage in STAGES.items():
         by_target = {target: described(name, own[name]) for target, own in parts.items()}
         if stage.per_target:
             files |= {slice_path(name, target): content for target, content in by_target.items()}
-        elif name == "quantize":
+        elif stage.differs_by_target:
             files[slice_path(name)] = by_target
         else:
             shared = _shared(name, by_target)
@@ -131,9 +133,9 @@ def _shared(stage: str, by_target: Mapping[str, dict[str, Any]]) -> dict[str, An
 
 def targets(root: Path = Path()) -> tuple[str, ...]:
     """Return the targets for which ``root``/resolved was written, sorted."""
-    path = root / RESOLVED / "quantize.yaml"
+    path = root / INPUTS
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text())["targets"]
     except FileNotFoundError as error:
         raise ConfigError(str(path), "resolved options", "no such file", "run `dvc repro`") from error
     return tuple(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +13,12 @@ from typing import Any, Protocol
 
 from forge_pipeline.config import bind
 from forge_pipeline.content import Content, unchanging
-from forge_pipeline.digest import canonical_json, digest_json
+from forge_pipeline.digest import canonical_json, digest_content, digest_json
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.pipeline.stage_configs import Slice, localized
+from forge_pipeline.pipeline.stage_configs import localized
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
-from forge_pipeline.stages.contract import Stage
+from forge_pipeline.stages.contract import Result, Slice, Stage
 from forge_pipeline.store import Action, Store
 
 
@@ -54,6 +55,23 @@ class External:
         return self.content
 
 
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """What a program holds, as an input: identified by what its files would hold."""
+
+    kind: Kind
+    content: Any
+
+    def digest(self) -> dict[str, str]:
+        """Return the digests of the identity files."""
+        contents = self.kind.write(self.content)
+        return {name: digest_content(contents[name]) for name in self.kind.identity if name in contents}
+
+    def value(self) -> Any:
+        """Return the domain object."""
+        return self.content
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """A stage's output in the store; an input of the stages after it."""
@@ -82,6 +100,16 @@ class Output:
         """Read the domain object, always from the stored bytes: a fresh build and a hit take the same way."""
         return self.kind.read(self.files())
 
+    def config(self) -> Mapping[str, Any]:
+        """Return the options that it was built with, localized."""
+        config: Mapping[str, Any] = self.action.report["config"]
+        return config
+
+    def report(self) -> Mapping[str, Any]:
+        """Return the stage's report."""
+        report: Mapping[str, Any] = json.loads(self.store.read(self.action.outputs[REPORT]))
+        return report
+
     def manifest(self) -> dict[str, Any]:
         """Return the stage's entry in `manifest.json`."""
         return {
@@ -93,19 +121,73 @@ class Output:
         }
 
 
+Ambient = Mapping[str, Callable[[str], Any]]
+"""What a stage may want beside its inputs (a password, randomness, a progress display), each given the stage's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a stage, for its resolved slice and its inputs: what it depends on, and how to do it."""
+
+    stage: Stage
+    portable: Slice
+    inputs: Mapping[str, Input | None]
+    ambient: Ambient
+    ingredients: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, portable: Slice, inputs: Mapping[str, Input | None], ambient: Ambient) -> Run:
+        """Take the digest of all that the stage's output depends on. Use it inside ``unchanging``."""
+        stage = STAGES[name]
+        return cls(stage, portable, inputs, ambient, key_parts(stage, localized(name, portable), inputs))
+
+    @property
+    def key(self) -> str:
+        """The action key."""
+        return digest_json(self.ingredients)
+
+    def wanted(self) -> dict[str, Any]:
+        """Return what the stage wants beside its inputs; none of it enters the action key, which may be among it."""
+        return {want: self.key if want == "key" else self.ambient[want](self.stage.name) for want in self.stage.wants}
+
+    def result(self) -> Result:
+        """Run the stage."""
+        values = {parameter: None if item is None else item.value() for parameter, item in self.inputs.items()}
+        module = self.stage.module
+        return module.run(
+            bind(module.Config, self.ingredients["config"], where=self.stage.name), **values, **self.wanted()
+        )
+
+    def confirm(self) -> None:
+        """Raise ForgeError, or StoreError, where what the stage read is no longer what its key says."""
+        for item in self.inputs.values():
+            if isinstance(item, Output):
+                item.store.confirm(item.action, item.digest())
+        again = key_parts(self.stage, localized(self.stage.name, self.portable), self.inputs)
+        if again != self.ingredients:
+            raise _unlike(self.stage.name, self.ingredients, again)
+
+
+def run_once(name: str, portable: Slice, inputs: Mapping[str, Input | None], ambient: Ambient | None = None) -> Result:
+    """Run a stage as ``Runner`` does, and keep nothing: large weights stay in the files that they are in."""
+    with unchanging():
+        run = Run.of(name, portable, inputs, ambient or {})
+        result = run.result()
+        run.confirm()
+        return result
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
     """Looks a stage's action up, or runs it and records the result.
 
-    ``ambient`` provides what a stage may want beside its inputs (a password, randomness, a progress display);
-    none of it enters the action key. ``accept`` may refuse a hit, by stage name: the sealed artifact whose key
-    file the supplied password does not open. With ``sealed``, what shows the model or the samples stays on this
-    machine: the remote store gets only what their kind of artifact does not disclose them in.
+    The stage itself may refuse a hit: a sealed artifact whose key file the password does not open. With ``sealed``,
+    what shows the model or the samples stays on this machine: the remote store gets only what their kind of artifact
+    does not disclose them in.
     """
 
     store: Store
-    ambient: Mapping[str, Any] = field(default_factory=dict)
-    accept: Mapping[str, Callable[[Output], bool]] = field(default_factory=dict)
+    ambient: Ambient = field(default_factory=dict)
     announce: Callable[[Output], None] = lambda output: None
     sealed: bool = False
 
@@ -116,38 +198,24 @@ class Runner:
         store a StoreError, and nothing is recorded.
         """
         with unchanging():
-            return self._run(name, portable, inputs)
+            return self._run(Run.of(name, portable, inputs, self.ambient))
 
-    def _run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
-        stage = STAGES[name]
-        config = localized(name, portable)
-        ingredients = key_parts(stage, config, inputs)
-        key = digest_json(ingredients)
+    def _run(self, run: Run) -> Output:
+        stage = run.stage
 
         def build() -> tuple[dict[str, Content], dict[str, Any]]:
-            values = {parameter: None if item is None else item.value() for parameter, item in inputs.items()}
-            wanted = {want: key if want == "key" else self.ambient[want] for want in stage.wants}
-            result = stage.module.run(bind(stage.module.Config, config, where=name), **values, **wanted)
-            contents = KINDS[stage.gives].write(result.output)
-            return {**contents, REPORT: canonical_json(result.report)}, ingredients
-
-        def confirm() -> None:
-            for item in inputs.values():
-                if isinstance(item, Output):
-                    item.store.confirm(item.action, item.digest())
-            again = key_parts(stage, localized(name, portable), inputs)
-            if again != ingredients:
-                raise _unlike(name, ingredients, again)
+            result = run.result()
+            return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
 
         def accepted(action: Action) -> bool:
-            check = self.accept.get(name)
-            return check is None or check(Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store))
+            hit = Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store)
+            return stage.accepts(hit, run.wanted)
 
         def shared(contents: Mapping[str, Content]) -> bool:
             return not (self.sealed and KINDS[stage.gives].discloses(contents))
 
         start = time.perf_counter()
-        action, hit = self.store.get_or_build(key, build, accept=accepted, share=shared, confirm=confirm)
+        action, hit = self.store.get_or_build(run.key, build, accept=accepted, share=shared, confirm=run.confirm)
         output = Output(stage=stage, action=action, hit=hit, seconds=time.perf_counter() - start, store=self.store)
         self.announce(output)
         return output

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.crypto.keys import checked_sources
-from forge_pipeline.digest import canonical_json, digest_module
+from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
-from forge_pipeline.evaluation import scores
 from forge_pipeline.frontends.contract import Declared
-from forge_pipeline.passes.table import user_modules
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.contract import Rest, Slice
 from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
-ANY = "any"  # a method of conf/quantize that the data decides about
+SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
 SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
-
-Slice = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,55 +49,37 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
                 found=f"unknown section {section!r}",
                 fix=f"{did_you_mean(section, SECTIONS)}correct the name or remove it",
             )
-    target = dict(_section(config, "target"))
+    target, data = dict(_section(config, "target")), _section(config, "data")
     Target.from_config(target)  # refused here, before any work starts
-    data = {key: value for key, value in _section(config, "data").items() if key not in DATA_PLACES}
-    raw: dict[str, Slice] = {name: dict(_section(config, name)) for name in STAGES}
-    raw["load"]["inputs"] = dataclasses.asdict(bind(Model, _section(config, "model"), where="model"))["inputs"]
-    raw["calibrate"]["data"] = data
-    raw["evaluate"]["data"] = data
-    raw["compile"]["target"] = target
     dump_folder(config)
-    raw["compile"].pop("dump", None)  # for who debugs: a part of no key
+    rest = Rest(
+        inputs=dataclasses.asdict(bind(Model, _section(config, "model"), where="model"))["inputs"],
+        target=target,
+        preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
+        has_data=data.get("path") is not None,
+    )
     password_sources(config)
-    raw["encrypt"].pop("password", None)  # where the secret is: a part of no key
-    if raw["quantize"].get("method") == ANY:
-        raw["quantize"]["method"] = "dynamic" if _section(config, "data").get("path") is None else "static"
-    raw["quantize"]["data"] = data if uses_ranges(raw) else None
+    raw = {name: stage.sliced(dict(_section(config, name)), rest) for name, stage in STAGES.items()}
     checked = {name: localized(name, values) for name, values in raw.items()}
     portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
     plain: dict[str, Slice] = json.loads(canonical_json(portable))  # tuples become lists: what YAML can hold
     return plain
 
 
-def uses_ranges(parts: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether quantization will ask for calibrated ranges, and for the data that they were calibrated with."""
-    return bool(parts["quantize"].get("method") == "static")
-
-
 def localized(stage: str, portable: Slice) -> Slice:
-    """Return the slice with `host` replaced by this machine's processor, as the stage's Config understands it."""
-    values = dict(portable)
-    if stage == "compile":
-        values["target"] = dataclasses.asdict(Target.from_config(values["target"]))
-    if stage == "fold" and isinstance(values.get("imports"), list):
-        modules = user_modules(_pass_names(values.get("passes")), values["imports"])
-        values["import_sources"] = [digest_module(str(name)) for name in modules]
-    if stage == "evaluate" and values.get("machine") == HOST:
-        values["machine"] = Target.from_tag(HOST).description
-    if stage == "evaluate" and isinstance(values.get("metric"), str):
-        values["metric_source"] = scores.source_digest(values["metric"])  # a user's own code, as it is now
-    return dataclasses.asdict(bind(STAGES[stage].module.Config, values, where=stage))
+    """Return the slice as it holds on this machine and as the stage's Config understands it."""
+    row = STAGES[stage]
+    return dataclasses.asdict(bind(row.module.Config, row.localized(portable), where=stage))
 
 
-def _pass_names(entries: object) -> Iterator[str]:
-    """Walk conf/fold's list: names, `name: {option: value}`, `repeat: [...]`."""
-    for entry in entries if isinstance(entries, list | tuple) else ():
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, Mapping):
-            for name, options in entry.items():
-                yield from _pass_names(options) if name == "repeat" else (str(name),)
+def plan(parts: Mapping[str, Slice]) -> dict[str, dict[str, str | None]]:
+    """Return the stages that lead to what is delivered, in their order, each with where it reads its inputs from."""
+    origins = {name: stage.origins(parts[name]) for name, stage in STAGES.items()}
+    needed: set[str | None] = set()
+    for name in reversed(origins):
+        if STAGES[name].is_last or name in needed:
+            needed |= {name, *origins[name].values()}
+    return {name: read for name, read in origins.items() if name in needed}
 
 
 def _mentions_host(values: Slice) -> bool:
@@ -111,12 +90,12 @@ def _mentions_host(values: Slice) -> bool:
 
 def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return where the password may be found, most preferred first; empty when the artifact stays plain."""
-    sources = _section(config, "encrypt").get("password", ())
+    sources = _section(config, SEALING).get("password", ())
     if isinstance(sources, str):
         sources = [sources]
     if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
         raise ConfigError(
-            "encrypt.password", "a list of places such as env:NAME or file:PATH", type(sources).__name__,
+            f"{SEALING}.password", "a list of places such as env:NAME or file:PATH", type(sources).__name__,
             "name where the password is, never the password itself",
         )  # fmt: skip
     checked_sources(sources)  # a password pasted here goes no further, into a file or an error

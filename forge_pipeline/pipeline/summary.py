@@ -11,37 +11,38 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.dvc_stage import OUT, folder_of
+from forge_pipeline.pipeline.receipts import PAGE, receipt_path, record_of, write_page_receipt
+from forge_pipeline.pipeline.work_tree import OUT, folder_of
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
-from forge_pipeline.stages import STAGES
+from forge_pipeline.stages import STAGES, taking
+from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.text import shown
-
-PAGE = OUT / "report.html"
 
 
 def write_report(targets: Sequence[str]) -> None:
     """Write the page about the builds below `out/`, and print a summary. Raises ArtifactError where one is missing."""
     builds = [finished(target) for target in targets]
     write_atomically(PAGE, render(builds).encode())
+    write_page_receipt(receipt_path(stage, target) for target in targets for stage in STAGES)
     print(summary(builds), flush=True)
 
 
 def finished(target: str) -> Build:
     """Read one target's build from the work tree."""
-    folder = folder_of("encrypt", target)
+    folder = OUT / target
     library, metadata = folder / "model_library.so", _json(folder / "metadata.json")
     return Build(
         target=target,
-        metrics=_json(folder / "metrics.json"),
+        metrics=_json(folder / "metrics.json") | _json(folder / "latency.json"),
         layers=_json(folder / "layers.json"),
         metadata=metadata,
-        stages=[_json(folder_of(stage, target) / f"{stage}.action.json") for stage in STAGES],
+        stages=[_json(record_of(receipt_path(stage, target))) for stage in STAGES],
         artifact=digest_file(library),
         artifact_bytes=library.stat().st_size,
         encrypted=(folder / "modelKey.bin").exists(),
-        names=_json(folder_of("load", None) / "report.json")["names"],
+        names=_json(folder_of(taking("source").name, None) / REPORT)["names"],
     )
 
 
@@ -56,7 +57,7 @@ def summary(builds: Sequence[Build]) -> str:
                 size(build.artifact_bytes),
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
-                str(folder_of("encrypt", build.target) / "model_library.so"),
+                str(OUT / build.target / "model_library.so"),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

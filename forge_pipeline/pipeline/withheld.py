@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError, UsageError
-from forge_pipeline.pipeline.stage_configs import password_sources
+from forge_pipeline.pipeline.stage_configs import SEALING, password_sources
 from forge_pipeline.redact import HIDDEN
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NOT_SHOWN = "not shown: it might be a secret"
-PASSWORD = "encrypt.password"  # noqa: S105  an option's name
+PASSWORD = f"{SEALING}.password"
 NOWHERE = ("model.path", "data.path", "data.eval_path", "out", "store", "matrix", PASSWORD)
 """Options that say where things are: of no record and no key, and so free to come from the environment."""
 _TELLING = re.compile(r"encrypt|passw|secret|token|credential", re.IGNORECASE)
@@ -29,7 +29,7 @@ _TELLING = re.compile(r"encrypt|passw|secret|token|credential", re.IGNORECASE)
 def is_secretive(override: str) -> bool:
     """Tell whether an override's value might be a secret, going by its key."""
     key, _, value = override.partition("=")
-    return bool(value and _TELLING.search(key)) and override not in ("encrypt=none", "encrypt=password")
+    return bool(value and _TELLING.search(key)) and override not in (f"{SEALING}=none", f"{SEALING}=password")
 
 
 def quotable(override: str) -> str:
@@ -42,7 +42,7 @@ def refuse_secrets(overrides: Sequence[Override | None]) -> None:
     for override in overrides:
         for section in _sections(override) if override is not None else ():
             if "${" not in str(section):  # resolved, and looked at, later: in no file of Hydra's
-                password_sources({"encrypt": section})
+                password_sources({SEALING: section})
 
 
 def _sections(override: Override) -> Iterator[Mapping[str, Any]]:
@@ -50,7 +50,7 @@ def _sections(override: Override) -> Iterator[Mapping[str, Any]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     key = override.key_or_group
-    if key not in ("encrypt", PASSWORD):
+    if key not in (SEALING, PASSWORD):
         return
     singles = [override]
     if override.is_sweep_override():

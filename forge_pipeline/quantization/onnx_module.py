@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from forge_pipeline.config import bind
+from forge_pipeline.config import bind, defaults
 from forge_pipeline.errors import ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.settings import Config
@@ -19,20 +19,7 @@ if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
 QUANT_TYPES: Final = ("static", "dynamic", "any")
-HISTOGRAM_VALUES = 16384
-PROBE_MIB = 32
 INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
-TOOLS: dict[str, Any] = {
-    "symmetric": False,
-    "reduce_range": False,
-    "percentile": 99.0,  # what Forge documents for its method of that name
-    "keep_float": [],
-    "improve": [],
-    "max_drop": None,
-    "probe_mib": PROBE_MIB,
-    "weight_bits": 4,
-    "block_size": 32,
-}
 
 
 class QuantizableModule(ONNXModule):
@@ -91,9 +78,10 @@ class QuantizableModule(ONNXModule):
                 fix="leave use_cuda out",
             )
         self._refuse_quantized("calibrate")
-        keeper = Keeper(PROBE_MIB << 20)
+        values = defaults("calibrate/default.yaml")["histogram_values"]
+        keeper = Keeper(defaults("quantize/static.yaml")["probe_mib"] << 20)
         feeds = keeper.watch(self._feeds(calib_data))
-        ranges, probes = calibrate(self, feeds, total=0, histogram_values=HISTOGRAM_VALUES), keeper.probes
+        ranges, probes = calibrate(self, feeds, total=0, histogram_values=values), keeper.probes
         if not reset and self._ranges is not None:
             ranges, probes = self._ranges.merge(ranges), trimmed((*self._probes, *probes), keeper.budget)
         self._ranges, self._probes = ranges, probes
@@ -104,7 +92,7 @@ class QuantizableModule(ONNXModule):
         activation_dtype: str = "int8",
         kernel_dtype: str | None = None,
         bias_dtype: str | None = None,
-        per_channel: bool = False,
+        per_channel: bool | None = None,
         calib_method: str = "average",
         quant_type: Literal["static", "dynamic", "any"] = "any",
         **options: Any,
@@ -112,9 +100,10 @@ class QuantizableModule(ONNXModule):
         """Quantize in place; ``any`` is static where the module is calibrated, else dynamic.
 
         ``kernel_dtype`` defaults to ``activation_dtype``, or int8 where that has 16 bits; ``bias_dtype`` to int32,
-        since 8 bits do not hold a sum of products. ``options``: further values of conf/quantize/*.yaml, such as
-        ``improve=["equalize"]``. Raises ConfigError for an unknown value, DataError for static without calibration,
-        ModelError for a model that is quantized already or has nothing to quantize.
+        since 8 bits do not hold a sum of products. ``options``: further values of conf/quantize/static.yaml, where
+        their defaults are, and that of ``per_channel``; of the tools, those in ``improve=["equalize"]`` are tried, and
+        no others. Raises ConfigError for an unknown value, DataError for static without calibration, ModelError for a
+        model that is quantized already or has nothing to quantize.
         """
         from forge_pipeline.quantization.build import quantized_dynamically, quantized_statically
 
@@ -128,15 +117,17 @@ class QuantizableModule(ONNXModule):
             )
         self._refuse_quantized("quantize")
         method = quant_type if quant_type != "any" else "static" if self.is_calibrated else "dynamic"
-        values = {
+        values: dict[str, Any] = {
             "method": method,
             "activation_dtype": activation_dtype,
             "kernel_dtype": kernel_dtype or activation_dtype.replace("16", "8"),
             "bias_dtype": bias_dtype or "int32",
-            "per_channel": per_channel,
             "calib_method": calib_method,
+            "improve": [],
         }
-        config = bind(Config, {**TOOLS, **values, **options}, where="quantize")
+        if per_channel is not None:
+            values["per_channel"] = per_channel
+        config = bind(Config, {**defaults("quantize/static.yaml"), **values, **options}, where="quantize")
         if config.method == "static":
             if self._ranges is None:
                 raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_pipeline.registry import Registry
-from forge_pipeline.stages.contract import Stage
+from forge_pipeline.stages.contract import DELIVERED, Stage
 
 STAGES = Registry(
     "stage",
@@ -12,35 +12,52 @@ STAGES = Registry(
         for stage in (
             Stage(
                 name="load", version=5, takes={"source": "source"}, gives="model",
-                tools=("onnx",), per_target=False,
+                tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
                 name="fold", version=3, takes={"model": "load"}, gives="model",
-                tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(
                 name="calibrate", version=2, takes={"model": "fold", "data": "calibration data"}, gives="ranges",
-                tools=("onnx", "onnxruntime", "numpy"), per_target=False, wants=("progress",),
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/calibrate",
+                deliverables=("ranges.svg",),  # not ranges.npz: what quantize reads, and nobody else
+                wants=("progress",),
             ),
             Stage(
                 name="quantize", version=3,
-                takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"},
-                gives="model", tools=("onnx", "onnxruntime", "numpy"), per_target=False,
+                takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"}, gives="model",
+                tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/quantize/{target}",
+                deliverables=("model.onnx", "model.data"),
             ),
             Stage(
                 name="compile", version=45, takes={"model": "quantize"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
-                wants=("key", "dump"),
+                folder="plain/{target}", wants=("key", "dump"),
             ),
             Stage(
-                name="evaluate", version=5,
-                takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"},
-                gives="metrics", tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True,
+                name="evaluate", version=6,
+                takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
+                tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True, folder=DELIVERED,
+                deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
             ),
             Stage(
                 name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
-                tools=(), per_target=True, wants=("password", "entropy"),
+                tools=(), per_target=True, folder=DELIVERED,
+                deliverables=("model_library.so", "modelKey.bin", "metadata.json"), wants=("password", "entropy"),
             ),
         )
     },
 )  # fmt: skip
+
+
+def giving(kind: str) -> Stage:
+    """Return the stage that gives the one artifact of this kind."""
+    (stage,) = (stage for stage in STAGES.values() if stage.gives == kind)
+    return stage
+
+
+def taking(origin: str) -> Stage:
+    """Return the stage that takes what comes from outside under this name."""
+    (stage,) = (stage for stage in STAGES.values() if origin in stage.takes.values())
+    return stage

@@ -33,14 +33,16 @@ class Kind:
     """A kind of artifact. ``write`` gives its files; the runner adds the report from the stage's result.
 
     A file named in ``optional`` may be absent: a plain library has no key file. One named in ``outside`` holds what is
-    too large for the first file: for people, the two are one. ``discloses`` says whether its files show the model
-    (weights, code, inner names) or the samples to whoever reads them without a password.
+    too large for the first file: for people, the two are one. One named in ``fresh`` has other bytes each time it is
+    built: it is random, or measured. ``discloses`` says whether its files show the model (weights, code, inner names)
+    or the samples to whoever reads them without a password.
     """
 
     identity: tuple[str, ...]
     extra: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
     discloses: Callable[[Mapping[str, Content]], bool] = lambda contents: True
@@ -116,7 +118,7 @@ def _write_sealed(sealed: Sealed) -> Contents:
 def _read_metrics(files: Files) -> Metrics:
     from forge_pipeline.stages.evaluate import Metrics
 
-    return Metrics.from_bytes(_bytes(files["metrics.json"]), _bytes(files["layers.json"]))
+    return Metrics.from_bytes(*(_bytes(files[name]) for name in ("metrics.json", "latency.json", "layers.json")))
 
 
 def _write_metrics(metrics: Metrics) -> Contents:
@@ -124,6 +126,7 @@ def _write_metrics(metrics: Metrics) -> Contents:
 
     return {
         "metrics.json": metrics.metrics_bytes(),
+        "latency.json": metrics.latency_bytes(),
         "layers.json": metrics.layers_bytes(),
         "layers.svg": layers_svg(metrics.layers),
     }
@@ -147,12 +150,17 @@ KINDS = Registry(
         "sealed": Kind(
             identity=tuple(SEALED_FILES.values()),
             optional=(SEALED_FILES["key"],),
+            fresh=tuple(SEALED_FILES.values()),
             read=_read_sealed,
             write=_write_sealed,
             discloses=lambda contents: SEALED_FILES["key"] not in contents,  # without a key file it is a plain library
         ),
         "metrics": Kind(
-            identity=("metrics.json", "layers.json"), extra=("layers.svg",), read=_read_metrics, write=_write_metrics
+            identity=("metrics.json", "layers.json"),
+            extra=("latency.json", "layers.svg"),
+            fresh=("latency.json",),
+            read=_read_metrics,
+            write=_write_metrics,
         ),
     },
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, DataError
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Rest, Result, Slice
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -30,6 +30,11 @@ class Config:
             raise ConfigError(
                 "calibrate.histogram_values", "a count of at least 1", str(self.histogram_values), "try 16384"
             )
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Add how samples become inputs."""
+    return {**section, "data": rest.preparation}
 
 
 def run(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.compile_process import Job, compile_apart
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
 
@@ -38,6 +40,32 @@ class Config:
     export_relax: bool
     uuid: str | None
     verify: Checks
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Add the target; where to dump what the compiler's steps make is a part of no key."""
+    return {**{name: value for name, value in section.items() if name != "dump"}, "target": rest.target}
+
+
+def localized(values: Slice) -> Slice:
+    """Describe this machine's processor for `host`; one that is described in full stays as it is."""
+    target = values["target"]
+    whole = isinstance(target, Mapping) and target.keys() == {field.name for field in fields(Target)}
+    described = bind(Target, target, where="target") if whole else Target.from_config(target)
+    return {**values, "target": asdict(described)}
+
+
+def accepts(hit: Hit, *, key: str, dump: Path | None) -> bool:
+    """Refuse a library that was never compared with its model, on a machine that can run it: another one built it.
+
+    Where a dump is wanted, no library that is there already will do.
+    """
+    if dump is not None:
+        return False
+    config = hit.config()
+    if not config["verify"]["enabled"] or "skipped" not in hit.report()["verification"]:
+        return True
+    return why_not_here(bind(Target, config["target"], where="target")) is not None
 
 
 def run(config: Config, model: ONNXModule, *, key: str, dump: Path | None = None) -> Result:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+DELIVERED = "{target}"
+"""The folder of what is delivered for a target."""
+
+Slice = dict[str, Any]
+"""The options of one stage: exactly what its output may depend on, beside its inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +23,8 @@ class Stage:
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
     ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None).
+    ``folder``: where `dvc repro` puts its output, below `out/`; DVC runs the stage once, or with ``per_target`` once for
+    each. ``deliverables``: what of its output is for the user.
     """
 
     name: str
@@ -25,6 +33,8 @@ class Stage:
     gives: str
     tools: tuple[str, ...]
     per_target: bool
+    folder: str
+    deliverables: tuple[str, ...] = ()
     wants: tuple[str, ...] = ()
 
     @property
@@ -32,9 +42,46 @@ class Stage:
         """The stage's code: ``Config`` and ``run``."""
         return importlib.import_module(f"forge_pipeline.stages.{self.name}")
 
+    @property
+    def differs_by_target(self) -> bool:
+        """True where each target has an output of its own, though one run of DVC's may make them all."""
+        return DELIVERED in self.folder
+
+    @property
+    def is_last(self) -> bool:
+        """True where all of the output is for the user, false where it is for the stages after it."""
+        return self.folder == DELIVERED
+
+    def origins(self, config: Mapping[str, Any]) -> dict[str, str | None]:
+        """Return ``takes``, with None for what this configuration leaves unread."""
+        unread = self._hook("unread", lambda config: ())(config)
+        return {parameter: None if parameter in unread else origin for parameter, origin in self.takes.items()}
+
+    def sliced(self, section: Slice, rest: Rest) -> Slice:
+        """Return what the output depends on: the section of this name, and what else of the configuration."""
+        values: Slice = self._hook("sliced", lambda section, rest: section)(section, rest)
+        return values
+
+    def localized(self, values: Slice) -> Slice:
+        """Return the slice with this machine's processor for `host`, and the digests of the user's own code."""
+        here: Slice = self._hook("localized", lambda values: values)(values)
+        return here
+
+    def accepts(self, hit: Hit, wanted: Callable[[], Mapping[str, Any]]) -> bool:
+        """Tell whether a result that is there already will do; ``wanted`` gives what the stage wants."""
+        check = getattr(self.module, "accepts", None)
+        return check is None or bool(check(hit, **wanted()))
+
+    def _hook(self, name: str, otherwise: Any) -> Any:
+        return getattr(self.module, name, otherwise)
+
 
 class StageModule(Protocol):
-    """What every module in ``forge_pipeline.stages`` offers."""
+    """What every module in ``forge_pipeline.stages`` offers.
+
+    It may also have ``unread(config)``, ``sliced(section, rest)``, ``localized(values)`` and
+    ``accepts(hit, **wanted)``: see the methods of ``Stage`` that ask them.
+    """
 
     Config: type[Any]
 
@@ -48,3 +95,26 @@ class Result:
 
     output: Any
     report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What of the configuration is no stage's own: ``inputs`` of conf/model, the target, how samples become inputs."""
+
+    inputs: Any
+    target: Slice
+    preparation: Slice
+    has_data: bool
+
+
+class Hit(Protocol):
+    """A result in the store, before it is taken."""
+
+    def config(self) -> Mapping[str, Any]:
+        """Return the options that it was built with, localized."""
+
+    def report(self) -> Mapping[str, Any]:
+        """Return the stage's report."""
+
+    def value(self) -> Any:
+        """Return the output."""

@@ -16,7 +16,7 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, SecretError
 from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 
 PAYLOAD = "forge-library/1"
 PUBLIC = ("format", "inputs", "outputs", "target", "tools")
@@ -34,6 +34,16 @@ class Config:
     key_ref: str | None
     chunk_kib: int | None
     kdf: Kdf | None
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Leave out where the password is: a part of no key."""
+    return {name: value for name, value in section.items() if name != "password"}
+
+
+def accepts(hit: Hit, *, password: Secret | None, entropy: Entropy) -> bool:
+    """Refuse an artifact whose key file the password does not open."""
+    return password is None or envelope.opens(hit.value(), password)
 
 
 def run(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Result:

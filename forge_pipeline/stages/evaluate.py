@@ -1,7 +1,7 @@
 """float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
 
 The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
-Everything is a function of the inputs but times, which are recorded with the name of the CPU they were seen on.
+Everything is a function of the inputs but times, which are kept apart, with the name of the CPU they were seen on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.results import Metrics, Value
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Rest, Result, Slice
+from forge_pipeline.target import HOST, Target
 
 if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
@@ -56,6 +57,18 @@ class Config:
                 raise ConfigError(f"evaluate.{name}", f"at least {minimum}", str(value), f"raise `evaluate.{name}`")
         if self.max_drop is not None and self.max_drop < 0:
             raise ConfigError("evaluate.max_drop", "null or at least 0", str(self.max_drop), "allow some loss")
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Add how samples become inputs."""
+    return {**section, "data": rest.preparation}
+
+
+def localized(values: Slice) -> Slice:
+    """Name this machine for `host`, and fill in the digest of a user's own metric, as it is now."""
+    machine = {"machine": Target.from_tag(HOST).description} if values.get("machine") == HOST else {}
+    metric = values.get("metric")
+    return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})
 
 
 def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
@@ -102,13 +115,14 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "worst_layer": worst[0].layer if worst else None,
         "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }
+    speed: dict[str, Value] = {}
     if isinstance(engine, ArtifactError):
         values |= {"compiled": None, "not_run": engine.found}
         ran = f"not run: expected {engine.expected}, found {engine.found}"
     else:
         feed = next(iter(chosen.feeds))
-        values |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
-        values |= _fallbacks(engine.profile(feed))
+        speed |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
+        speed |= _fallbacks(engine.profile(feed))
         ran = "run on this machine"
     report = {
         "metric": metric,
@@ -116,7 +130,8 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "compiled": ran,
         "worst_layers": [asdict(layer) for layer in worst],
     }
-    return Result(output=Metrics(values=values, layers=tuple(asdict(layer) for layer in table)), report=report)
+    rows = tuple(asdict(layer) for layer in table)
+    return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
 
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.digest import digest_module
 from forge_pipeline.passes.pipeline import apply, plan
 from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.table import metrics, table
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.passes.table import metrics, table, user_modules
+from forge_pipeline.stages.contract import Result, Slice
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -26,6 +28,24 @@ class Config:
     imports: list[str]
     verify: VerifySettings | None
     import_sources: list[str | None] = field(default_factory=list)
+
+
+def localized(values: Slice) -> Slice:
+    """Fill in the digests of the modules that passes come from."""
+    if not isinstance(values.get("imports"), list):
+        return values
+    modules = user_modules(_pass_names(values.get("passes")), values["imports"])
+    return {**values, "import_sources": [digest_module(str(name)) for name in modules]}
+
+
+def _pass_names(entries: object) -> Iterator[str]:
+    """Walk the list of passes: names, `name: {option: value}`, `repeat: [...]`."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, Mapping):
+            for name, options in entry.items():
+                yield from _pass_names(options) if name == "repeat" else (str(name),)
 
 
 def run(config: Config, model: ONNXModule) -> Result:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Declared, Limits
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Rest, Result, Slice
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -27,6 +27,11 @@ class Config:
     import_memory: int
     import_seconds: int
     inputs: tuple[Declared, ...] = ()  # conf/model's
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Add what conf/model says of the model's inputs."""
+    return {**section, "inputs": rest.inputs}
 
 
 def run(config: Config, source: Source) -> Result:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import DataError
 from forge_pipeline.quantization import settings
 from forge_pipeline.registry import Registry
-from forge_pipeline.stages.contract import Result
+from forge_pipeline.stages.contract import Rest, Result, Slice
 
 if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
@@ -18,11 +18,27 @@ if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
 
+ANY = "any"
+"""A method of conf/quantize that the data decides about."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(settings.Config):
     """conf/quantize/*.yaml, and the part of conf/data/*.yaml that says how samples become inputs; null without data."""
 
     data: Preparation | None
+
+
+def sliced(section: Slice, rest: Rest) -> Slice:
+    """Choose the method where that is left to the data, and add how samples become inputs where they are read."""
+    if section.get("method") == ANY:
+        section = {**section, "method": "static" if rest.has_data else "dynamic"}
+    return {**section, "data": None if unread(section) else rest.preparation}
+
+
+def unread(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Only static quantization asks for calibrated ranges, and for the data that they were calibrated with."""
+    return () if config.get("method") == "static" else ("ranges", "data")
 
 
 def run(config: Config, model: ONNXModule, ranges: Ranges | None = None, data: Dataset | None = None) -> Result:

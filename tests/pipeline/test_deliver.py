@@ -99,3 +99,11 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         pass
     assert waited == []
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_run_that_fails_leaves_none_of_the_folders_that_it_made(tmp_path: Path) -> None:
+    kept = tmp_path / "runs"
+    kept.mkdir()
+    with pytest.raises(KeyError), prepared(kept / "host" / "quantize=static"):
+        raise KeyError
+    assert list(tmp_path.rglob("*")) == [kept]

@@ -40,7 +40,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
     report = pipeline["stages"]["report"]
-    report["deps"] = [f"out/{target}/{name}" for target in TARGETS for name in ("metrics.json", "model_library.so")]
+    report["deps"] = [f"out/{target}/{name}.action.json" for target in TARGETS for name in ("evaluate", "encrypt")]
+    pipeline["metrics"] = [f"out/{target}/latency.json" for target in TARGETS]
     (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
     shell(folder, "git", "init", "-q")
     shell(folder, "dvc", "init", "-q")
@@ -52,7 +53,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # A Hydra run first: what it built, DVC must not build again.
     out = folder.parent / "hydra"
     shell(folder, sys.executable, "-m", "forge_pipeline", "run", "experiment=digits", "target=host", f"out={out}")
-    (folder / "first-repro.txt").write_text(shell(folder, "dvc", "repro"))
+    first = shell(folder, "dvc", "repro")
+    commit(folder, "built")
+    (folder / "first-repro.txt").write_text(first)
     yield folder
     shutil.rmtree(folder)
 
@@ -137,7 +140,9 @@ def test_a_second_repro_runs_nothing(checkout: Path) -> None:
 
 def test_the_metrics_parameters_and_plots_are_dvcs_to_show(checkout: Path) -> None:
     metrics = json.loads(shell(checkout, "dvc", "metrics", "show", "--json"))
-    assert f"out/{TARGETS[0]}/metrics.json" in json.dumps(metrics)
+    for name in ("metrics.json", "latency.json"):
+        assert all(f"out/{target}/{name}" in json.dumps(metrics) for target in TARGETS)
+    assert "latency_median_ms" in json.dumps(metrics)
     shell(checkout, "dvc", "plots", "show", "--json")
     compile_options = checkout / "conf" / "target" / "raspberry-pi" / "5.yaml"
     text = compile_options.read_text()
@@ -162,14 +167,35 @@ def test_a_comment_in_a_target_reruns_resolve_alone(checkout: Path) -> None:
     assert ran(shell(checkout, "dvc", "repro")) == {"resolve"}
 
 
-def test_a_damaged_output_in_the_work_tree_is_built_again(checkout: Path) -> None:
+def test_a_damaged_or_missing_deliverable_is_delivered_again_after_resolve(checkout: Path) -> None:
     shell(checkout, "dvc", "repro")
-    library = checkout / "out" / "raspberry-pi" / "5" / "model_library.so"
-    good = library.read_bytes()
-    library.unlink()
-    library.write_bytes(good[:-1])
-    shell(checkout, "dvc", "repro")
-    assert library.read_bytes() == good
+    damaged, missing = (checkout / "out" / target / "model_library.so" for target in TARGETS)
+    good = damaged.read_bytes(), missing.read_bytes()
+    damaged.unlink()
+    damaged.write_bytes(good[0][:-1])
+    missing.unlink()
+    (checkout / "out" / "report.html").unlink()
+    shell(checkout, sys.executable, "-m", "stages.resolve")
+    output = shell(checkout, "dvc", "repro")
+    assert ran(output) == {"report", *(f"encrypt@{target}" for target in TARGETS)}
+    assert lines(output, "built") == set()
+    assert (damaged.read_bytes(), missing.read_bytes()) == good
+    assert (checkout / "out" / "report.html").is_file()
+
+
+def test_another_clone_with_another_store_ends_with_the_same_lock_file(checkout: Path) -> None:
+    """What is built in the clone has other salts, times and latencies, and other objects to take nothing from."""
+    clone = checkout.parent / "elsewhere" / "clone"
+    shell(checkout, "git", "clone", "-q", str(checkout), str(clone))
+    (clone / ".forge").mkdir()
+    shutil.copy(checkout / ".forge" / "password", clone / ".forge")
+    shell(clone, sys.executable, "-m", "stages.resolve")
+    output = shell(clone, "dvc", "repro", "encrypt@host")
+    assert {"compile host", "evaluate host", "encrypt host"} <= lines(output, "built")
+    assert shell(clone, "git", "status", "--porcelain") == ""
+    assert ran(shell(clone, "dvc", "repro", "encrypt@host")) == set()
+    libraries = {(folder / "out" / "host" / "model_library.so").read_bytes() for folder in (checkout, clone)}
+    assert len(libraries) == 2
 
 
 def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:

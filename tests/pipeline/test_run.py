@@ -24,6 +24,7 @@ PLAIN = {
     "metadata.json",
     "model.onnx",
     "metrics.json",
+    "latency.json",
     "layers.json",
     "layers.svg",
     "manifest.json",

@@ -205,7 +205,7 @@ def test_samples_that_change_between_their_digest_and_their_reading_are_refused(
     places = ("path", "eval_path")
     options = {**_options("calibrate"), "data": {key: value for key, value in section.items() if key not in places}}
     data = Hooked(External(Dataset.from_config(section)), lambda: write(tmp_path, 5))
-    ambient = {"ambient": {"progress": None}}
+    ambient = {"ambient": {"progress": lambda stage: None}}
     _refused(store, "calibrate", options, {"model": loaded, "data": data}, path.stem, **ambient)
 
 
@@ -220,7 +220,7 @@ def test_a_function_that_gives_other_samples_each_time_is_refused(
     section = compose(["data=npz", "data.path=never_the_same:samples"])["data"]
     options = {**_options("calibrate"), "data": {k: v for k, v in section.items() if k not in ("path", "eval_path")}}
     data = External(Dataset.from_config(section))
-    ambient = {"ambient": {"progress": None}}
+    ambient = {"ambient": {"progress": lambda stage: None}}
     _refused(store, "calibrate", options, {"model": loaded, "data": data}, "calibrate: data", **ambient)
 
 
@@ -342,7 +342,13 @@ def test_a_quantized_model_that_is_edited_while_others_are_built_of_it_leaves_no
         config["evaluate"]["samples"] = samples
         with Store(tmp_path / name, on_damage=told.append) as store:
             runner = Runner(
-                store=store, ambient={"password": None, "entropy": os.urandom, "dump": None}, announce=announce
+                store=store,
+                ambient={
+                    "password": lambda stage: None,
+                    "entropy": lambda stage: os.urandom,
+                    "dump": lambda stage: None,
+                },
+                announce=announce,
             )
             outputs = run_stages(runner, slices(config), source_inputs(config))
             deliver(outputs, tmp_path / "out")

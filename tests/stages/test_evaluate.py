@@ -25,7 +25,6 @@ from forge_pipeline.target import Target
 
 SAMPLES, CALIBRATION, FEATURES, CLASSES = 120, 20, 12, 6
 DATA = Preparation(calibration_samples=CALIBRATION, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
-LATENCY = ("latency_median_ms", "latency_min_ms", "fallback_time_share", "slowest_fallback")
 
 
 def options(stage: str) -> dict[str, Any]:
@@ -113,10 +112,11 @@ def test_the_compiled_model_is_measured_beside_the_float_and_the_quantized_one(
     assert values["compiled"] == values["quantized"]
     assert 20 < values["quantized_sqnr_db.y"] < 60
     assert values["compiled_sqnr_db.y"] is None or values["compiled_sqnr_db.y"] > values["quantized_sqnr_db.y"]
-    assert 0 < values["latency_min_ms"] <= values["latency_median_ms"]
-    assert (values["latency_runs"], values["latency_threads"], values["machine"]) == (100, 1, "a machine")
-    assert 0 <= values["fallback_time_share"] <= 1
-    assert values["cpu"].startswith(platform.machine())
+    speed = result.output.latency
+    assert 0 < speed["latency_min_ms"] <= speed["latency_median_ms"]
+    assert (speed["latency_runs"], speed["latency_threads"], speed["machine"]) == (100, 1, "a machine")
+    assert 0 <= speed["fallback_time_share"] <= 1
+    assert speed["cpu"].startswith(platform.machine())
     assert values["size_library_bytes"] == len(library.to_bytes())
     assert values["size_quantized_bytes"] == len(quantized.to_bytes())
     assert result.report["compiled"] == "run on this machine"
@@ -128,11 +128,8 @@ def test_all_but_the_latency_is_the_same_twice(data: Dataset, compiled: Callable
         evaluate.run(config(), reference=classifier(), model=quantized, library=compiled(quantized), data=data)
         for _ in range(2)
     ]
-    steady = [
-        replace(run.output, values={k: v for k, v in run.output.values.items() if k not in LATENCY}) for run in runs
-    ]
-    assert steady[0].metrics_bytes() == steady[1].metrics_bytes()
-    assert steady[0].layers_bytes() == steady[1].layers_bytes()
+    assert runs[0].output.metrics_bytes() == runs[1].output.metrics_bytes()
+    assert runs[0].output.layers_bytes() == runs[1].output.layers_bytes()
     assert runs[0].report == runs[1].report
 
 
@@ -141,7 +138,7 @@ def test_for_another_machine_everything_but_the_compiled_model_is_measured(data:
     assert result.output.values["compiled"] is None
     assert result.output.values["not_run"] == "one made for s390x (board/far-away, s390x-linux-gnu)"
     assert result.report["compiled"].startswith("not run: expected a library for this machine")
-    assert "latency_median_ms" not in result.output.values
+    assert result.output.latency == {}
     assert result.output.values["float"] == 90.0
     assert result.output.values["drop"] == 90.0 - result.output.values["quantized"]
     assert [record["layer"] for record in result.output.layers] == ["x", "dense_one", "dense_two"]
@@ -150,7 +147,8 @@ def test_for_another_machine_everything_but_the_compiled_model_is_measured(data:
 def test_metrics_are_flat_and_survive_their_files(data: Dataset, foreign: Library) -> None:
     metrics = measured(foreign, data).output
     assert all(value is None or isinstance(value, int | float | str) for value in metrics.values.values())
-    assert evaluate.Metrics.from_bytes(metrics.metrics_bytes(), metrics.layers_bytes()) == metrics
+    files = metrics.metrics_bytes(), metrics.latency_bytes(), metrics.layers_bytes()
+    assert evaluate.Metrics.from_bytes(*files) == metrics
 
 
 def test_a_float_build_is_exact(data: Dataset, foreign: Library) -> None:

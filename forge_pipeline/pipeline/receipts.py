@@ -1,0 +1,101 @@
+"""What says that a stage has delivered: a receipt, which DVC tracks, and a record, which it does not.
+
+`dvc.lock` is committed, so it must be the same wherever the same is built. A receipt therefore holds what follows from
+the content alone: the action key, all that the key is made of, and the digest of each output, or null for one that is
+new each time it is built (sealed under a new salt, measured on this machine). The record, below `out/delivered`, has
+the digests of those as well, and how long the build took. DVC does not look at a file that it does not track:
+`withdraw` does, and removes the receipt where one is not as it was delivered, so that DVC has it delivered again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.content import open_stream
+from forge_pipeline.digest import canonical_json, digest_file
+from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.runner import Output
+from forge_pipeline.pipeline.work_tree import OUT, folder_of, make_private
+from forge_pipeline.stages import STAGES
+
+PAGE = OUT / "report.html"
+PAGE_RECEIPT = PAGE.with_suffix(".action.json")
+
+
+def receipt_path(stage: str, target: str | None = None) -> Path:
+    """Return where a stage's receipt is: among its outputs."""
+    return folder_of(stage, target) / f"{stage}.action.json"
+
+
+def record_of(receipt: Path) -> Path:
+    """Return where the record beside a receipt is."""
+    return OUT / "delivered" / receipt.relative_to(OUT)
+
+
+def clear(stage: str, target: str | None, files: Iterable[str]) -> None:
+    """Remove the receipt, and those of an earlier run's files that DVC does not: a failure leaves none of them."""
+    receipt = receipt_path(stage, target)
+    for path in (receipt, *(receipt.with_name(file) for file in files)):
+        path.unlink(missing_ok=True)
+
+
+def write_receipt(output: Output, target: str | None, *, private: bool) -> None:
+    """Say that ``output`` is delivered. The page about the build is written anew if this is news."""
+    receipt, outputs = receipt_path(output.stage.name, target), dict(sorted(output.action.outputs.items()))
+    described = {"stage": output.stage.name, "action_key": output.action.key}
+    news = _write_record(receipt, {**described, "seconds": output.action.seconds, "outputs": outputs})
+    if news:
+        PAGE_RECEIPT.unlink(missing_ok=True)
+    pinned = {file: None if file in output.kind.fresh else digest for file, digest in outputs.items()}
+    write_atomically(receipt, _pretty({**output.action.report, **described, "outputs": pinned}), private=private)
+
+
+def write_page_receipt(told: Iterable[Path]) -> None:
+    """Say that the page is written, about the builds with these receipts."""
+    _write_record(PAGE_RECEIPT, {"outputs": {PAGE.name: digest_file(PAGE)}})
+    receipt = {"inputs": {str(path): digest_file(path) for path in told}, "outputs": {PAGE.name: None}}
+    write_atomically(PAGE_RECEIPT, _pretty(receipt))
+
+
+def withdraw(targets: Iterable[str], root: Path = Path()) -> None:
+    """Remove the receipts below ``root`` that no longer say the truth about a file that DVC does not track."""
+    receipts = [receipt_path(stage, target) for target in targets for stage in STAGES]
+    for receipt in (*receipts, PAGE_RECEIPT):
+        if (root / receipt).exists() and not _is_delivered(root / receipt, root / record_of(receipt)):
+            (root / receipt).unlink()
+
+
+def _is_delivered(receipt: Path, record: Path) -> bool:
+    try:
+        said, delivered = _outputs(receipt), _outputs(record)
+        untracked = [file for file, digest in said.items() if digest is None]
+        return all(digest_file(receipt.with_name(file)) == delivered[file] for file in untracked)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _outputs(path: Path) -> Mapping[str, Any]:
+    with open_stream(path) as stream:
+        outputs: Mapping[str, Any] = json.loads(stream.read())["outputs"]
+    return outputs
+
+
+def _write_record(receipt: Path, record: Any) -> bool:
+    """Write the record beside a receipt, and tell whether it differs from the one that was there."""
+    path, content = record_of(receipt), canonical_json(record) + b"\n"
+    try:
+        with open_stream(path) as stream:
+            if stream.read() == content:
+                return False
+    except OSError:
+        pass
+    make_private(path.parent)
+    write_atomically(path, content, private=True)
+    return True
+
+
+def _pretty(receipt: Any) -> bytes:
+    return json.dumps(receipt, indent=1, sort_keys=True).encode() + b"\n"
