@@ -123,7 +123,7 @@ class Nested:
 def nest(lives: Mapping[Any, Life], concats: Iterable[Concat]) -> tuple[Nested, set[int]]:
     """Return which values lie in others, and the bindings of the copies that this saves.
 
-    A concatenation that makes more bytes needed at once stays a copy: its whole would be there as early as its first part.
+    One that makes more bytes needed at once stays a copy: its whole would be there as early as its first part.
     """
     nested, saved = Nested(), set[int]()
     least = most_at_once(list(lives.values()))
