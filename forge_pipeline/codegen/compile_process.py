@@ -72,7 +72,7 @@ class Compiled:
     relax_text: str | None
 
 
-def compile_apart(job: Job) -> Compiled:
+def compile_in_subprocess(job: Job) -> Compiled:
     """Compile ``job`` in a child process. Raises what the compilation raises, and CompileError where it crashed.
 
     The library's weights are in a temporary file.

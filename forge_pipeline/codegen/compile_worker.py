@@ -1,4 +1,4 @@
-"""The child process of ``apart``: `python -m forge_pipeline.codegen.compile_worker`, one job in, one answer out."""
+"""The child of ``compile_process``: `python -m forge_pipeline.codegen.compile_worker`, one job in, one answer out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device has: TVM's runtime as ``forge_pipeline.runtime`` loads it, and nothing else of TVM, in a process apart.
+"""What a device has: TVM's runtime as ``forge_pipeline.runtime`` loads it, and nothing else of TVM, in a subprocess.
 
 The compiler's own process has the whole of TVM, so that functions are found there that no device has. The child
 (`python -m forge_pipeline.codegen.device`) reads one pickled Run, or None, and writes what came out, the names of the

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
-from forge_pipeline.codegen.compile_process import Job, compile_apart
+from forge_pipeline.codegen.compile_process import Job, compile_in_subprocess
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.config import bind
@@ -94,7 +94,7 @@ def run(config: Config, model: ONNXModule, *, key: str, dump: Path | None = None
         dump=dump,
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
-    compiled = compile_apart(job)
+    compiled = compile_in_subprocess(job)
     metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
     report: dict[str, Any] = {
         "verification": compiled.verification or {"skipped": unverified},

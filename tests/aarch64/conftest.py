@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx
 import pytest
 
-from forge_pipeline.codegen.compile_process import Job, compile_apart
+from forge_pipeline.codegen.compile_process import Job, compile_in_subprocess
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 
@@ -19,6 +19,6 @@ def compile_for() -> Callable[[onnx.ModelProto, Target], bytes]:
     def compile_for(model: onnx.ModelProto, target: Target) -> bytes:
         options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
         job = Job(model=model, target=target, options=options, checks=None, relax_text=False)
-        return compile_apart(job).library.to_bytes()
+        return compile_in_subprocess(job).library.to_bytes()
 
     return compile_for

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from forge_pipeline.codegen import compile_process
+from forge_pipeline import children
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.compile_process import STEP, Job, compile_apart
+from forge_pipeline.codegen.compile_process import STEP, Job, compile_in_subprocess
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.verify import Checks, Tolerance, precision, verify
 from forge_pipeline.errors import CompileError, VerificationError
@@ -95,7 +95,7 @@ def job(model: onnx.ModelProto, options: Options) -> Job:
 def test_a_job_in_its_own_process_gives_what_it_gives_in_this_one(
     product: onnx.ModelProto, library: Library, stock: Options
 ) -> None:
-    compiled = compile_apart(job(product, stock))
+    compiled = compile_in_subprocess(job(product, stock))
     assert compiled.library.to_bytes() == library.to_bytes()
     assert compiled.verification is not None
     assert "R.matmul" in str(compiled.relax_text)
@@ -103,7 +103,7 @@ def test_a_job_in_its_own_process_gives_what_it_gives_in_this_one(
 
 def test_a_refusal_in_the_child_arrives_as_it_was_raised(model_of: Make, stock: Options) -> None:
     with pytest.raises(CompileError) as refusal:
-        compile_apart(job(model_of("Det", {"x": ([3, 3], FLOAT)}), stock))
+        compile_in_subprocess(job(model_of("Det", {"x": ([3, 3], FLOAT)}), stock))
     assert refusal.value.found == "1 node(s) that cannot (Det): Det 'the_node' (no converter)"
 
 
@@ -114,9 +114,9 @@ def test_a_crash_is_an_error_that_names_the_signal_and_the_step(
         f"import os, signal, sys; print({STEP!r} + 'import Conv', file=sys.stderr, flush=True); "
         f"os.kill(os.getpid(), signal.SIGSEGV)"
     )
-    monkeypatch.setattr(compile_process.children, "python", lambda *arguments: [sys.executable, "-c", crash])
+    monkeypatch.setattr(children, "python", lambda *_: [sys.executable, "-c", crash])
     with pytest.raises(CompileError) as refusal:
-        compile_apart(job(product, stock))
+        compile_in_subprocess(job(product, stock))
     assert refusal.value.where == "compiling for host, at: import Conv"
     assert signal.SIGSEGV.name in refusal.value.found
 

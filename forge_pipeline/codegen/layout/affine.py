@@ -57,7 +57,7 @@ class Clip:
         """Return the bounds of values that are then clipped to ``low`` and ``high``."""
         return Clip(low=min(max(self.low, low), high), high=max(min(self.high, high), low))
 
-    def steps(self, affine: Affine) -> tuple[float, float]:
+    def codes(self, affine: Affine) -> tuple[float, float]:
         """Return the bounds of ``x / scale`` for which ``q`` is in its type's range, and within these."""
         scale = np.float32(affine.scale)
         low = max(-affine.zero, float(np.rint(np.float32(self.low) / scale)))
@@ -83,12 +83,12 @@ def to_integers(image: te.Tensor, affine: Affine, clip: Clip) -> te.Tensor:
     return te.compute(image.shape, lambda *at: stored(image(*at) / scale, affine, clip), name="quantize")
 
 
-def stored(steps: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
+def stored(codes: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
     """Return ``x / scale`` rounded, clipped and moved to the zero point: an uint8 expression."""
     from tvm import tirx
 
-    low, high = (tirx.const(bound, "float32") for bound in clip.steps(affine))
-    shifted = tirx.max(tirx.min(steps, high), low) + tirx.const(ROUNDS, "float32")
+    low, high = (tirx.const(bound, "float32") for bound in clip.codes(affine))
+    shifted = tirx.max(tirx.min(codes, high), low) + tirx.const(ROUNDS, "float32")
     return (tirx.reinterpret("int32", shifted) + affine.zero).astype("uint8")
 
 

@@ -43,7 +43,7 @@ def without_signs(module: tvm.IRModule) -> tvm.IRModule:
         with builder.dataflow():
             for binding in bindings:
                 values.bind(binding)
-            output = builder.emit_output(values.renewed(main.body.body))
+            output = builder.emit_output(values.clone(main.body.body))
         builder.emit_func_output(output)
     return builder.finalize()
 
@@ -86,7 +86,7 @@ class _Values:
 
         value, variable = binding.value, binding.var
         if isinstance(binding, relax.MatchCast):
-            self.known[variable] = self.builder.match_cast(self.renewed(value), binding.ty)
+            self.known[variable] = self.builder.match_cast(self.clone(value), binding.ty)
             return
         made = self._without_sign(value)
         if made is not None:
@@ -107,7 +107,7 @@ class _Values:
             zero = _constant(value.args[2])
             if zero is None:
                 return None
-            operands = [self.renewed(argument) for argument in value.args[:2]]
+            operands = [self.clone(argument) for argument in value.args[:2]]
             return relax.op.quantize(*operands, _moved(zero), axis=value.attrs.axis, out_dtype="uint8")
         if name not in MOVES:
             return None
@@ -117,7 +117,7 @@ class _Values:
             return None
         new = [self.bytes[part] for part in parts]
         first = relax.Tuple(new) if isinstance(moved, relax.Tuple) else new[0]
-        return relax.Call(value.op, [first, *map(self.renewed, rest)], value.attrs, value.ty_args)
+        return relax.Call(value.op, [first, *map(self.clone, rest)], value.attrs, value.ty_args)
 
     def _read(self, value: relax.Expr) -> relax.Expr:
         """Return a value whose operands, where it takes signed bytes as numbers, have 128 more."""
@@ -127,19 +127,19 @@ class _Values:
             if value.op.name == "relax.dequantize":
                 zero = _constant(value.args[2])
                 if zero is not None:
-                    operands = [self._unsigned(value.args[0]), self.renewed(value.args[1]), _moved(zero)]
+                    operands = [self._unsigned(value.args[0]), self.clone(value.args[1]), _moved(zero)]
                     return relax.op.dequantize(*operands, axis=value.attrs.axis, out_dtype=value.attrs.out_dtype)
             elif str(value.attrs.dtype) == "int32":
                 wide = self.builder.emit(relax.op.astype(self._unsigned(value.args[0]), "int32"))
                 return relax.op.subtract(wide, relax.const(SHIFT, "int32"))
-        return self.renewed(value)
+        return self.clone(value)
 
     def _unsigned(self, variable: Any) -> Any:
         if variable not in self.bytes:
             self.bytes[variable] = self.builder.emit_te(_with_more, self.known[variable], primfunc_name_hint="unsigned")
         return self.bytes[variable]
 
-    def renewed(self, expression: relax.Expr) -> relax.Expr:
+    def clone(self, expression: relax.Expr) -> relax.Expr:
         """Return an expression with the variables of the new function, signed as they were."""
         from tvm import relax
 
@@ -149,11 +149,11 @@ class _Values:
                 self.known[expression] = self.builder.emit_te(_with_less, bytes_, primfunc_name_hint="signed")
             return self.known.get(expression, expression)
         if isinstance(expression, relax.Tuple):
-            return relax.Tuple([self.renewed(item) for item in expression.fields])
+            return relax.Tuple([self.clone(item) for item in expression.fields])
         if isinstance(expression, relax.TupleGetItem):
-            return relax.TupleGetItem(self.renewed(expression.tuple_value), expression.index)
+            return relax.TupleGetItem(self.clone(expression.tuple_value), expression.index)
         if isinstance(expression, relax.Call):
-            arguments = [self.renewed(argument) for argument in expression.args]
+            arguments = [self.clone(argument) for argument in expression.args]
             return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
         return expression
 

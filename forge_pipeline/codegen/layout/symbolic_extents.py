@@ -32,13 +32,13 @@ class _Names:
             return kind
         return relax.TensorType(extents, kind.dtype)
 
-    def renewed(self, extent: Any) -> Any:
+    def clone(self, extent: Any) -> Any:
         """Return an extent with the variables for the parts of it that have a name by now."""
         variable = self._known(extent)
         if variable is not None:
             return variable
         if hasattr(extent, "a") and hasattr(extent, "b"):
-            return type(extent)(self.renewed(extent.a), self.renewed(extent.b))
+            return type(extent)(self.clone(extent.a), self.clone(extent.b))
         return extent
 
     def _extent(self, extent: Any) -> Any:
@@ -75,29 +75,29 @@ def name_extents(module: tvm.IRModule) -> tvm.IRModule:
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
         with builder.dataflow():
             for binding in bindings:
-                value = builder.emit(_renewed(binding.value, new, names))
+                value = builder.emit(_clone(binding.value, new, names))
                 wanted = names.of(binding.ty if isinstance(binding, relax.MatchCast) else binding.var.ty)
                 if isinstance(wanted, relax.TensorType) and not tvm_ffi.structural_equal(wanted, value.ty):
                     value = builder.match_cast(value, wanted)
                 new[binding.var] = value
-            output = builder.emit_output(_renewed(main.body.body, new, names))
+            output = builder.emit_output(_clone(main.body.body, new, names))
         builder.emit_func_output(output)
     return builder.finalize()
 
 
-def _renewed(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.Expr:
+def _clone(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.Expr:
     """Return a binding's value with the variables of the new function."""
     from tvm import relax
 
     if isinstance(expression, relax.Var):  # an extent may be an argument of a kernel
-        return new[expression] if expression in new else names.renewed(expression)
+        return new[expression] if expression in new else names.clone(expression)
     if isinstance(expression, relax.Tuple):
-        return relax.Tuple([_renewed(item, new, names) for item in expression.fields])
+        return relax.Tuple([_clone(item, new, names) for item in expression.fields])
     if isinstance(expression, relax.TupleGetItem):
-        return relax.TupleGetItem(_renewed(expression.tuple_value, new, names), expression.index)
+        return relax.TupleGetItem(_clone(expression.tuple_value, new, names), expression.index)
     if isinstance(expression, relax.ShapeExpr):
-        return relax.ShapeExpr([names.renewed(extent) for extent in expression.values])
+        return relax.ShapeExpr([names.clone(extent) for extent in expression.values])
     if isinstance(expression, relax.Call):
-        arguments = [_renewed(argument, new, names) for argument in expression.args]
+        arguments = [_clone(argument, new, names) for argument in expression.args]
         return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
     return expression

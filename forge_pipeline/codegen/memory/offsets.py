@@ -88,7 +88,7 @@ def _aligned(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Concat:
     """A kernel call that copies ``parts``, in order, into ``whole``; all are variables."""
 
     binding: int
@@ -120,22 +120,23 @@ class Nested:
         return found
 
 
-def nest(lives: Mapping[Any, Life], joins: Iterable[Join]) -> tuple[Nested, set[int]]:
+def nest(lives: Mapping[Any, Life], concats: Iterable[Concat]) -> tuple[Nested, set[int]]:
     """Return which values lie in others, and the bindings of the copies that this saves.
 
-    A join that makes more bytes needed at once stays a copy: its whole would be there as early as its first part.
+    One that makes more bytes needed at once stays a copy: its whole would be there as early as its first part.
     """
     nested, saved = Nested(), set[int]()
     least = most_at_once(list(lives.values()))
-    for join in joins:
-        offsets = [0, *accumulate(lives[part].size for part in join.parts)]
-        apart = len(set(join.parts)) == len(join.parts) and not any(part in nested.inside for part in join.parts)
-        if not apart or any(offset % ALIGNMENT for offset in offsets[:-1]):
+    for concat in concats:
+        offsets = [0, *accumulate(lives[part].size for part in concat.parts)]
+        placed = any(part in nested.inside for part in concat.parts)
+        disjoint = not placed and len(set(concat.parts)) == len(concat.parts)
+        if not disjoint or any(offset % ALIGNMENT for offset in offsets[:-1]):
             continue
-        inside = {part: (join.whole, offset) for part, offset in zip(join.parts, offsets, strict=False)}
+        inside = {part: (concat.whole, offset) for part, offset in zip(concat.parts, offsets, strict=False)}
         tried = Nested(inside={**nested.inside, **inside})
         needed = most_at_once(list(tried.lives(lives).values()))
         if needed <= least:
             nested, least = tried, needed
-            saved.add(join.binding)
+            saved.add(concat.binding)
     return nested, saved

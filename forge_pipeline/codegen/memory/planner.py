@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.float32.concat import JOINS
 from forge_pipeline.codegen.memory import prepack
-from forge_pipeline.codegen.memory.offsets import Join, Life, nest, plan
+from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
 from forge_pipeline.runtime.profile import PLACING
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
     lives = _lives(module, bindings, function.body.body, keeps_results=variable.name_hint == prepack.NAME)
     if not lives:
         return
-    nested, joined = nest(lives, _joins(module, bindings, lives))
+    nested, saved = nest(lives, _concats(module, bindings, lives))
     outer = nested.lives(lives)
     found = plan(list(outer.values()))
     places = dict(zip(outer, found.offsets, strict=True))
@@ -91,7 +91,7 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
         place = builder.add_func(_placing(len(moved)), PLACING)
         nothing = relax.Var("placed", relax.TupleType([]))
         start.append(relax.VarBinding(nothing, relax.Call(place, moved)))
-    rest = [binding for at, binding in enumerate(bindings) if binding.var not in lives and at not in joined]
+    rest = [binding for at, binding in enumerate(bindings) if binding.var not in lives and at not in saved]
     body = relax.SeqExpr([relax.BindingBlock([*start, *rest])], function.body.body)
     planned = relax.Function(function.params, body, function.ret_ty, function.is_pure).with_attrs(
         dict(function.attrs or {})
@@ -99,8 +99,8 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
     builder.update_func(variable, planned)
 
 
-def _joins(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Life]) -> Iterator[Join]:
-    """Yield the joins whose parts and whole are planned, and whose parts are whole tensors."""
+def _concats(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Life]) -> Iterator[Concat]:
+    """Yield the concatenations whose parts and whole are planned, and whose parts are whole tensors."""
     from tvm import relax
 
     names = {binding.var: binding.value for binding in bindings if isinstance(binding.value, relax.Var)}
@@ -117,7 +117,7 @@ def _joins(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Li
             tensors.append(tensor)
         *parts, whole = tensors
         if all(tensor in lives for tensor in tensors) and sum(lives[part].size for part in parts) == lives[whole].size:
-            yield Join(binding=index, parts=tuple(parts), whole=whole)
+            yield Concat(binding=index, parts=tuple(parts), whole=whole)
 
 
 def _lives(

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.codegen.backend import planned
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.lowering import lower
-from forge_pipeline.codegen.memory.offsets import ALIGNMENT, Join, Life, most_at_once, nest, plan
+from forge_pipeline.codegen.memory.offsets import ALIGNMENT, Concat, Life, most_at_once, nest, plan
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model
 from forge_pipeline.codegen.options import Options
@@ -152,7 +152,7 @@ def test_a_whole_that_would_take_more_by_being_there_early_is_a_copy(between: in
         "late": Life(size=640, first=8, last=9),
         "whole": Life(size=704, first=9, last=10),
     }
-    nested, saved = nest(lives, [Join(binding=9, parts=("early", "late"), whole="whole")])
+    nested, saved = nest(lives, [Concat(binding=9, parts=("early", "late"), whole="whole")])
     assert len(saved) == 1 - copies
     assert nested.place("late") == (("late", 0) if copies else ("whole", 64))
     assert most_at_once(list(nested.lives(lives).values())) <= most_at_once(list(lives.values()))
@@ -164,7 +164,7 @@ def test_parts_lie_in_their_whole_where_each_of_them_starts_at_a_cache_line(size
     end = len(sizes)
     lives = {part: Life(size=size, first=part, last=end) for part, size in enumerate(sizes)}
     lives[end] = Life(size=sum(sizes), first=end, last=end + 1)
-    nested, saved = nest(lives, [Join(binding=end, parts=tuple(range(end)), whole=end)])
+    nested, saved = nest(lives, [Concat(binding=end, parts=tuple(range(end)), whole=end)])
     starts = [sum(sizes[:part]) for part in range(end)]
     if any(start % ALIGNMENT for start in starts):
         assert not saved

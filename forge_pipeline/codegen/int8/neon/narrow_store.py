@@ -30,7 +30,7 @@ def name_of(kernel: MicroKernel, epilogue: Epilogue) -> str:
     """Return the name of the tensor intrinsic, registered when it is first asked for; the finish is quantized."""
     affine = epilogue.affine
     assert affine is not None  # noqa: S101 - who calls has looked
-    low, high = epilogue.clip.steps(affine)
+    low, high = epilogue.clip.codes(affine)
     has_float_bias = epilogue.float_bias is not None
     name = f"forge.neon.store.{kernel.name}.{affine.zero}.{low:g}.{high:g}.{has_float_bias}"
     pattern, body = (text(kernel, affine, low, high, has_float_bias=has_float_bias) for text in (_pattern, _body))

@@ -105,7 +105,7 @@ def bound(graph: Graph, call: relax.Call) -> Value | None:
     least, most = (np.float32(level - value.affine.zero) * np.float32(value.affine.scale) for level in (0, LEVELS))
     if any(least < end < most and not _is_level(end, value.affine) for end in (low, high)):
         return None
-    levels = tuple(int(end) + value.affine.zero for end in Clip(low=low, high=high).steps(value.affine))
+    levels = tuple(int(end) + value.affine.zero for end in Clip(low=low, high=high).codes(value.affine))
     limited = Lookup(
         source=value.source,
         table=np.clip(BYTES, levels[0], levels[1]).astype(np.uint8),

@@ -59,7 +59,7 @@ def requantized(
 
 def packing(affine: Affine, clip: Clip, lanes: int) -> dict[str, int]:
     """Return the annotations of a block that packs what a block before it, read whole, has in steps of ``affine``."""
-    low, high = (int(end) + affine.zero for end in clip.steps(affine))
+    low, high = (int(end) + affine.zero for end in clip.codes(affine))
     return {LANES: lanes, ZERO: affine.zero, LOW: low, HIGH: high}
 
 
