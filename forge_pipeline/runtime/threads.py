@@ -7,6 +7,7 @@ Handing over takes 10 to 20 microseconds.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -167,5 +168,12 @@ def _in_child() -> None:
     _after_fork()
 
 
+def _at_exit() -> None:
+    """Let no thread call TVM from now on: what came back from it too late would abort the process."""
+    for lock in tuple(_locks):
+        lock.acquire()
+
+
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -14,13 +14,13 @@ import os
 import re
 import resource
 import select
-import subprocess
 import sys
 import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline import children
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.frontends.inspect import inspect  # noqa: F401  imported once, before the forks
 from forge_pipeline.ir import shape_inference, shape_inference_worker
@@ -145,7 +145,7 @@ def _processor_time() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def _forked(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[bytes]:
+def _forked(content: bytes, *, propagate: bool) -> children.Ended:
     """Run the checker's process as ``inference`` does, but forked."""
     files = [os.memfd_create(name) for name in ("in", "out", "error")]
     os.write(files[0], content)
@@ -170,7 +170,10 @@ def _forked(content: bytes, *, propagate: bool) -> subprocess.CompletedProcess[b
         with os.fdopen(descriptor, "rb") as stream:
             said.append(stream.read())
     os.close(files[0])
-    return subprocess.CompletedProcess([], os.waitstatus_to_exitcode(status), said[0], said[1])
+    answer, errors = said
+    return children.Ended(
+        status=os.waitstatus_to_exitcode(status), answer=answer, said=errors.decode("utf-8", "replace")
+    )
 
 
 if __name__ == "__main__":
