@@ -126,3 +126,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    for stream in filter(None, (child.stdin, child.stdout)):
+        with suppress(BrokenPipeError):  # part of a request that nobody reads any more
+            stream.close()

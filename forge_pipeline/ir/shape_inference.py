@@ -19,7 +19,7 @@ from forge_pipeline.ir import shape_inference_worker
 
 MEMORY: Final = 2 << 30  # bytes of address space; large weights are not given to it
 SECONDS: Final = 30  # of processor time
-_WALL: Final = 20 * SECONDS  # where the machine is busy with other things
+_PATIENCE: Final = 20  # times as long on the clock, where the machine is busy with other things
 
 
 def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -> ModelProto:
@@ -49,7 +49,7 @@ def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -
     if error is not None:
         raise error
     if child.status is None:
-        raise _stopped(f"no answer within {_WALL} seconds")
+        raise _stopped(f"no answer within {_PATIENCE * SECONDS} seconds")
     if child.status == shape_inference_worker.OUT_OF_MEMORY:
         raise _stopped(f"a model whose shapes take more than {MEMORY >> 30} GiB to work out")
     if child.status == -signal.SIGXCPU:
@@ -66,7 +66,9 @@ def _printable(text: str) -> str:
 
 def _run(content: bytes, *, propagate: bool) -> children.Ended:
     options = (str(MEMORY), str(SECONDS), str(int(propagate)))
-    return children.run_apart(children.python(shape_inference_worker.__file__, *options), content, seconds=_WALL)
+    return children.run_apart(
+        children.python(shape_inference_worker.__file__, *options), content, seconds=_PATIENCE * SECONDS
+    )
 
 
 def _stopped(found: str) -> ModelError:

@@ -51,7 +51,6 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
             )
     target, data = dict(_section(config, "target")), _section(config, "data")
     Target.from_config(target)  # refused here, before any work starts
-    dump_folder(config)
     rest = Rest(
         inputs=dataclasses.asdict(bind(Model, _section(config, "model"), where="model"))["inputs"],
         target=target,
@@ -59,6 +58,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         has_data=data.get("path") is not None,
     )
     password_sources(config)
+    dump_folder(config)
     raw = {name: stage.sliced(dict(_section(config, name)), rest) for name, stage in STAGES.items()}
     checked = {name: localized(name, values) for name, values in raw.items()}
     portable = {name: raw[name] if _mentions_host(raw[name]) else checked[name] for name in raw}
@@ -103,12 +103,13 @@ def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def dump_folder(config: Mapping[str, Any]) -> Path | None:
-    """Return where the compiler is to leave what each of its steps makes; None for nowhere."""
-    folder = _section(config, "compile").get("dump")
+    """Return where the stage that can is to leave what each of its steps makes; None for nowhere."""
+    stage = next(stage.name for stage in STAGES.values() if "dump" in stage.wants)
+    folder = _section(config, stage).get("dump")
     if folder is None:
         return None
     if not isinstance(folder, str) or not folder:
-        raise ConfigError("compile.dump", "a folder name, or null", repr(folder), "give compile.dump=FOLDER")
+        raise ConfigError(f"{stage}.dump", "a folder name, or null", repr(folder), f"give {stage}.dump=FOLDER")
     return Path(folder).absolute()
 
 

@@ -79,7 +79,8 @@ def compiled() -> Callable[[ONNXModule], Library]:
     def build(model: ONNXModule) -> Library:
         if model.fingerprint not in known:
             target = asdict(Target.from_tag("host"))
-            chosen = bind(compiling.Config, {**options("compile"), "target": target}, where="compile")
+            values = {name: value for name, value in options("compile").items() if name != "dump"}
+            chosen = bind(compiling.Config, {**values, "target": target}, where="compile")
             known[model.fingerprint] = compiling.run(chosen, model, key="0" * 64).output
         return known[model.fingerprint]
 

@@ -481,7 +481,7 @@ def test_the_checker_has_limits_on_memory_and_time(loaded, monkeypatch):
         loaded(relu())
     monkeypatch.undo()
     monkeypatch.setattr(shape_inference, "SECONDS", 0)
-    with pytest.raises(ModelError, match=r"take more than 0 seconds|the checker dies"):
+    with pytest.raises(ModelError, match="no answer within 0 seconds"):
         loaded(relu())
 
 
