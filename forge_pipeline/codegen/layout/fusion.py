@@ -6,7 +6,7 @@ larger in memory goes on instead.
 
 Elementwise operators in a row become one expression. Where each names its operand twice, or is a function that is
 written out (`tir.vector_math`), the expression that TVM simplifies doubles with each of them, or is twelve times as
-large: eight sigmoids in a row did not end in an hour's time. A chain is cut before that.
+large: eight sigmoids in a row were not done in a minute. A chain is cut before that.
 """
 
 from __future__ import annotations
