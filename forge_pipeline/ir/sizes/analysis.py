@@ -13,7 +13,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Size, Whole
-from forge_pipeline.ir.sizes.interface import inputs_of, unused
+from forge_pipeline.ir.sizes.interface import Limits, inputs_of, unused
 from forge_pipeline.ir.sizes.operation import Operation, Unknown
 from forge_pipeline.ir.sizes.real import Real
 from forge_pipeline.ir.sizes.rules import rule_of
@@ -21,6 +21,8 @@ from forge_pipeline.ir.sizes.rules.fallback import inferred
 from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Known, of_array
 from forge_pipeline.ir.tensors import element_count
 
+ROUNDS: Final = 4
+"""How often a model is gone through: what its operators demand of an extent decides what is computed from it."""
 STANDARD: Final = ("", "ai.onnx")
 
 
@@ -62,15 +64,27 @@ def analyse(model: ModelProto) -> Sizes:
 
     An initializer that is listed as an input is a constant. Raises ModelError where two sizes cannot agree.
     """
-    walk = _Walk(model)
-    walk.main(model.graph)
-    return walk.sizes()
+    limits: dict[str, tuple[int, int | None]] = {}
+    stated: list[Constraint] = []
+    for _ in range(ROUNDS):
+        walk = _Walk(model, limits)
+        walk.main(model.graph)
+        learned = walk.limits()
+        if not learned:
+            break
+        for name, (low, high, text) in learned.items():
+            before, after = limits.get(name, (0, None))
+            limits[name] = (max(before, low), high if after is None or (high is not None and high < after) else after)
+            size = e.extent(name) - low if low else (high or 0) - e.extent(name)
+            stated.append(Constraint(size=size, at_least=True, text=text))
+    return walk.sizes(stated)
 
 
 class _Walk:
     """The context of all rules: values so far, and what is known to be equal."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, limits: Limits) -> None:
+        self._limits = limits
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._opset = self._opsets.get("", self._opsets.get("ai.onnx", 1))
         self._values: dict[str, Known] = {}
@@ -86,7 +100,7 @@ class _Walk:
 
     def main(self, graph: GraphProto) -> None:
         weights = {tensor.name for tensor in graph.initializer}
-        self._values = inputs_of(value for value in graph.input if value.name not in weights)
+        self._values = inputs_of((value for value in graph.input if value.name not in weights), self._limits)
         for known in self._values.values():
             for size in known.shape or ():
                 for name in sorted(e.names(size)):
@@ -94,10 +108,25 @@ class _Walk:
         self._taken.update(self._order)
         self._nodes(graph)
 
-    def sizes(self) -> Sizes:
+    def limits(self) -> dict[str, tuple[int, int | None, str]]:
+        """Return what the operators demand of single extents of the inputs, beyond what was known before."""
+        found: dict[str, tuple[int, int | None, str]] = {}
+        for constraint in self._constraints.values():
+            limit = e.least_extent(constraint.size) if constraint.at_least and not constraint.graph else None
+            if limit is None or limit[0] in self._data:
+                continue
+            name, low, high = limit
+            before, after = self._limits.get(name, (0, None))
+            if low > max(before, found.get(name, (0,))[0]):
+                found[name] = (low, None, constraint.text)
+            elif name not in found and high is not None and (after is None or high < after):
+                found[name] = (0, high, constraint.text)
+        return found
+
+    def sizes(self, stated: Sequence[Constraint]) -> Sizes:
         """Return what was found, with equal extents written in one way."""
         values = {name: self._read(name) for name in self._values}
-        constraints = tuple(self._constraints.values())
+        constraints = (*stated, *self._constraints.values())
         data = {n: None if b is None else self.resolve(b) for n, b in self._data.items() if n not in self._equal}
         return Sizes(values=values, constraints=constraints, equalities=dict(self._equal), bounds_of_data=data)
 

@@ -124,11 +124,11 @@ class Size:
     __rmul__ = __mul__
 
 
-def extent(name: str, high: int | None = None) -> Size:
-    """Return an extent by its name; it lies between 0 and ``high``."""
+def extent(name: str, high: int | None = None, low: int = 0) -> Size:
+    """Return an extent by its name; it lies between ``low`` and ``high``."""
     text = name if name.isidentifier() else repr(name)
     atom = Atom("extent", text, (name,), frozenset((name,)), 1)
-    atom.high = high
+    atom.low, atom.high = low, high
     return Size((((atom,), 1),))
 
 
@@ -332,6 +332,54 @@ def linear_in(size: Size) -> dict[str, Whole]:
             rest = _made({m: c for m, c in size.terms if not (len(m) == 1 and m[0].names == {name})})
             solved[name] = -rest if coefficient > 0 else rest
     return solved
+
+
+def least_extent(size: Whole) -> tuple[str, int, int | None] | None:
+    """Return the one extent of a size, and the least and greatest it can be for the size not to be negative.
+
+    None where the size has several extents, or is not seen to go up, or down, all the way with the one.
+    """
+    found = names(size)
+    sign = _direction(size)
+    if len(found) != 1 or not sign:
+        return None
+    (name,) = found
+    low, high = 0, 1 << 40  # one of them holds, the other does not: between them lies the last that does, or the first
+    if sign > 0 and evaluate(size, {name: low}) >= 0:
+        return name, 0, None
+    if evaluate(size, {name: high if sign > 0 else low}) < 0:
+        return None
+    if sign < 0 and evaluate(size, {name: high}) >= 0:
+        return name, 0, None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (evaluate(size, {name: middle}) >= 0) == (sign > 0):
+            high = middle
+        else:
+            low = middle
+    return (name, high, None) if sign > 0 else (name, 0, low)
+
+
+def _direction(size: Whole) -> int:
+    """Return 1 where a size never goes down as its extents grow, -1 where it never goes up, 0 where nobody knows."""
+    signs = set()
+    for monomial, coefficient in _terms(size):
+        if monomial:
+            signs.add(1 if coefficient > 0 else -1)
+            if not all(_grows(atom) and atom.low is not None and atom.low >= 0 for atom in monomial[:8]):
+                if len(monomial) > 1 or not _grows(monomial[0]):
+                    return 0
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def _grows(atom: Atom) -> bool:
+    if atom.kind == "extent":
+        return True
+    if atom.kind == "floordiv":
+        return isinstance(atom.args[1], int) and isinstance(atom.args[0], Size) and _direction(atom.args[0]) > 0
+    if atom.kind in ("min", "max"):
+        return all(isinstance(arg, int) or (isinstance(arg, Size) and _direction(arg) > 0) for arg in atom.args)
+    return False
 
 
 def bounds(size: Whole) -> Interval:

@@ -132,6 +132,8 @@ def _scales(op: Operation) -> list[Real | float] | None:
 
 def scaled(op: Operation, size: Whole, scale: Real | float | Whole) -> Whole:
     """Return an extent times a float32 scale, rounded down."""
+    if scale == 1.0:
+        return size
     if isinstance(scale, (int, float)):
         factor = real.of_number(float(scale), "float32")
     elif isinstance(scale, Size):
