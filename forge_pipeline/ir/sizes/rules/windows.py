@@ -33,9 +33,8 @@ def windows(op: Operation, sizes: Shape, kernel: Shape, *, ceil: bool = False) -
         before = 0 if mode == "VALID" else pads[axis]
         around = 0 if mode == "VALID" else pads[axis] + pads[axis + count]
         room = size + around - reach
-        op.context.require_not_negative(
-            room + strides[axis] - 1, f"{op.title}: axis {axis + 2} is smaller than the window"
-        )
+        text = f"{op.title}: axis {axis + 2} is smaller than the window"
+        op.context.require_not_negative(room + strides[axis] - 1 if ceil else room, text)
         if ceil and strides[axis] > 1:
             places = e.ceildiv(room, strides[axis]) + 1
             behind = e.at_least((places - 1) * strides[axis], size + before)
