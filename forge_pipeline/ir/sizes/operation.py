@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from onnx import AttributeProto, GraphProto, NodeProto, helper
+from onnx import AttributeProto, NodeProto, helper
 
-from forge_pipeline.ir.sizes.expression import Whole, is_one
+from forge_pipeline.ir.sizes.expression import Whole, bounds, is_one, weight
 from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
 
 
@@ -26,8 +26,14 @@ class Context(Protocol):
     def resolve(self, size: Whole) -> Whole:
         """Return a size with what is known to be equal replaced."""
 
-    def graph(self, graph: GraphProto, inputs: Sequence[Known], *, certain: bool) -> list[Known]:
-        """Return what is known of a subgraph's results; ``certain`` says that it runs whenever the node does."""
+    def graph(self, attribute: str, inputs: Sequence[Known], *, certain: bool) -> tuple[list[Known], frozenset[str]]:
+        """Return what is known of a subgraph's results, and the extents made within it.
+
+        ``certain`` says that it runs whenever the node does.
+        """
+
+    def trial(self, attribute: str, inputs: Sequence[Known]) -> list[Known]:
+        """Return what a subgraph's results would be, and conclude nothing from it."""
 
 
 class Operation:
@@ -95,7 +101,7 @@ class Operation:
             return a
         self.context.require(a - b, f"{self.title}: {why} ({a} and {b})")
         a, b = self.context.resolve(a), self.context.resolve(b)
-        return b if isinstance(b, int) else a
+        return b if weight(b) < weight(a) else a
 
     def fresh(self, hint: str, high: Whole | None = None) -> Whole:
         """Return an extent that only data decides."""
@@ -110,10 +116,18 @@ class Operation:
             for shape in shapes:
                 if -axis > len(shape) or is_one(shape[axis]):
                     continue
-                entry = shape[axis]
-                found = entry if is_one(found) else self.require_equal(found, entry, "operands differ in an extent")
+                found = shape[axis] if is_one(found) else self._met(found, shape[axis])
             result.append(found)
         return tuple(result)
+
+    def _met(self, a: Whole, b: Whole) -> Whole:
+        """Return what two extents become that are not 1 for sure. One that is at most 1 is taken to be 1."""
+        a, b = self.context.resolve(a), self.context.resolve(b)
+        for one, other in ((a, b), (b, a)):
+            if a != b and not isinstance(one, int) and bounds(one)[1] == 1:
+                self.context.require_not_negative(one - 1, f"{self.title}: operands differ in an extent ({a} and {b})")
+                return other
+        return self.require_equal(a, b, "operands differ in an extent")
 
 
 Rule: TypeAlias = Callable[[Operation], Sequence[Known]]

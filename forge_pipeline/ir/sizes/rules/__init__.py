@@ -9,6 +9,7 @@ from onnx import NodeProto
 
 from forge_pipeline.ir.sizes.operation import Rule
 from forge_pipeline.ir.sizes.rules import (
+    control,
     elementwise,
     indexing,
     linear,
@@ -16,12 +17,16 @@ from forge_pipeline.ir.sizes.rules import (
     rearranging,
     recurrent,
     reduction,
+    sequences,
     shapes,
+    signal,
     slicing,
+    vision,
     windows,
 )
 
 RULES: Final[Mapping[str, Rule]] = {
+    **control.RULES,
     **elementwise.RULES,
     **indexing.RULES,
     **linear.RULES,
@@ -29,8 +34,11 @@ RULES: Final[Mapping[str, Rule]] = {
     **rearranging.RULES,
     **recurrent.RULES,
     **reduction.RULES,
+    **sequences.RULES,
     **shapes.RULES,
+    **signal.RULES,
     **slicing.RULES,
+    **vision.RULES,
     **windows.RULES,
 }
 """Operators of ONNX itself, by name."""

@@ -18,7 +18,7 @@ from forge_pipeline.ir.sizes.value import MOST, Array, Element, Known
 
 Function = Callable[..., Element]
 FLOATS: Final = {TensorProto.FLOAT16: "float16", TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
-_INTEGERS: Final = {
+INTEGERS: Final = {
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 }  # fmt: skip
@@ -48,7 +48,7 @@ def made(dtype: int, shape: tuple[Whole, ...] | None, contents: Array | None) ->
     """Return what is known of a result; contents that its element type does not hold are left out."""
     if contents is None:
         return Known(dtype, shape)
-    if dtype in _INTEGERS and dtype != TensorProto.BOOL:
+    if dtype in INTEGERS and dtype != TensorProto.BOOL:
         limits = np.iinfo(helper.tensor_dtype_to_np_dtype(dtype))
         if any(isinstance(x, int) and not limits.min <= x <= limits.max for x in contents.reshape(-1).tolist()):
             return Known(dtype, shape)
@@ -87,7 +87,7 @@ def cast(op: Operation) -> Sequence[Known]:
     contents = given.contents
     if contents is None or given.shape is None:
         return [Known(to, given.shape)]
-    if given.constant is not None and to in {**FLOATS, **dict.fromkeys(_INTEGERS)}:
+    if given.constant is not None and to in {**FLOATS, **dict.fromkeys(INTEGERS)}:
         with np.errstate(all="ignore"):
             found = given.constant.astype(helper.tensor_dtype_to_np_dtype(to))
         return [Known(to, given.shape, constant=found)]
@@ -107,7 +107,7 @@ def _converted(op: Operation, entry: Element | float, source: int, to: int) -> E
         if isinstance(entry, Real):
             return real.apply("cast", FLOATS[to], entry)
         return float(entry) if isinstance(entry, (int, float)) else real.of_size(entry, FLOATS[to])
-    if to not in _INTEGERS:
+    if to not in INTEGERS:
         return None
     if isinstance(entry, float):
         entry = real.of_number(entry, FLOATS[source])
@@ -151,7 +151,7 @@ def _arithmetic(whole: Callable[..., Whole] | None, floating: str | None) -> Cal
         if dtype in FLOATS:
             name = FLOATS[dtype]
             return None if floating is None else lambda *args: _floating(floating, name, args)
-        return whole if dtype in _INTEGERS else None
+        return whole if dtype in INTEGERS else None
 
     return pick
 
@@ -167,7 +167,7 @@ def _floating(name: str, dtype: str, args: tuple[Any, ...]) -> Any:
 
 def _comparison(function: Callable[[Whole, Whole], Whole]) -> Callable[[int], Function | None]:
     def pick(dtype: int) -> Function | None:
-        if dtype in _INTEGERS:
+        if dtype in INTEGERS:
             return function
         if dtype not in FLOATS:
             return None
