@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from onnx import AttributeProto, NodeProto, helper
 
-from forge_pipeline.ir.sizes.expression import Whole, bounds, is_one, weight
+from forge_pipeline.ir.sizes.expression import Size, Whole, bounds, is_one, weight
 from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
 
 
@@ -82,7 +82,7 @@ class Operation:
         if name in self._attributes:
             return [int(entry) for entry in self.attribute(name)]
         found = self.input(index).contents
-        return None if found is None else found.reshape(-1).tolist()
+        return None if found is None else [whole(entry) for entry in found.reshape(-1).tolist()]
 
     def axis(self, default: int, rank: int) -> int:
         """Return the attribute ``axis``, counted from the front."""
@@ -135,6 +135,15 @@ Rule: TypeAlias = Callable[[Operation], Sequence[Known]]
 
 class Unknown(Exception):  # noqa: N818  no fault: the caller goes on without a rule
     """A rule cannot say anything, because something that it needs is not known."""
+
+
+def whole(entry: object) -> Whole:
+    """Return an element as a size; floats are depths and counts too where operators allow it. Raises Unknown."""
+    if isinstance(entry, float) and entry.is_integer():
+        return int(entry)
+    if not isinstance(entry, (int, Size)):
+        raise Unknown
+    return entry
 
 
 def needed(shape: Shape | None) -> Shape:

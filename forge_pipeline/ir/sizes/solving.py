@@ -59,7 +59,7 @@ def limits_of(size: Whole) -> tuple[str, Interval] | None:
 
 
 def direction(size: Whole) -> int:
-    """Return 1 where a size never goes down as its extents grow, -1 where it never goes up, 0 where that is not seen."""
+    """Return 1 where a size never goes down as its extents grow, -1 where it never goes up, else 0."""
     signs = set()
     for monomial, coefficient in terms_of(size):
         if not monomial:

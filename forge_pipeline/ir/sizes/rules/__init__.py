@@ -9,10 +9,13 @@ from onnx import NodeProto
 
 from forge_pipeline.ir.sizes.operation import Rule
 from forge_pipeline.ir.sizes.rules import (
+    attention,
     control,
     elementwise,
     indexing,
     linear,
+    microsoft,
+    ml,
     normalization,
     rearranging,
     recurrent,
@@ -21,11 +24,13 @@ from forge_pipeline.ir.sizes.rules import (
     shapes,
     signal,
     slicing,
+    text,
     vision,
     windows,
 )
 
 RULES: Final[Mapping[str, Rule]] = {
+    **attention.RULES,
     **control.RULES,
     **elementwise.RULES,
     **indexing.RULES,
@@ -38,12 +43,20 @@ RULES: Final[Mapping[str, Rule]] = {
     **shapes.RULES,
     **signal.RULES,
     **slicing.RULES,
+    **text.RULES,
     **vision.RULES,
     **windows.RULES,
 }
 """Operators of ONNX itself, by name."""
+DOMAINS: Final[Mapping[str, Mapping[str, Rule]]] = {
+    "": RULES,
+    "ai.onnx": RULES,
+    "ai.onnx.ml": ml.RULES,
+    "com.microsoft": microsoft.RULES,
+}
+"""Operators by domain and name."""
 
 
 def rule_of(node: NodeProto) -> Rule | None:
     """Return the rule of a node's operator, None where there is none."""
-    return RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return DOMAINS.get(node.domain, {}).get(node.op_type)

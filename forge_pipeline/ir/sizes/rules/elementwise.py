@@ -215,11 +215,11 @@ def _xor(a: Whole, b: Whole) -> Whole:
 
 
 SAME_SHAPE: Final = (
-    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid",
-    "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
-    "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax", "LpNormalization",
-    "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
-    "Clip", "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu",
+    "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
+    "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax",
+    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
+    "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
     "ReverseSequence", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
 )  # fmt: skip
 """Operators whose result has the first input's shape and type, and no contents that sizes are made of."""
@@ -229,6 +229,25 @@ def same_shape(op: Operation) -> Sequence[Known]:
     """Keep the first input's shape and type."""
     dtype = op.attribute("dtype", op.input(0).dtype) if op.node.op_type.endswith(("Like", "Bernoulli")) else None
     return [Known(op.input(0).dtype if dtype is None else int(dtype), op.shape(0))]
+
+
+def clip(op: Operation) -> Sequence[Known]:
+    """Clip, whose limits may be left out and are attributes of old."""
+    given = op.input(0)
+    limits = [op.input(index).contents if op.has(index) else None for index in (1, 2)]
+    stated = any(name in ("min", "max") for name in (entry.name for entry in op.node.attribute))
+    unknown = any(op.has(index) and limits[index - 1] is None for index in (1, 2))
+    if given.contents is None or given.dtype not in INTEGERS or stated or unknown:
+        return [Known(given.dtype, given.shape)]
+    low, high = (None if limit is None else limit.reshape(-1).tolist()[0] for limit in limits)
+
+    def clipped(entry: Whole) -> Whole:
+        entry = entry if low is None else e.maximum(entry, low)
+        return entry if high is None else e.minimum(entry, high)
+
+    contents = np.empty(given.contents.shape, object)
+    contents.reshape(-1)[:] = [clipped(entry) for entry in given.contents.reshape(-1).tolist()]
+    return [made(given.dtype, given.shape, contents)]
 
 
 def _ordered(name: str, whole: Callable[..., Whole]) -> Rule:
@@ -266,6 +285,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "IsNaN": elementwise(None, TensorProto.BOOL),
     "IsInf": elementwise(None, TensorProto.BOOL),
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"), elementwise()),
+    "Clip": clip,
+    "Relu": elementwise(_arithmetic(lambda a: e.maximum(a, 0), None)),
     "Where": where,
     "Cast": cast,
     "CastLike": cast,

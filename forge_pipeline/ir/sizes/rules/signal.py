@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed, whole
 from forge_pipeline.ir.sizes.value import Known
 
 
@@ -18,10 +18,7 @@ def _only(op: Operation, index: int) -> Whole:
     contents = op.input(index).contents
     if contents is None or contents.size != 1:
         return op.fresh(f"input_{index}")
-    (found,) = contents.reshape(-1).tolist()
-    if not isinstance(found, (int, e.Size)):
-        raise Unknown
-    return found
+    return whole(contents.reshape(-1).tolist()[0])
 
 
 def dft(op: Operation) -> Sequence[Known]:

@@ -1,9 +1,11 @@
-"""Operators on images and regions of them."""
+"""Operators on images and regions of them, and others that give a few numbers for many."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
@@ -73,6 +75,30 @@ def deform_conv(op: Operation) -> Sequence[Known]:
     return [Known(op.input(0).dtype, (data[0], weight[0], *windows(op, data[2:], weight[2:])))]
 
 
+def loss(op: Operation) -> Sequence[Known]:
+    """NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss: one number, or one for each label; logarithms beside."""
+    given = op.input(0)
+    each = op.attribute("reduction", "mean") == "none"
+    return [Known(given.dtype, op.shape(1) if each else ()), Known(given.dtype, given.shape)]
+
+
+def determinant(op: Operation) -> Sequence[Known]:
+    """Det: a number for each matrix."""
+    return [Known(op.input(0).dtype, needed(op.shape(0))[:-2])]
+
+
+def image_decoder(op: Operation) -> Sequence[Known]:
+    """ImageDecoder: height and width are in the file."""
+    channels = 1 if op.attribute("pixel_format", "RGB") == "Grayscale" else 3
+    return [Known(TensorProto.UINT8, (op.fresh("height"), op.fresh("width"), channels))]
+
+
+def multinomial(op: Operation) -> Sequence[Known]:
+    """Multinomial: samples for each row."""
+    count = int(op.attribute("sample_size", 1))
+    return [Known(int(op.attribute("dtype", TensorProto.INT32)), (needed(op.shape(0))[0], count))]
+
+
 RULES: Final[Mapping[str, Rule]] = {
     "RoiAlign": roi_align,
     "MaxRoiPool": roi_pool,
@@ -81,4 +107,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "Col2Im": col2im,
     "CenterCropPad": center_crop_pad,
     "DeformConv": deform_conv,
+    "Det": determinant,
+    "ImageDecoder": image_decoder,
+    "Multinomial": multinomial,
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), loss),
 }
