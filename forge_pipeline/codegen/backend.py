@@ -15,8 +15,8 @@ from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
-from forge_pipeline.codegen.step import Lowering
+from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
+from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import in_order
 from forge_pipeline.codegen.tir.vector_math import install
@@ -38,7 +38,8 @@ def import_onnx(work: Lowering) -> None:
     """Prepare the model and import it to Relax; on a CPU, half precision is computed in single."""
     work.model = prepare(_model(work))
     wide = work.model if work.target.kind == "cuda" else widened(work.model)
-    work.module = import_model(wide, work.progress)
+    found = imported(wide, work.progress)
+    work.entries = [Entry(module=found.module, extents=found.extents)]
 
 
 def separate_weights(work: Lowering) -> None:

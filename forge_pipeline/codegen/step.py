@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
+    from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
     from forge_pipeline.codegen.schedule_kernels import Scheduled
 
 
@@ -35,11 +36,13 @@ class Fallback:
 class Entry:
     """A function of the library and the kernels that it calls: `main`, or its copy for a batch of one.
 
-    ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module before its
-    kernels had loops.
+    ``extents`` are what the variables stand for that `main` takes in its last parameter, which goes when the entry is
+    finished; None where extents are expressions still. ``keeps_names``: its casts give extents names that tidying would
+    take away. ``fused`` is the module before its kernels had loops.
     """
 
     module: tvm.IRModule
+    extents: Extents | None = None
     is_quantized: bool = False
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
