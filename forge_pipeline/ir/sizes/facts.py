@@ -118,15 +118,13 @@ class Facts:
             self._replace(atom, solved[atom])
 
     def _one_sided(self, solved: Mapping[Atom, Whole], text: str) -> bool:
-        """Record that ``min(a, b) == a`` as ``b >= a``, which says more; return whether it was that."""
+        """Record that ``max(a, 0)`` is ``a``, or 0, as ``a >= 0``, or ``a <= 0``, which says more: return whether it is."""
         for atom, value in solved.items():
-            if atom.kind not in ("min", "max") or value not in atom.sizes:
-                continue
-            for other in atom.sizes:
-                self.require_not_negative(other - value if atom.kind == "min" else value - other, text)
-            if not self.graph:
-                self._replace(atom, value)
-            return True
+            if atom.kind == "positive" and value in (0, atom.sizes[0]):
+                self.require_not_negative(-atom.sizes[0] if value == 0 else value, text)
+                if not self.graph:
+                    self._replace(atom, value)
+                return True
         return False
 
     def require_not_negative(self, size: Whole, text: str) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, Protocol, TypeAlias
 
-Kind = Literal["extent", "floordiv", "min", "max", "is_zero", "not_negative", "truncation"]
+Kind = Literal["extent", "floordiv", "positive", "is_zero", "not_negative", "truncation"]
 Interval: TypeAlias = "tuple[int | None, int | None]"
 Whole: TypeAlias = "int | Size"
 
