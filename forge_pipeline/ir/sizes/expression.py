@@ -22,6 +22,7 @@ from forge_pipeline.ir.sizes.polynomial import (
     Atom,
     Float,
     Interval,
+    Memo,
     Overgrown,
     Size,
     Substitution,
@@ -40,10 +41,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def extent(name: str, high: int | None = None, low: int = 0) -> Size:
-    """Return an extent by its name; it lies between ``low`` and ``high``."""
+def extent(name: str, high: int | None = None, low: int = 0, memo: Memo | None = None) -> Size:
+    """Return an extent by its name; it lies between ``low`` and ``high``.
+
+    ``memo`` takes the bounds of what is made of the extent: extents that share it are the same where their names are.
+    """
     text = name if name.isidentifier() else repr(name)
-    return of_atom(Atom("extent", text, (name,), names=frozenset((name,)), weight=1, bounds=(low, high)))
+    return of_atom(Atom("extent", text, (name,), names=frozenset((name,)), weight=1, bounds=(low, high), memo=memo))
 
 
 def truncdiv(a: Whole, b: Whole) -> Whole:

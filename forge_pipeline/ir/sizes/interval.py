@@ -41,12 +41,29 @@ def bounds(size: Whole) -> Interval:
     if isinstance(size, int):
         return size, size
     if size.known_bounds is None:
-        terms: Sum = dict(size.terms)
-        low = _lowest(terms, _DEPTH)
-        high = _lowest({monomial: -c for monomial, c in terms.items()}, _DEPTH)
-        found = (None if low is None else math.ceil(low), None if high is None else math.floor(-high))
-        size.known_bounds = _tighter(found, _periodic(size)) if None in found or found[0] != found[1] else found
+        memo = size.terms[0][0][0].memo
+        found = None if memo is None else memo.get(size.terms)
+        if found is None:
+            found = _bounds(size)
+            if memo is not None:
+                memo[size.terms] = found
+        size.known_bounds = found
     return size.known_bounds
+
+
+def _bounds(size: Size) -> Interval:
+    """Return the bounds of the terms added up, and better ones where terms of both signs may cancel."""
+    terms: Sum = dict(size.terms)
+    negative: Sum = {monomial: -c for monomial, c in size.terms}
+    if len({c > 0 for monomial, c in size.terms if monomial}) == 1:
+        low, high = _interval_low(terms), _interval_low(negative)
+        return _whole(low), None if high is None else math.floor(-high)
+    low, high = _lowest(terms, _DEPTH), _lowest(negative, _DEPTH)
+    return _tighter((_whole(low), None if high is None else math.floor(-high)), _periodic(size))
+
+
+def _whole(low: Number | None) -> int | None:
+    return None if low is None else math.ceil(low)
 
 
 def atom_of(kind: Kind, text: str, args: tuple[Arg, ...]) -> Size:
@@ -58,7 +75,8 @@ def atom_of(kind: Kind, text: str, args: tuple[Arg, ...]) -> Size:
         raise Overgrown
     found = frozenset().union(*map(names, sizes), *(part.names for part in floats))
     limits = floats[0].bounds() if floats else _atom_bounds(kind, sizes)
-    return of_atom(Atom(kind, text, args, names=found, weight=whole, bounds=limits))
+    memo = next((size.terms[0][0][0].memo for size in sizes if isinstance(size, Size)), None)
+    return of_atom(Atom(kind, text, args, names=found, weight=whole, bounds=limits, memo=memo))
 
 
 def _atom_bounds(kind: Kind, args: list[Whole]) -> Interval:
