@@ -47,28 +47,18 @@ BROADCAST = tuple(
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
-def has_branches(module: tvm.IRModule) -> bool:
-    """Return whether `main` has an If, which is none of the families' operators."""
-    from tvm import relax
-
-    return any(
-        isinstance(binding.value, relax.If) for block in module["main"].body.blocks for binding in block.bindings
-    )
-
-
 def add_batch_of_one(work: Lowering) -> None:
     """Copy the model for a batch of one where its batch is symbolic."""
-    single = batch_of_one(work.module)
+    single = batch_of_one(work.module) if work.program is None else None
     if single is not None:
-        work.entries.append(Entry(module=single))
+        work.entries.append(Entry(module=single, name=ENTRY))
         work.single = ENTRY
 
 
 def join_entries(work: Lowering) -> None:
-    """Make one module of both entries."""
-    if work.single is not None:
-        first, second = work.entries
-        work.module = join(first.module, second.module)
+    """Make one module of all entries."""
+    if len(work.entries) > 1 or work.program is not None:
+        work.module = join({entry.name: entry.module for entry in work.entries})
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:

@@ -94,6 +94,7 @@ class _Walk:
         self._constraints: dict[tuple[Whole, bool, str], Constraint] = {}
         self._data: dict[str, Whole | None] = {}
         self._order: dict[str, int] = {}
+        self.named: dict[str, Whole] = {}
         self._taken: set[str] = set()
         self._graphs: list[str] = []
         self._hint = "data"
@@ -105,6 +106,8 @@ class _Walk:
             for size in known.shape or ():
                 for name in sorted(e.names(size)):
                     self._order.setdefault(name, len(self._order))
+                    low, high = self._limits.get(name, (0, None))
+                    self.named[name] = e.extent(name, high, low)
         self._taken.update(self._order)
         self._nodes(graph)
 
@@ -222,6 +225,14 @@ class _Walk:
             return e.substitute(size, self._equal) if self._equal else size
         except Overgrown:
             return size
+
+    def of_data(self) -> frozenset[str]:
+        """Return the extents so far that only data decides."""
+        return frozenset(self._data)
+
+    def value(self, name: str) -> Known:
+        """Return what is known of any value so far."""
+        return self._read(name)
 
     def _resolved(self, known: Known) -> Known:
         if known.is_sequence:

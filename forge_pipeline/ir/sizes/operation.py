@@ -26,6 +26,16 @@ class Context(Protocol):
     def resolve(self, size: Whole) -> Whole:
         """Return a size with what is known to be equal replaced."""
 
+    def of_data(self) -> frozenset[str]:
+        """Return the extents so far that only data decides."""
+
+    def value(self, name: str) -> Known:
+        """Return what is known of any value so far."""
+
+    @property
+    def named(self) -> Mapping[str, Whole]:
+        """The extents of the inputs, by name."""
+
     def graph(self, graph: GraphProto, inputs: Sequence[Known], *, certain: bool) -> list[Known]:
         """Return what is known of a subgraph's results; ``certain`` says that it runs whenever the node does."""
 

@@ -7,12 +7,15 @@ from typing import Final
 
 from onnx import NodeProto
 
+from forge_pipeline.ir.program_operators import DOMAIN
 from forge_pipeline.ir.sizes.operation import Rule
 from forge_pipeline.ir.sizes.rules import (
+    control,
     elementwise,
     indexing,
     linear,
     normalization,
+    program,
     rearranging,
     recurrent,
     reduction,
@@ -22,6 +25,7 @@ from forge_pipeline.ir.sizes.rules import (
 )
 
 RULES: Final[Mapping[str, Rule]] = {
+    **control.RULES,
     **elementwise.RULES,
     **indexing.RULES,
     **linear.RULES,
@@ -38,4 +42,6 @@ RULES: Final[Mapping[str, Rule]] = {
 
 def rule_of(node: NodeProto) -> Rule | None:
     """Return the rule of a node's operator, None where there is none."""
+    if node.domain == DOMAIN:
+        return program.RULES.get(node.op_type)
     return RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
