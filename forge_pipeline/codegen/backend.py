@@ -15,7 +15,7 @@ from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
@@ -42,15 +42,14 @@ def import_onnx(work: Lowering) -> None:
     if isinstance(found, Cut):
         work.program = found.program
         pairs = zip(found.program.regions, found.regions, strict=True)
-        work.entries = [
-            Entry(module=_imported(prepare(region.model), work), name=entry.function) for entry, region in pairs
-        ]
+        work.entries = [_entry(prepare(region.model), work, entry.function) for entry, region in pairs]
     else:
-        work.module = _imported(found, work)
+        work.entries = [_entry(found, work, "main")]
 
 
-def _imported(model: onnx.ModelProto, work: Lowering) -> tvm.IRModule:
-    return import_model(model if work.target.kind == "cuda" else widened(model), work.progress)
+def _entry(model: onnx.ModelProto, work: Lowering, name: str) -> Entry:
+    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
+    return Entry(module=found.module, extents=found.extents, name=name)
 
 
 def separate_weights(work: Lowering) -> None:

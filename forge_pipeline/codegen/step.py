@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
+    from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
     from forge_pipeline.codegen.schedule_kernels import Scheduled
 
 
@@ -36,12 +37,15 @@ class Fallback:
 class Entry:
     """A function of the library and the kernels that it calls: `main`, its copy for a batch of one, or a region.
 
-    Until all are joined it is `main` in a module of its own; ``name`` is what it is called then. ``keeps_names``: its
-    casts give extents names that tidying would take away. ``fused`` is the module before its kernels had loops.
+    Until all are joined it is `main` in a module of its own; ``name`` is what it is called then. ``extents`` are what
+    the variables stand for that `main` takes in its last parameter, which goes when the entry is finished; None where
+    extents are expressions still. ``keeps_names``: its casts give extents names that tidying would take away.
+    ``fused`` is the module before its kernels had loops.
     """
 
     module: tvm.IRModule
     name: str = "main"
+    extents: Extents | None = None
     is_quantized: bool = False
     keeps_names: bool = False
     fused: tvm.IRModule | None = None

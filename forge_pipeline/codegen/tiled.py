@@ -12,12 +12,21 @@ from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
-from forge_pipeline.codegen.layout.fusion import FUSABLE_OUTPUT, OPAQUE, PATTERN, cut_chains, store_bytes
+from forge_pipeline.codegen.layout.fusion import (
+    FUSABLE_OUTPUT,
+    OPAQUE,
+    PATTERN,
+    close_open_kernels,
+    cut_chains,
+    store_bytes,
+)
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
+from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
+from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
@@ -34,31 +43,28 @@ CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS)
 PREPARED = (winograd_weight.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""
 
-BROADCAST = tuple(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "power", "maximum", "minimum", "where"),
-        *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
-        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
-    )
-)
-"""Operators that are left as they are where the shapes of their operands are not known to go together."""
+KEPT = ("relax.call_tir", "relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten", "relax.memory.view")
+"""Operators that need no kernel: what reads a value in another shape, and calls of kernels."""
 
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
 def add_batch_of_one(work: Lowering) -> None:
     """Copy the model for a batch of one where its batch is symbolic."""
-    single = batch_of_one(work.module) if work.program is None else None
+    if work.program is not None:
+        return
+    (entry,) = work.entries
+    single = batch_of_one(entry.module, entry.extents)
     if single is not None:
-        work.entries.append(Entry(module=single, name=ENTRY))
+        module, extents = single
+        work.entries.append(Entry(module=module, extents=extents, name=ENTRY))
         work.single = ENTRY
 
 
 def join_entries(work: Lowering) -> None:
-    """Make one module of all entries."""
-    if len(work.entries) > 1 or work.program is not None:
-        work.module = join({entry.name: entry.module for entry in work.entries})
+    """Make one module of the entries, each of which works out its extents by itself."""
+    modules = {entry.name: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
+    work.module = modules["main"] if list(modules) == ["main"] else join(modules)
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:
@@ -90,12 +96,12 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
             fix="leave it null, or compile with `compile.generator=stock`",
         )
     has_casts = _has_casts(module)
-    if not has_casts:
+    if not has_casts and not entry.extents:
         module = relax.transform.CanonicalizeBindings()(module)
     if work.options.opt_level >= LAID_OUT:
         module = without_signs(module)
-    entry.module = name_extents(module)
-    entry.keeps_names = has_casts or entry.module is not module
+    entry.module = name_extents(module) if entry.extents is None else module
+    entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
 
 
 @_on_each
@@ -136,7 +142,7 @@ def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
     from tvm import relax
 
-    module = relax.transform.AnnotateTIROpPattern()(entry.module)
+    module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
         module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
     entry.module = relax.transform.DeadCodeElimination()(module)
@@ -167,13 +173,14 @@ def rewrite(work: Lowering, entry: Entry) -> None:
 
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:
-    """Raise CompileError for an operator on several tensors that TVM could not make a kernel of."""
+    """Raise CompileError for an operator that TVM could not make a kernel of."""
     from tvm import relax
 
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
-            if isinstance(call, relax.Call) and getattr(call.op, "name", "") in BROADCAST:
+            name = getattr(call.op, "name", "") if isinstance(call, relax.Call) else ""
+            if name and name not in KEPT:
                 shapes = ", ".join(str(getattr(operand.ty, "shape", "?")) for operand in call.args)
                 raise CompileError(
                     where=f"lowering of {call.op.name}",
@@ -197,6 +204,9 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
+            if KERNEL in (function.attrs or {}):
+                module[variable] = function.with_attr(PATTERN, OPAQUE)
+                continue
             sch = s_tir.Schedule(function)
             families = {primitives.family_of(sch, block) for block in primitives.blocks(sch)}
             if not families.isdisjoint(PREPARED):

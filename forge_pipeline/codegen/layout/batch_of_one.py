@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
+
 if TYPE_CHECKING:
     import tvm
 
@@ -18,19 +20,22 @@ ENTRY = "main_of_one"
 SUFFIX = "_of_one"
 
 
-def batch_of_one(module: tvm.IRModule) -> tvm.IRModule | None:
-    """Return ``module`` with the first axis of every input fixed to one where it is symbolic; None where none is."""
+def batch_of_one(module: tvm.IRModule, extents: Sizes | None) -> tuple[tvm.IRModule, Sizes | None] | None:
+    """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
+    symbolic; None where none is."""
     from tvm import relax, tirx
 
     first = {}
     for parameter in module["main"].params:
         shape = getattr(parameter.ty, "shape", None)
-        extents = list(shape.values) if shape is not None else []
-        if extents and isinstance(extents[0], tirx.Var):
-            first[extents[0]] = 1
+        axes = list(shape.values or ()) if shape is not None else []
+        if axes and isinstance(axes[0], tirx.Var) and parameter.name != PARAMETER:
+            first[axes[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
-    return relax.transform.BindSymbolicVars(first)(module)
+    if extents is None:
+        return relax.transform.BindSymbolicVars(first)(module), None
+    return fixed(module, extents, {str(variable.name): number for variable, number in first.items()})
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:

@@ -14,9 +14,9 @@ from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.program_operators import DOMAIN, SIZES
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.analysis import Sizes
-from forge_pipeline.ir.sizes.expression import Overgrown, Size, Whole
+from forge_pipeline.ir.sizes.expression import Size, Whole
+from forge_pipeline.ir.sizes.encoding import to_json
 from forge_pipeline.ir.sizes.interface import parsed
-from forge_pipeline.ir.sizes.json_form import to_json
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
 
 
@@ -31,16 +31,11 @@ class Region:
 
 def is_made_of_sizes(known: Known) -> bool:
     """Return whether a value's numbers are whole and follow from extents alone, so that any region can write them."""
-    if known.contents is None or not known.dtype:
-        return False
-    try:
-        for entry in known.contents.flat:
-            if not isinstance(entry, int | Size):
-                return False
-            to_json(entry)
-    except Overgrown:
-        return False
-    return True
+    return (
+        known.contents is not None
+        and bool(known.dtype)
+        and all(isinstance(entry, int | Size) for entry in known.contents.flat)
+    )
 
 
 def names_in(known: Known) -> set[str]:

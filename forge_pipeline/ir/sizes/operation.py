@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from onnx import AttributeProto, GraphProto, NodeProto, helper
+from onnx import AttributeProto, NodeProto, helper
 
-from forge_pipeline.ir.sizes.expression import Whole, is_one
+from forge_pipeline.ir.sizes.expression import Size, Whole, bounds, is_one, weight
 from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
 
 
@@ -26,18 +26,14 @@ class Context(Protocol):
     def resolve(self, size: Whole) -> Whole:
         """Return a size with what is known to be equal replaced."""
 
-    def of_data(self) -> frozenset[str]:
-        """Return the extents so far that only data decides."""
+    def graph(self, attribute: str, inputs: Sequence[Known], *, certain: bool) -> tuple[list[Known], frozenset[str]]:
+        """Return what is known of a subgraph's results, and the extents made within it.
 
-    def value(self, name: str) -> Known:
-        """Return what is known of any value so far."""
+        ``certain`` says that it runs whenever the node does.
+        """
 
-    @property
-    def named(self) -> Mapping[str, Whole]:
-        """The extents of the inputs, by name."""
-
-    def graph(self, graph: GraphProto, inputs: Sequence[Known], *, certain: bool) -> list[Known]:
-        """Return what is known of a subgraph's results; ``certain`` says that it runs whenever the node does."""
+    def trial(self, attribute: str, inputs: Sequence[Known]) -> list[Known]:
+        """Return what a subgraph's results would be, and conclude nothing from it."""
 
 
 class Operation:
@@ -86,7 +82,7 @@ class Operation:
         if name in self._attributes:
             return [int(entry) for entry in self.attribute(name)]
         found = self.input(index).contents
-        return None if found is None else found.reshape(-1).tolist()
+        return None if found is None else [whole(entry) for entry in found.reshape(-1).tolist()]
 
     def axis(self, default: int, rank: int) -> int:
         """Return the attribute ``axis``, counted from the front."""
@@ -105,7 +101,7 @@ class Operation:
             return a
         self.context.require(a - b, f"{self.title}: {why} ({a} and {b})")
         a, b = self.context.resolve(a), self.context.resolve(b)
-        return b if isinstance(b, int) else a
+        return b if weight(b) < weight(a) else a
 
     def fresh(self, hint: str, high: Whole | None = None) -> Whole:
         """Return an extent that only data decides."""
@@ -120,10 +116,18 @@ class Operation:
             for shape in shapes:
                 if -axis > len(shape) or is_one(shape[axis]):
                     continue
-                entry = shape[axis]
-                found = entry if is_one(found) else self.require_equal(found, entry, "operands differ in an extent")
+                found = shape[axis] if is_one(found) else self._met(found, shape[axis])
             result.append(found)
         return tuple(result)
+
+    def _met(self, a: Whole, b: Whole) -> Whole:
+        """Return what two extents become that are not 1 for sure. One that is at most 1 is taken to be 1."""
+        a, b = self.context.resolve(a), self.context.resolve(b)
+        for one, other in ((a, b), (b, a)):
+            if a != b and not isinstance(one, int) and bounds(one)[1] == 1:
+                self.context.require_not_negative(one - 1, f"{self.title}: operands differ in an extent ({a} and {b})")
+                return other
+        return self.require_equal(a, b, "operands differ in an extent")
 
 
 Rule: TypeAlias = Callable[[Operation], Sequence[Known]]
@@ -131,6 +135,15 @@ Rule: TypeAlias = Callable[[Operation], Sequence[Known]]
 
 class Unknown(Exception):  # noqa: N818  no fault: the caller goes on without a rule
     """A rule cannot say anything, because something that it needs is not known."""
+
+
+def whole(entry: object) -> Whole:
+    """Return an element as a size; floats are depths and counts too where operators allow it. Raises Unknown."""
+    if isinstance(entry, float) and entry.is_integer():
+        return int(entry)
+    if not isinstance(entry, (int, Size)):
+        raise Unknown
+    return entry
 
 
 def needed(shape: Shape | None) -> Shape:

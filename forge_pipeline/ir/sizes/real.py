@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from forge_pipeline.ir.sizes.expression import (
-    MAX_WEIGHT,
     Interval,
     Overgrown,
     Whole,
@@ -22,11 +21,12 @@ from forge_pipeline.ir.sizes.expression import (
     evaluate,
     floordiv,
     names,
-    substitute,
+    replaced,
     truncation,
     truncdiv,
     weight,
 )
+from forge_pipeline.ir.sizes.polynomial import MAX_WEIGHT, Substitution
 
 MANTISSA: Final[Mapping[str, int]] = {"float16": 11, "float32": 24, "float64": 53}
 """Element types that floats made of sizes may have, and how many bits of a whole number they hold."""
@@ -50,6 +50,9 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "round": np.rint,
     "sqrt": np.sqrt,
 }
+
+
+_KEEP_SIGN: Final = ("add", "mul", "div", "min", "max", "abs", "floor", "ceil", "round", "sqrt", "cast")
 
 
 class Real:
@@ -76,7 +79,7 @@ class Real:
         self.needs: frozenset[Whole] = frozenset().union(*(part.needs for part in parts))
         if fraction is not None and not _fits(fraction[0], dtype):
             self.needs |= {fraction[0]}
-        self.weight = 1 + sum(part.weight for part in parts)
+        self.weight: int = 1 + sum(part.weight for part in parts)
         if op == "whole" and not isinstance(args[0], (Real, float)):
             self.names, self.weight = names(args[0]), 1 + weight(args[0])
         if self.weight > MAX_WEIGHT:
@@ -118,15 +121,15 @@ class Real:
         with np.errstate(all="ignore"):
             return dtype(values[0]) if self.op == "cast" else dtype(_FUNCTIONS[self.op](*values))
 
-    def substituted(self, mapping: Mapping[str, Whole]) -> Real:
-        """Return the float with extents replaced by sizes."""
-        if self.names.isdisjoint(mapping):
+    def substituted(self, change: Substitution) -> Real:
+        """Return the float with sizes replaced."""
+        if not change.touches(self.names):
             return self
         if self.op == "whole":
             (size,) = self.args
             assert not isinstance(size, (Real, float))  # noqa: S101  narrows a union
-            return of_size(substitute(size, mapping), self.dtype)
-        return apply(self.op, self.dtype, *(arg.substituted(mapping) for arg in self.args if isinstance(arg, Real)))
+            return of_size(replaced(size, change), self.dtype)
+        return apply(self.op, self.dtype, *(arg.substituted(change) for arg in self.args if isinstance(arg, Real)))
 
     def bounds(self) -> Interval:
         """Return bounds of the float cut to a whole number."""
@@ -134,9 +137,10 @@ class Real:
             return bounds(self.fraction[0])
         if self.op == "number" and isinstance(self.args[0], float) and math.isfinite(self.args[0]):
             return int(self.args[0]), int(self.args[0])
-        if not all(isinstance(arg, Real) and (arg.bounds()[0] or -1) >= 0 or _is_zero_up(arg) for arg in self.args):
+        lows = [arg.bounds()[0] for arg in self.args if isinstance(arg, Real)]
+        if self.op not in _KEEP_SIGN or any(low is None or low < 0 for low in lows):
             return None, None
-        return (0, None) if self.op in ("add", "mul", "min", "max", "floor", "ceil", "sqrt", "cast") else (None, None)
+        return 0, None
 
     def to_whole(self, *, assuming: bool = False) -> Whole:
         """Return the float cut to a whole number, towards zero.
@@ -148,10 +152,6 @@ class Real:
         if self.op == "number" and isinstance(self.args[0], float) and math.isfinite(self.args[0]):
             return int(self.args[0])
         return truncation(self)
-
-
-def _is_zero_up(arg: Real | Whole | float) -> bool:
-    return isinstance(arg, Real) and arg.bounds()[0] == 0
 
 
 def of_size(size: Whole, dtype: str) -> Real:

@@ -65,6 +65,11 @@ class Known:
         return self._constant
 
     @property
+    def is_constant(self) -> bool:
+        """Whether all elements are known numbers; whether those of a size are is not asked for here."""
+        return self._constant is not None or self.constant is not None
+
+    @property
     def rank(self) -> int | None:
         """The number of axes, None where it is not known."""
         return None if self.shape is None else len(self.shape)

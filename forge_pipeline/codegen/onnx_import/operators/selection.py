@@ -26,9 +26,7 @@ def _suppression(node: NodeImport) -> Any:
     limits = (node.input(2), node.input(3), node.input(4))
     is_centered = bool(node.attributes["center_point_box"])
     bound = node.size(node.result_shape()[0])
-    return non_max_suppression(
-        node.scope.builder, node.input(0), node.input(1), limits, bound, is_centered=is_centered
-    )
+    return non_max_suppression(node.scope.builder, node.input(0), node.input(1), limits, bound, is_centered=is_centered)
 
 
 CONVERTERS: Mapping[str, Converter] = {POSITIONS: _positions, SUPPRESSION: _suppression, UNIQUE: _unique}

@@ -10,21 +10,29 @@ from onnx import NodeProto
 from forge_pipeline.ir.program_operators import DOMAIN
 from forge_pipeline.ir.sizes.operation import Rule
 from forge_pipeline.ir.sizes.rules import (
+    attention,
     control,
     elementwise,
     indexing,
     linear,
+    microsoft,
+    ml,
     normalization,
     program,
     rearranging,
     recurrent,
     reduction,
+    sequences,
     shapes,
+    signal,
     slicing,
+    text,
+    vision,
     windows,
 )
 
 RULES: Final[Mapping[str, Rule]] = {
+    **attention.RULES,
     **control.RULES,
     **elementwise.RULES,
     **indexing.RULES,
@@ -33,15 +41,25 @@ RULES: Final[Mapping[str, Rule]] = {
     **rearranging.RULES,
     **recurrent.RULES,
     **reduction.RULES,
+    **sequences.RULES,
     **shapes.RULES,
+    **signal.RULES,
     **slicing.RULES,
+    **text.RULES,
+    **vision.RULES,
     **windows.RULES,
 }
 """Operators of ONNX itself, by name."""
+DOMAINS: Final[Mapping[str, Mapping[str, Rule]]] = {
+    "": RULES,
+    "ai.onnx": RULES,
+    "ai.onnx.ml": ml.RULES,
+    "com.microsoft": microsoft.RULES,
+    DOMAIN: program.RULES,
+}
+"""Operators by domain and name."""
 
 
 def rule_of(node: NodeProto) -> Rule | None:
     """Return the rule of a node's operator, None where there is none."""
-    if node.domain == DOMAIN:
-        return program.RULES.get(node.op_type)
-    return RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return DOMAINS.get(node.domain, {}).get(node.op_type)

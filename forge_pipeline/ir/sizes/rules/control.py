@@ -1,255 +1,203 @@
-"""Operators with graphs, and sequences: what holds whichever way is taken, and however often."""
+"""If, Loop and Scan: what their graphs give, whichever runs, however often."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from onnx import GraphProto, TensorProto
+from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
-from forge_pipeline.ir.sizes.value import UNKNOWN, Known
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown
+from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
 
-TURNS: Final = 6
-"""How often a body is gone through until what it carries no longer becomes more general."""
+BRANCHES: Final = {True: "then_branch", False: "else_branch"}
 
 
-def joined(op: Operation, a: Known, b: Known) -> Known:
-    """Return what is known of a value that is one or the other."""
+def condition(op: Operation) -> bool | None:
+    """Return what an If decides where sizes decide it, else None."""
+    contents = op.input(0).contents
+    if contents is None or contents.size != 1:
+        return None
+    (entry,) = contents.reshape(-1).tolist()
+    return bool(entry) if isinstance(entry, int) else None
+
+
+def if_(op: Operation) -> Sequence[Known]:
+    """The branch that is decided; else what both have in common, and extents of their own for the rest."""
+    decided = condition(op)
+    if decided is not None:
+        return op.context.graph(BRANCHES[decided], (), certain=True)[0]
+    (yes, inner), (no, other) = (op.context.graph(BRANCHES[choice], (), certain=False) for choice in (True, False))
+    return [_either(op, a, b, inner | other, index) for index, (a, b) in enumerate(zip(yes, no, strict=True))]
+
+
+def _either(op: Operation, a: Known, b: Known, inner: frozenset[str], index: int) -> Known:
     if a.is_sequence or b.is_sequence:
-        if a.items is not None and b.items is not None and len(a.items) == len(b.items):
-            return Known(0, None, items=tuple(joined(op, x, y) for x, y in zip(a.items, b.items, strict=True)))
-        return Known(0, None, element=_either(op, element_of(op, a), element_of(op, b)))
-    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return Known(a.dtype or b.dtype, None)
-    pairs = enumerate(zip(a.shape, b.shape, strict=True))
-    shape = tuple(x if x == y else op.fresh(str(axis)) for axis, (x, y) in pairs)
-    same = a.contents is not None and b.contents is not None and a.contents.shape == b.contents.shape
-    if same and all(x == y for x, y in zip(a.contents.flat, b.contents.flat, strict=True)):  # type: ignore[union-attr]
-        return a
-    return Known(a.dtype, shape)
+        return Known(0, None, element=common(op, elements(op, a), elements(op, b), f"{index}"))
+    if a.dtype != b.dtype or a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return Known(a.dtype if a.dtype == b.dtype else 0, None)
+    sizes: list[Whole] = []
+    for axis, (left, right) in enumerate(zip(a.shape, b.shape, strict=True)):
+        if left == right and e.names(left).isdisjoint(inner):
+            sizes.append(left)
+        else:
+            high = e.maximum(left, right) if (e.names(left) | e.names(right)).isdisjoint(inner) else None
+            sizes.append(op.fresh(f"{index}_{axis}", high))
+    return Known(a.dtype, tuple(sizes), a.contents if same(a.contents, b.contents) else None)
 
 
-def _either(op: Operation, a: Known, b: Known) -> Known:
-    """Join what is known of the elements of two sequences; of an empty one, at most the element type is."""
-    if a.shape is None:
-        return Known(b.dtype or a.dtype, b.shape)
-    return a if b.shape is None else joined(op, a, b)
-
-
-def element_of(op: Operation, known: Known) -> Known:
+def elements(op: Operation, known: Known) -> Known:
     """Return what is known of every tensor of a sequence."""
-    if known.element is not None or not known.items:
+    if known.items is None:
         return known.element or UNKNOWN
+    if not known.items:
+        return UNKNOWN
     found = known.items[0]
-    for item in known.items[1:]:
-        found = _either(op, found, item)
-    return _without_contents(found)
+    for index, item in enumerate(known.items[1:]):
+        found = common(op, found, item, f"item_{index}")
+    return found
 
 
-def _without_contents(known: Known) -> Known:
-    return Known(known.dtype, known.shape)
+def common(op: Operation, a: Known, b: Known, hint: str) -> Known:
+    """Return what holds of either tensor; nothing known of one is nothing known of both."""
+    if a.dtype != b.dtype or a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return Known(a.dtype if a.dtype == b.dtype else 0, None)
+    sizes = [left if left == right else op.fresh(f"{hint}_{i}") for i, (left, right) in _pairs(a.shape, b.shape)]
+    return Known(a.dtype, tuple(sizes))
 
 
-def branch(op: Operation) -> Sequence[Known]:
-    """If: what both branches agree on; one of them where the condition is known."""
-    graphs: dict[str, GraphProto] = {entry.name: entry.g for entry in op.node.attribute}
-    condition = op.constant(0)
-    found = {}
-    for name in ("then_branch", "else_branch"):
-        is_taken = condition is not None and bool(condition.reshape(-1)[0]) == (name == "then_branch")
-        found[name] = op.context.graph(graphs[name], [], certain=is_taken)
-        if is_taken:
-            taken = found[name]
-    if condition is not None:
-        return taken
-    return [joined(op, a, b) for a, b in zip(found["then_branch"], found["else_branch"], strict=True)]
+def _pairs(a: Shape, b: Shape) -> Sequence[tuple[int, tuple[Whole, Whole]]]:
+    return list(enumerate(zip(a, b, strict=True)))
+
+
+def same(a: Array | None, b: Array | None) -> bool:
+    """Return whether the elements of two tensors are known to be the same."""
+    return a is not None and b is not None and a.shape == b.shape and a.reshape(-1).tolist() == b.reshape(-1).tolist()
 
 
 def loop(op: Operation) -> Sequence[Known]:
-    """Loop: what is carried may change its extents from turn to turn."""
-    (body,) = [entry.g for entry in op.node.attribute if entry.name == "body"]
-    carried = [_carried(op, op.input(index)) for index in range(2, len(op.inputs))]
-    number, flag = Known(TensorProto.INT64, ()), Known(TensorProto.BOOL, ())
-    before = op.context.of_data()
-    for _ in range(TURNS):
-        found = op.context.graph(body, [number, flag, *carried], certain=False)
-        ends = found[1 : 1 + len(carried)]
-        own = op.context.of_data() - before
-        wider = [_wider(op, start, _carried(op, end), own) for start, end in zip(carried, ends, strict=True)]
-        if all(new is old for new, old in zip(wider, carried, strict=True)):
+    """Loop: values that are carried keep what all steps have in common; what is collected has an axis of steps."""
+    carried = [op.input(index) for index in range(2, len(op.inputs))]
+    step, goes_on = Known(TensorProto.INT64, ()), Known(TensorProto.BOOL, ())
+    carried, found, inner = _fixed(op, "body", carried, [step, goes_on], 1)
+    steps = _steps(op, found[0])
+    last = [_final(op, before, after, inner, index) for index, (before, after) in _zipped(carried, found[1:])]
+    collected = found[1 + len(carried) :]
+    return [*last, *(_stacked(op, known, steps, 0, inner, index) for index, known in enumerate(collected))]
+
+
+def _zipped(a: Sequence[Known], b: Sequence[Known]) -> list[tuple[int, tuple[Known, Known]]]:
+    return list(enumerate(zip(a, b, strict=False)))
+
+
+def _steps(op: Operation, goes_on: Known) -> Whole:
+    """Return how often a Loop's body runs: the count that is given, where nothing ends it earlier."""
+    counts, first = op.input(0).contents, op.input(1).contents
+    most: Whole | None = None
+    if counts is not None:
+        (count,) = counts.reshape(-1).tolist()
+        most = e.maximum(0, count)
+    starts = not op.has(1) or (first is not None and first.reshape(-1).tolist() == [1])
+    stays = goes_on.contents is not None and goes_on.contents.reshape(-1).tolist() == [1]
+    node = op.node
+    body = next(entry.g for entry in node.attribute if entry.name == "body")
+    passed = len(body.input) > 1 and body.output[0].name == body.input[1].name
+    if most is not None and starts and (stays or passed):
+        return most
+    return op.fresh("steps", most)
+
+
+def _fixed(
+    op: Operation, graph: str, carried: list[Known], before: list[Known], skipped: int, after: Sequence[Known] = ()
+) -> tuple[list[Known], list[Known], frozenset[str]]:
+    """Return what carried values are at every step, what the graph's results are then, and the extents made within.
+
+    An extent that a step changes becomes one of its own, a value whose rank changes one of unknown shape; then the
+    graph is gone through again, until nothing changes: each value does so a few times at most.
+    """
+    own: set[str] = set()
+    state = [known if known.is_sequence else Known(known.dtype, known.shape, known.contents) for known in carried]
+    for _ in range(4 + sum(len(known.shape or ()) + 2 for known in state)):
+        results = op.context.trial(graph, [*before, *state, *after])[skipped:]
+        widened = [_widened(op, a, b, own, index) for index, (a, b) in _zipped(state, results)]
+        if all(new is old for new, old in zip(widened, state, strict=True)):
             break
-        carried = wider
-    own = op.context.of_data() - before
-    turns = op.input(0).contents if op.has(0) and _goes_on(op, body) else None
-    count = e.maximum(turns.reshape(-1)[0], 0) if turns is not None else op.fresh("turns")
-    stacks = [_settled(op, known, own) for known in found[1 + len(carried) :]]
-    return [
-        *(_settled(op, known, own) for known in carried),
-        *(Known(known.dtype, None if known.shape is None else (count, *known.shape)) for known in stacks),
-    ]
-
-
-def _carried(op: Operation, known: Known) -> Known:
-    """Return what is known in any turn of a value that is carried."""
-    if known.is_sequence:
-        return Known(0, None, element=element_of(op, known))
-    return _without_contents(known)
-
-
-def _wider(op: Operation, start: Known, end: Known, own: frozenset[str]) -> Known:
-    """Return ``start`` where it says no more than ``end`` bears out, else something that both are."""
-    if start.is_sequence and start.element is not None:
-        element = end.element or UNKNOWN
-        if element.shape is None or (start.element.shape == element.shape):
-            return start
-        if start.element.shape is None:
-            return Known(0, None, element=element)
-        return Known(0, None, element=_wider(op, start.element, element, own))
-    if start.shape is None:
-        return start
-    if end.shape is None or len(end.shape) != len(start.shape):
-        return Known(start.dtype, None)
-    if start.shape == end.shape:
-        return start
-    shape: list[Whole] = []
-    for axis, (a, b) in enumerate(zip(start.shape, end.shape, strict=True)):
-        shape.append(a if a == b or e.names(a) & own else op.fresh(str(axis)))
-    return start if tuple(shape) == start.shape else Known(start.dtype, tuple(shape))
-
-
-def _settled(op: Operation, known: Known, own: frozenset[str]) -> Known:
-    """Return what is known where ``own`` extents no longer stand for the same numbers: after the last turn, say."""
-    if known.is_sequence:
-        return Known(0, None, element=_settled(op, known.element or UNKNOWN, own))
-    if known.shape is None:
-        return known
-    shape = (op.fresh(str(axis)) if e.names(size) & own else size for axis, size in enumerate(known.shape))
-    return Known(known.dtype, tuple(shape))
-
-
-def _goes_on(op: Operation, body: GraphProto) -> bool:
-    """Return whether a loop's condition holds in every turn."""
-    given = op.constant(1) if op.has(1) else None
-    if op.has(1) and (given is None or not given.reshape(-1)[0]):
-        return False
-    makers = {name: node for node in body.node for name in node.output}
-    name = body.output[0].name
-    while name in makers and makers[name].op_type in ("Identity", "Cast"):
-        name = makers[name].input[0]
-    if name == body.input[1].name:
-        return True
-    known = op.context.value(name)
-    return known.constant is not None and bool(known.constant.reshape(-1)[0])
-
-
-def sequence_empty(op: Operation) -> Sequence[Known]:
-    """A sequence of nothing yet."""
-    return [Known(0, None, element=Known(op.attribute("dtype", TensorProto.FLOAT), None), items=())]
-
-
-def sequence_construct(op: Operation) -> Sequence[Known]:
-    """A sequence of the inputs."""
-    return [Known(0, None, items=tuple(known or UNKNOWN for known in op.inputs))]
-
-
-def _place(op: Operation, index: int, default: int | None) -> int | None:
-    """Return a position that is known."""
-    if not op.has(index):
-        return default
-    found = op.constant(index)
-    return None if found is None else int(found.reshape(-1)[0])
-
-
-def sequence_insert(op: Operation) -> Sequence[Known]:
-    """One more."""
-    sequence, item = op.input(0), op.input(1)
-    if sequence.items is not None:
-        items = list(sequence.items)
-        place = _place(op, 2, len(items))
-        if place is not None and -len(items) <= place <= len(items):
-            items.insert(place, item)
-            return [Known(0, None, items=tuple(items))]
-    return [Known(0, None, element=_either(op, element_of(op, sequence), _without_contents(item)))]
-
-
-def sequence_erase(op: Operation) -> Sequence[Known]:
-    """One less."""
-    sequence = op.input(0)
-    if sequence.items:
-        items = list(sequence.items)
-        place = _place(op, 1, -1)
-        if place is not None and -len(items) <= place < len(items):
-            del items[place]
-            return [Known(0, None, items=tuple(items))]
-    return [Known(0, None, element=element_of(op, sequence))]
-
-
-def sequence_at(op: Operation) -> Sequence[Known]:
-    """One of them."""
-    sequence, place = op.input(0), _place(op, 1, None)
-    if sequence.items is not None and place is not None and -len(sequence.items) <= place < len(sequence.items):
-        return [sequence.items[place]]
-    return [_settled(op, element_of(op, sequence), op.context.of_data())]
-
-
-def sequence_length(op: Operation) -> Sequence[Known]:
-    """How many."""
-    return [Known(TensorProto.INT64, ())]
-
-
-def split_to_sequence(op: Operation) -> Sequence[Known]:
-    """Parts of a tensor."""
-    shape = needed(op.shape(0))
-    axis = op.axis(0, len(shape))
-    parts = op.constant(1) if op.has(1) else None
-    dtype = op.input(0).dtype
-    length: Whole = op.fresh("part") if op.has(1) else 1
-    whole = shape[axis]
-    if parts is not None and parts.ndim == 0 and isinstance(whole, int) and whole % int(parts) == 0:
-        length = int(parts)
-    rest = [shape[:axis], shape[axis + 1 :]]
-    if not op.has(1) and not op.attribute("keepdims", 1):
-        part = Known(dtype, (*rest[0], *rest[1]))
+        state = widened
     else:
-        part = Known(dtype, (*rest[0], length, *rest[1]))
-    if parts is not None and parts.ndim == 1:
-        return [Known(0, None, items=tuple(Known(dtype, (*rest[0], int(size), *rest[1])) for size in parts))]
-    count = shape[axis] if not op.has(1) else None
-    if isinstance(count, int) and count <= 64:
-        return [Known(0, None, items=(part,) * count)]
-    return [Known(0, None, element=part)]
+        state = [UNKNOWN for _ in state]
+    found, inner = op.context.graph(graph, [*before, *state, *after], certain=False)
+    return state, found, inner | own
 
 
-def concat_from_sequence(op: Operation) -> Sequence[Known]:
-    """All of a sequence, one behind the other or along a new axis."""
-    sequence, is_new = op.input(0), bool(op.attribute("new_axis", 0))
-    known = element_of(op, sequence)
+def _widened(op: Operation, state: Known, result: Known, own: set[str], index: int) -> Known:
+    if state is UNKNOWN:
+        return state
+    if state.is_sequence or result.is_sequence:
+        element = state.element
+        if state.items is None and element is not None:
+            other = elements(op, result)
+            kept = element.shape == other.shape and element.dtype == other.dtype
+            return state if kept or element is UNKNOWN else Known(0, None, element=UNKNOWN)
+        return Known(0, None, element=elements(op, state) if state.items else elements(op, result))
+    dtype = state.dtype if state.dtype == result.dtype else 0
+    if state.shape is None or dtype != state.dtype:
+        return state if state.shape is None and state.dtype == dtype else Known(dtype, None)
+    if result.shape is None or len(result.shape) != len(state.shape):
+        return Known(dtype, None)
+    sizes = list(state.shape)
+    for axis, (old, new) in enumerate(zip(state.shape, result.shape, strict=True)):
+        if old != new and not (e.names(old) and e.names(old) <= own):
+            sizes[axis] = op.fresh(f"carried_{index}_{axis}")
+            own |= e.names(sizes[axis])
+    contents = state.contents if same(state.contents, result.contents) else None
+    if tuple(sizes) == state.shape and (contents is not None) == (state.contents is not None):
+        return state
+    return Known(dtype, tuple(sizes), contents)
+
+
+def _final(op: Operation, state: Known, result: Known, inner: frozenset[str], index: int) -> Known:
+    """Return what a carried value is in the end: as at every step, where no step made the extent."""
+    if state.is_sequence or state.shape is None:
+        return state
+    sizes = [op.fresh(f"{index}_{i}") if e.names(size) & inner else size for i, size in enumerate(state.shape)]
+    return Known(state.dtype, tuple(sizes), state.contents)
+
+
+def _stacked(op: Operation, known: Known, steps: Whole, axis: int, inner: frozenset[str], index: int) -> Known:
     if known.shape is None:
-        raise Unknown
-    rank = len(known.shape) + is_new
-    axis = op.axis(0, rank)
-    shape = list(known.shape)
-    if is_new:
-        shape.insert(axis, len(sequence.items) if sequence.items is not None else op.fresh("items"))
-    elif sequence.items:
-        shape[axis] = e.total(needed(item.shape)[axis] for item in sequence.items)
-    else:
-        shape[axis] = op.fresh("items")
-    return [Known(known.dtype, tuple(shape))]
+        return Known(known.dtype, None)
+    sizes = [op.fresh(f"each_{index}_{i}") if e.names(size) & inner else size for i, size in enumerate(known.shape)]
+    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, steps)
+    return Known(known.dtype, tuple(sizes))
 
 
-RULES: Final[Mapping[str, Rule]] = {
-    "If": branch,
-    "Loop": loop,
-    "SequenceEmpty": sequence_empty,
-    "SequenceConstruct": sequence_construct,
-    "SequenceInsert": sequence_insert,
-    "SequenceErase": sequence_erase,
-    "SequenceAt": sequence_at,
-    "SequenceLength": sequence_length,
-    "SplitToSequence": split_to_sequence,
-    "ConcatFromSequence": concat_from_sequence,
-}
+def scan(op: Operation) -> Sequence[Known]:
+    """Scan: slices of the inputs go in, states are carried, what each step gives is put together."""
+    if op.opset < 9:
+        raise Unknown  # of old, with a batch in front
+    count = int(op.attribute("num_scan_inputs"))
+    states = [op.input(index) for index in range(len(op.inputs) - count)]
+    sequences = [op.input(index) for index in range(len(op.inputs) - count, len(op.inputs))]
+    axes = [int(axis) for axis in op.attribute("scan_input_axes", [0] * count)]
+    steps: Whole | None = None
+    slices: list[Known] = []
+    for known, axis in zip(sequences, axes, strict=True):
+        if known.shape is None:
+            slices.append(Known(known.dtype, None))
+            continue
+        place = axis % len(known.shape)
+        length = known.shape[place]
+        steps = length if steps is None else op.require_equal(steps, length, "sequences of several lengths")
+        slices.append(Known(known.dtype, (*known.shape[:place], *known.shape[place + 1 :])))
+    states, found, inner = _fixed(op, "body", states, [], 0, slices)
+    last = [_final(op, before, after, inner, index) for index, (before, after) in _zipped(states, found)]
+    collected = found[len(states) :]
+    to = [int(axis) for axis in op.attribute("scan_output_axes", [0] * len(collected))]
+    length = op.fresh("steps") if steps is None else op.context.resolve(steps)
+    pairs = enumerate(zip(collected, to, strict=True))
+    return [*last, *(_stacked(op, known, length, axis, inner, index) for index, (known, axis) in pairs)]
+
+
+RULES: Final[Mapping[str, Rule]] = {"If": if_, "Loop": loop, "Scan": scan}

@@ -18,7 +18,7 @@ from forge_pipeline.ir.sizes.value import MOST, Array, Element, Known
 
 Function = Callable[..., Element]
 FLOATS: Final = {TensorProto.FLOAT16: "float16", TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
-_INTEGERS: Final = {
+INTEGERS: Final = {
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 }  # fmt: skip
@@ -48,7 +48,7 @@ def made(dtype: int, shape: tuple[Whole, ...] | None, contents: Array | None) ->
     """Return what is known of a result; contents that its element type does not hold are left out."""
     if contents is None:
         return Known(dtype, shape)
-    if dtype in _INTEGERS and dtype != TensorProto.BOOL:
+    if dtype in INTEGERS and dtype != TensorProto.BOOL:
         limits = np.iinfo(helper.tensor_dtype_to_np_dtype(dtype))
         if any(isinstance(x, int) and not limits.min <= x <= limits.max for x in contents.reshape(-1).tolist()):
             return Known(dtype, shape)
@@ -87,7 +87,7 @@ def cast(op: Operation) -> Sequence[Known]:
     contents = given.contents
     if contents is None or given.shape is None:
         return [Known(to, given.shape)]
-    if given.constant is not None and to in {**FLOATS, **dict.fromkeys(_INTEGERS)}:
+    if given.constant is not None and to in {**FLOATS, **dict.fromkeys(INTEGERS)}:
         with np.errstate(all="ignore"):
             found = given.constant.astype(helper.tensor_dtype_to_np_dtype(to))
         return [Known(to, given.shape, constant=found)]
@@ -107,7 +107,7 @@ def _converted(op: Operation, entry: Element | float, source: int, to: int) -> E
         if isinstance(entry, Real):
             return real.apply("cast", FLOATS[to], entry)
         return float(entry) if isinstance(entry, (int, float)) else real.of_size(entry, FLOATS[to])
-    if to not in _INTEGERS:
+    if to not in INTEGERS:
         return None
     if isinstance(entry, float):
         entry = real.of_number(entry, FLOATS[source])
@@ -151,7 +151,7 @@ def _arithmetic(whole: Callable[..., Whole] | None, floating: str | None) -> Cal
         if dtype in FLOATS:
             name = FLOATS[dtype]
             return None if floating is None else lambda *args: _floating(floating, name, args)
-        return whole if dtype in _INTEGERS else None
+        return whole if dtype in INTEGERS else None
 
     return pick
 
@@ -167,7 +167,7 @@ def _floating(name: str, dtype: str, args: tuple[Any, ...]) -> Any:
 
 def _comparison(function: Callable[[Whole, Whole], Whole]) -> Callable[[int], Function | None]:
     def pick(dtype: int) -> Function | None:
-        if dtype in _INTEGERS:
+        if dtype in INTEGERS:
             return function
         if dtype not in FLOATS:
             return None
@@ -215,11 +215,11 @@ def _xor(a: Whole, b: Whole) -> Whole:
 
 
 SAME_SHAPE: Final = (
-    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid",
-    "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
-    "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax", "LpNormalization",
-    "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
-    "Clip", "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu",
+    "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
+    "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax",
+    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
+    "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
     "ReverseSequence", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
 )  # fmt: skip
 """Operators whose result has the first input's shape and type, and no contents that sizes are made of."""
@@ -229,6 +229,25 @@ def same_shape(op: Operation) -> Sequence[Known]:
     """Keep the first input's shape and type."""
     dtype = op.attribute("dtype", op.input(0).dtype) if op.node.op_type.endswith(("Like", "Bernoulli")) else None
     return [Known(op.input(0).dtype if dtype is None else int(dtype), op.shape(0))]
+
+
+def clip(op: Operation) -> Sequence[Known]:
+    """Clip, whose limits may be left out and are attributes of old."""
+    given = op.input(0)
+    limits = [op.input(index).contents if op.has(index) else None for index in (1, 2)]
+    stated = any(name in ("min", "max") for name in (entry.name for entry in op.node.attribute))
+    unknown = any(op.has(index) and limits[index - 1] is None for index in (1, 2))
+    if given.contents is None or given.dtype not in INTEGERS or stated or unknown:
+        return [Known(given.dtype, given.shape)]
+    low, high = (None if limit is None else limit.reshape(-1).tolist()[0] for limit in limits)
+
+    def clipped(entry: Whole) -> Whole:
+        entry = entry if low is None else e.maximum(entry, low)
+        return entry if high is None else e.minimum(entry, high)
+
+    contents = np.empty(given.contents.shape, object)
+    contents.reshape(-1)[:] = [clipped(entry) for entry in given.contents.reshape(-1).tolist()]
+    return [made(given.dtype, given.shape, contents)]
 
 
 def _ordered(name: str, whole: Callable[..., Whole]) -> Rule:
@@ -266,6 +285,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "IsNaN": elementwise(None, TensorProto.BOOL),
     "IsInf": elementwise(None, TensorProto.BOOL),
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"), elementwise()),
+    "Clip": clip,
+    "Relu": elementwise(_arithmetic(lambda a: e.maximum(a, 0), None)),
     "Where": where,
     "Cast": cast,
     "CastLike": cast,

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.operation import Operation, Rule, needed
-from forge_pipeline.ir.sizes.rules.shapes import extents
+from forge_pipeline.ir.sizes.rules.shapes import extents, numbers
 from forge_pipeline.ir.sizes.value import MOST, Known
 
 
@@ -26,11 +26,9 @@ def gather(op: Operation) -> Sequence[Known]:
         contents = np.take(given.contents, indices.constant.astype(np.int64), axis)
     except IndexError:
         return [Known(given.dtype, result)]
-    if not isinstance(contents, np.ndarray):
-        whole = np.empty((), object)
-        whole[()] = contents
-        contents = whole
-    return [Known(given.dtype, result, contents if contents.size <= MOST else None)]
+    found = np.empty(numbers(result) or (), object)
+    found[...] = contents
+    return [Known(given.dtype, result, found if found.size <= MOST else None)]
 
 
 def gather_elements(op: Operation) -> Sequence[Known]:

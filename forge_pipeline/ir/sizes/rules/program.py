@@ -11,8 +11,8 @@ from onnx import TensorProto
 
 from forge_pipeline.ir import program_operators as own
 from forge_pipeline.ir.sizes import expression as e
+from forge_pipeline.ir.sizes.encoding import from_json
 from forge_pipeline.ir.sizes.expression import Whole
-from forge_pipeline.ir.sizes.json_form import from_json
 from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
 from forge_pipeline.ir.sizes.value import Known
 
@@ -59,7 +59,7 @@ def sizes(op: Operation) -> Sequence[Known]:
     """Expressions over the extents of the inputs."""
     shape = tuple(op.attribute("shape", ()))
     contents = np.empty(shape, object)
-    contents.reshape(-1)[:] = [from_json(item, op.context.named) for item in json.loads(op.attribute("sizes"))]
+    contents.reshape(-1)[:] = [op.context.resolve(from_json(item)) for item in json.loads(op.attribute("sizes"))]
     return [Known(INT64, shape, contents)]
 
 

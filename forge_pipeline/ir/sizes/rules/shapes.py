@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes import real
 from forge_pipeline.ir.sizes.expression import Size, Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed, whole
 from forge_pipeline.ir.sizes.real import Real
 from forge_pipeline.ir.sizes.rules.elementwise import FLOATS, whole_of
 from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Array, Known, Shape, of_array, of_sizes
@@ -30,7 +30,7 @@ def extents(op: Operation, index: int) -> Shape | None:
     """
     known = op.input(index)
     if known.contents is not None:
-        return tuple(known.contents.reshape(-1).tolist())
+        return tuple(whole(entry) for entry in known.contents.reshape(-1).tolist())
     if known.shape is None or len(known.shape) != 1 or not isinstance(known.shape[0], int) or known.shape[0] > 64:
         return None
     return tuple(op.fresh(str(axis)) for axis in range(known.shape[0]))
@@ -120,8 +120,8 @@ def _count(op: Operation, dtype: int, start: object, limit: object, delta: objec
         return e.maximum(0, whole_of(op, real.apply("ceil", name, quotient)))
     if not isinstance(delta, int) or not delta:
         return op.fresh("")
-    assert isinstance(start, (int, Size)) and isinstance(limit, (int, Size))  # noqa: S101, PT018  narrows a union
-    distance = limit - start if delta > 0 else start - limit
+    low, high = whole(start), whole(limit)
+    distance = high - low if delta > 0 else low - high
     return e.maximum(0, e.ceildiv(distance, abs(delta)))
 
 

@@ -44,7 +44,8 @@ def windows(op: Operation, sizes: Shape, kernel: Shape, *, ceil: bool = False) -
     return result
 
 
-def _convolved(op: Operation, data: Shape, weight: Shape) -> Shape:
+def convolved(op: Operation, data: Shape, weight: Shape) -> Shape:
+    """Return the shape of a convolution of data with a kernel, channels behind the batch."""
     group = int(op.attribute("group", 1))
     op.require_equal(data[1], weight[1] * group, "the channels of data and kernel differ")
     return (op.context.resolve(data[0]), weight[0], *windows(op, data[2:], weight[2:]))
@@ -52,17 +53,17 @@ def _convolved(op: Operation, data: Shape, weight: Shape) -> Shape:
 
 def conv(op: Operation) -> Sequence[Known]:
     """Conv."""
-    return [Known(op.input(0).dtype, _convolved(op, needed(op.shape(0)), needed(op.shape(1))))]
+    return [Known(op.input(0).dtype, convolved(op, needed(op.shape(0)), needed(op.shape(1))))]
 
 
 def conv_integer(op: Operation) -> Sequence[Known]:
     """ConvInteger: int32."""
-    return [Known(TensorProto.INT32, _convolved(op, needed(op.shape(0)), needed(op.shape(1))))]
+    return [Known(TensorProto.INT32, convolved(op, needed(op.shape(0)), needed(op.shape(1))))]
 
 
 def qlinear_conv(op: Operation) -> Sequence[Known]:
     """QLinearConv: the type of the result's zero point."""
-    return [Known(op.input(7).dtype, _convolved(op, needed(op.shape(0)), needed(op.shape(3))))]
+    return [Known(op.input(7).dtype, convolved(op, needed(op.shape(0)), needed(op.shape(3))))]
 
 
 def conv_transpose(op: Operation) -> Sequence[Known]:
