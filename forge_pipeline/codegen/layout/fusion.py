@@ -62,7 +62,7 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
     if not all(hasattr(parameter.ty, "shape") for parameter in given):
         return True
     known = set[Any]().union(*map(variables, given))
-    return not known.issuperset(*map(variables, results))
+    return not set[Any]().union(*map(variables, results)) <= known
 
 
 def cut_chains(module: tvm.IRModule) -> tvm.IRModule:

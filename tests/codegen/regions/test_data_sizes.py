@@ -59,7 +59,7 @@ CASES = {
     "slice": (
         "(float[N, 8] x, int64[2] a, int64[2] b) => (float[A, B] y, float[C, 8] z) "
         "{ d = Constant <value_ints = [0, 1]> ()  s = Constant <value_ints = [1, -2]> ()  r = Slice (x, a, b, d, s) "
-        "y = Neg (r)  zero = Constant <value_ints = [0]> ()  k = Slice (b, zero, d, zero)  "
+        "y = Neg (r)  zero = Constant <value_ints = [0]> ()  "
         "one = Constant <value_ints = [1]> ()  e = Gather (b, zero)  z = Slice (x, zero, e, zero) }",
         [{"x": floats(5, 8), "a": ints(1, -1), "b": ints(n, m)} for n, m in ((3, 0), (-1, -9), (99, 5), (0, 7))],
     ),
