@@ -11,6 +11,7 @@ from forge_pipeline.codegen.regions.data_sizes import taken_apart
 from forge_pipeline.codegen.regions.normal_form import STANDARD
 from forge_pipeline.codegen.regions.scans import as_loop
 from forge_pipeline.ir.sizes.analysis import Sizes, analyse
+from forge_pipeline.ir.sizes.value import UNKNOWN
 
 ROUNDS: Final = 8
 """How often a model is gone through: what is taken apart may show that more has to be."""
@@ -69,15 +70,26 @@ class _Rewriter:
 
     def _taken(self, node: NodeProto) -> list[NodeProto] | None:
         """Return the branch that an If takes whenever it runs, None where that is not known."""
-        known = self.sizes.values.get(node.input[0])
-        condition = None if known is None else known.constant
-        if condition is None:
+        known = self.sizes.values.get(node.input[0], UNKNOWN)
+        branches = {entry.name: entry.g for entry in node.attribute}
+        if known.constant is not None:
+            branch = branches["then_branch" if known.constant.reshape(-1)[0] else "else_branch"]
+        elif known.contents is not None and _squeezes(**branches):
+            branch = branches["then_branch"]
+        else:
             return None
-        wanted = "then_branch" if condition.reshape(-1)[0] else "else_branch"
-        branch = next(entry.g for entry in node.attribute if entry.name == wanted)
         pairs = zip(branch.output, node.output, strict=True)
         ends = [helper.make_node("Identity", [value.name], [name]) for value, name in pairs if name]
         return [*branch.node, *ends]
+
+
+def _squeezes(then_branch: GraphProto, else_branch: GraphProto) -> bool:
+    """Return whether an If is what PyTorch's older exporter writes for the removal of an axis whose size it cannot see.
+
+    What follows was traced without the axis. That it is 1 becomes a demand of Squeeze on the sizes of the inputs.
+    """
+    kinds = [[node.op_type for node in graph.node] for graph in (then_branch, else_branch)]
+    return kinds[0] == ["Squeeze"] and kinds[1] in ([], ["Identity"])
 
 
 def _copy(node: NodeProto) -> NodeProto:
