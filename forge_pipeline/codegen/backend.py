@@ -16,6 +16,7 @@ from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
 from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
+from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import in_order
@@ -37,9 +38,18 @@ def _model(work: Lowering) -> onnx.ModelProto:
 def import_onnx(work: Lowering) -> None:
     """Prepare the model and import it to Relax; on a CPU, half precision is computed in single."""
     work.model = prepare(_model(work))
-    wide = work.model if work.target.kind == "cuda" else widened(work.model)
-    found = imported(wide, work.progress)
-    work.entries = [Entry(module=found.module, extents=found.extents)]
+    found = cut(work.model)
+    if isinstance(found, Cut):
+        work.program = found.program
+        pairs = zip(found.program.regions, found.regions, strict=True)
+        work.entries = [_entry(prepare(region.model), work, entry.function) for entry, region in pairs]
+    else:
+        work.entries = [_entry(found, work, "main")]
+
+
+def _entry(model: onnx.ModelProto, work: Lowering, name: str) -> Entry:
+    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
+    return Entry(module=found.module, extents=found.extents, name=name)
 
 
 def separate_weights(work: Lowering) -> None:
@@ -142,7 +152,9 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
+    program = {} if work.program is None else {"program": work.program.to_json()}
     return {
+        **program,
         "format": 1,
         "target": {
             "tag": target.tag,

@@ -62,7 +62,7 @@ TILED = (
     ),
     Step(
         name="join",
-        does="The functions for any batch and for a batch of one become one module.",
+        does="The functions for any batch and for a batch of one, or of all regions, become one module.",
         run=tiled.join_entries,
     ),
 )
@@ -144,8 +144,8 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowering:
 
 
 def _middle(work: Lowering) -> tuple[Step, ...]:
-    """Return the generator's steps. A model with branches goes TVM's own way whole."""
-    return STOCK if tiled.has_branches(work.module) else pick_generator(work.options, work.target).steps
+    """Return the generator's steps."""
+    return pick_generator(work.options, work.target).steps
 
 
 def run_steps(work: Lowering, dump: Path | None = None) -> None:

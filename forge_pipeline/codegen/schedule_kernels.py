@@ -10,6 +10,7 @@ from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
+from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -63,6 +64,8 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
     done, rules = {}, {}
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
         if not isinstance(function, tirx.PrimFunc):
+            continue
+        if KERNEL in (function.attrs or {}):
             continue
         if function.body.block.name_hint != ROOT:
             done[variable] = function.with_attr("tirx.is_scheduled", True)

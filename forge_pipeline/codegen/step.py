@@ -10,6 +10,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.program import Program
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -34,14 +35,16 @@ class Fallback:
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A function of the library and the kernels that it calls: `main`, or its copy for a batch of one.
+    """A function of the library and the kernels that it calls: `main`, its copy for a batch of one, or a region.
 
-    ``extents`` are what the variables stand for that `main` takes in its last parameter, which goes when the entry is
-    finished; None where extents are expressions still. ``keeps_names``: its casts give extents names that tidying would
-    take away. ``fused`` is the module before its kernels had loops.
+    Until all are joined it is `main` in a module of its own; ``name`` is what it is called then. ``extents`` are what
+    the variables stand for that `main` takes in its last parameter, which goes when the entry is finished; None where
+    extents are expressions still. ``keeps_names``: its casts give extents names that tidying would take away.
+    ``fused`` is the module before its kernels had loops.
     """
 
     module: tvm.IRModule
+    name: str = "main"
     extents: Extents | None = None
     is_quantized: bool = False
     keeps_names: bool = False
@@ -53,9 +56,10 @@ class Entry:
 class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
-    ``entries`` are one or two until they are joined. ``single`` names the function for a batch of one, where there is
-    one; ``pass_config`` is the PassContext configuration that the kernels need. ``weights`` has a row of the metadata
-    for each array of ``weight_section``. ``progress`` is told what is being worked on.
+    ``entries`` are one or two until they are joined, or, of a model with a ``program``, its regions. ``single`` names
+    the function for a batch of one, where there is one; ``pass_config`` is the PassContext configuration that the
+    kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
+    is being worked on.
     """
 
     target: Target
@@ -65,6 +69,7 @@ class Lowering:
     progress: Callable[[str], None] = lambda step: None
     entries: list[Entry] = field(default_factory=list)
     single: str | None = None
+    program: Program | None = None
     fallbacks: tuple[Fallback, ...] = ()
     pass_config: Mapping[str, Any] = field(default_factory=dict)
     weight_section: bytes | FileRange = b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.target import Target
@@ -31,15 +32,20 @@ def kernels(work: Lowering) -> None:
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
     if work.target.kind == "llvm":
         work.fallbacks = tuple(
-            Fallback(operator=name, shape=shape, share=share) for name, shape, share in share_by_kernel(work.module)
+            Fallback(operator=name, shape=shape, share=share)
+            for entry in work.entries
+            for name, shape, share in share_by_kernel(entry.module)
         )
+    if work.program is not None:
+        work.module = join({entry.name: entry.module for entry in work.entries})
 
 
 def _run(work: Lowering, passes: list[Any]) -> None:
     import tvm
 
     with work.target.tvm(), tvm.transform.PassContext(opt_level=work.options.opt_level):
-        work.module = tvm.transform.Sequential(passes)(work.module)
+        for entry in work.entries:
+            entry.module = tvm.transform.Sequential(passes)(entry.module)
 
 
 def _graph_passes(options: Options, kind: str) -> list[Any]:

@@ -26,6 +26,7 @@ from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
+from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
@@ -48,29 +49,22 @@ KEPT = ("relax.call_tir", "relax.reshape", "relax.expand_dims", "relax.squeeze",
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
-def has_branches(module: tvm.IRModule) -> bool:
-    """Return whether `main` has an If, which is none of the families' operators."""
-    from tvm import relax
-
-    return any(
-        isinstance(binding.value, relax.If) for block in module["main"].body.blocks for binding in block.bindings
-    )
-
-
 def add_batch_of_one(work: Lowering) -> None:
     """Copy the model for a batch of one where its batch is symbolic."""
+    if work.program is not None:
+        return
     (entry,) = work.entries
     single = batch_of_one(entry.module, entry.extents)
     if single is not None:
         module, extents = single
-        work.entries.append(Entry(module=module, extents=extents))
+        work.entries.append(Entry(module=module, extents=extents, name=ENTRY))
         work.single = ENTRY
 
 
 def join_entries(work: Lowering) -> None:
     """Make one module of the entries, each of which works out its extents by itself."""
-    modules = [with_extents(entry.module, entry.extents or ()) for entry in work.entries]
-    work.module = modules[0] if len(modules) == 1 else join(*modules)
+    modules = {entry.name: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
+    work.module = modules["main"] if list(modules) == ["main"] else join(modules)
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:
@@ -210,6 +204,9 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
+            if KERNEL in (function.attrs or {}):
+                module[variable] = function.with_attr(PATTERN, OPAQUE)
+                continue
             sch = s_tir.Schedule(function)
             families = {primitives.family_of(sch, block) for block in primitives.blocks(sch)}
             if not families.isdisjoint(PREPARED):

@@ -12,6 +12,7 @@ import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
+from forge_pipeline.runtime.program import Program
 
 DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
@@ -49,6 +50,8 @@ class Interface:
     raw_weights: tuple[Array, ...] = ()
     """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
     single: str | None = None
+    program: Program | None = None
+    """What calls the library's functions, where that is more than one call of `main`."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
@@ -72,6 +75,7 @@ class Interface:
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
             single=metadata.get("single"),
+            program=Program.of(metadata["program"], where=where) if "program" in metadata else None,
         )
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

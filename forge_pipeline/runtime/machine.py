@@ -16,6 +16,7 @@ import numpy as np
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
 from forge_pipeline.runtime.arguments import Slot
+from forge_pipeline.runtime.execution import Execution
 from forge_pipeline.runtime.ffi import runtime
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ class Machine:
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             loaded.instrument = machine["set_instrument"]
-            loaded.main = machine["main"]
-            loaded.single = loaded.main if interface.single is None else machine[interface.single]
+            program = interface.program
+            functions = ["main"] if program is None else [region.function for region in program.regions]
+            entries = [machine[name] for name in functions]
+            single = entries[0] if interface.single is None else machine[interface.single]
             prepare = machine["prepare"] if interface.raw_weights else None
         except _TVM_ERRORS as error:
             raise ArtifactError(
@@ -76,6 +79,12 @@ class Machine:
         if prepare is not None:
             prepared = prepare(*map(wrap, interface.raw_weights))
             loaded.weights += [prepared[index] for index in range(len(prepared))]
+        if program is None:
+            loaded.main, loaded.single = entries[0], single
+        else:
+            regions = [_with(entry, loaded.weights) for entry in entries]
+            loaded.main = loaded.single = Execution(program, regions, wrap)
+            loaded.weights = []
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run ``main`` on the model's inputs; return its results as arrays of their own. Raises DataError."""
@@ -125,6 +134,10 @@ def _unload(loaded: SimpleNamespace, lock: RLock, release: Callable[[], object])
     use_of_threads.forget_lock(lock)
     vars(loaded).clear()
     release()
+
+
+def _with(entry: Callable[..., Any], weights: list[Any]) -> Callable[..., Any]:
+    return lambda *tensors: entry(*tensors, *weights)
 
 
 def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:

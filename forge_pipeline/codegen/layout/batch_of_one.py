@@ -55,15 +55,28 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
     return False
 
 
-def join(module: tvm.IRModule, single: tvm.IRModule) -> tvm.IRModule:
-    """Return ``module`` with the `main` of ``single`` as ENTRY, and with the kernels that it calls."""
+def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """Return one module with the `main` of each under its name, and with the kernels that they call."""
+    import tvm
     from tvm import relax
 
-    builder = relax.BlockBuilder(module)
+    first = next(iter(modules))
+    builder = relax.BlockBuilder(modules[first] if first == "main" else tvm.IRModule({}))
+    for name, module in modules.items():
+        if name != "main":
+            _add(builder, name, module)
+    return builder.finalize()
+
+
+def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
+    """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
+    from tvm import relax
+
+    suffix = SUFFIX if name == ENTRY else ""
     renamed: dict[Any, Any] = {}
-    for variable, function in single.functions_items():
-        if variable.name_hint != "main":  # equal kernels stay one
-            renamed[variable] = builder.add_func(function, f"{variable.name_hint}{SUFFIX}")
+    for variable, function in module.functions_items():
+        if variable.name_hint != "main":
+            renamed[variable] = builder.add_func(function, f"{variable.name_hint}{suffix}")
 
     @relax.expr_functor.mutator
     class Rename(relax.PyExprMutator):  # type: ignore[misc]
@@ -71,10 +84,9 @@ def join(module: tvm.IRModule, single: tvm.IRModule) -> tvm.IRModule:
             arguments = [renamed.get(item, item) for item in op.args]
             return super().visit_call_(relax.Call(op.op, arguments, op.attrs, op.ty_args))
 
-    main = single["main"]
-    body = Rename(single).visit_expr(main.body)
+    main = module["main"]
+    body = Rename(module).visit_expr(main.body)
     entry = relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(
-        {**dict(main.attrs or {}), "global_symbol": ENTRY}
+        {**dict(main.attrs or {}), "global_symbol": name}
     )
-    builder.add_func(entry, ENTRY)
-    return builder.finalize()
+    builder.add_func(entry, name)

@@ -37,7 +37,9 @@ REDUCTION = 2
 
 
 def blocks(sch: Schedule) -> list[SBlockRV]:
-    """Return a kernel's blocks in program order."""
+    """Return a kernel's blocks in program order; none of one that is a single block, written with its loops."""
+    if sch.mod["main"].body.block.name_hint != "root":
+        return []
     found: list[SBlockRV] = sch.get_child_blocks(sch.get_sblock("root"))
     return found
 

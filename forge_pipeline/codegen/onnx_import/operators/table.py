@@ -20,12 +20,15 @@ from forge_pipeline.codegen.onnx_import.operators import (
     indexing,
     linear,
     normalization,
+    ordering,
     pooling,
     quantization,
     reduction,
+    selection,
 )
 from forge_pipeline.codegen.onnx_import.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.onnx_import.resize import convert_resize, convert_upsample
+from forge_pipeline.ir.program_operators import DOMAIN
 
 if TYPE_CHECKING:
     import onnx
@@ -90,8 +93,8 @@ def _all() -> Mapping[str, Converter]:
         "Upsample": convert_upsample,
     }
     families = (
-        activation, convolution, creation, data_movement, elementwise, indexing, linear, normalization, pooling,
-        quantization, reduction,
+        activation, convolution, creation, data_movement, elementwise, indexing, linear, normalization, ordering,
+        pooling, quantization, reduction,
     )  # fmt: skip
     found: dict[str, Converter] = {name: partial(_adapted, partial(_tvm, name)) for name in _get_convert_map()}
     found.update({name: partial(_adapted, convert) for name, convert in own.items()})
@@ -102,6 +105,8 @@ def _all() -> Mapping[str, Converter]:
 
 def converter_of(domain: str, operator: str) -> Converter | None:
     """Return what emits an operator, or None."""
+    if domain == DOMAIN:
+        return selection.CONVERTERS.get(operator)
     return _all().get(operator) if domain in ("", "ai.onnx") else None
 
 
