@@ -203,7 +203,12 @@ class Builder:
         """Return tensor ``index`` as real numbers: what it is, or what its integers stand for."""
         key = self._key(index, layout)
         if key not in self._real:
-            tensor, name = self.tensor(index), self.stored(index, layout)
+            tensor = self.tensor(index)
+            if tensor.dtype == "int64" and self.is_quantized(index):  # a bias of more bits than ONNX takes
+                numbers = self.numbers(index)
+                self._real[key] = self.constant(_first(numbers) if layout == FIRST else numbers)
+                return self._real[key]
+            name = self.stored(index, layout)
             if self.is_quantized(index) and tensor.quantization is not None:
                 axis = tensor.quantization.axis
                 if layout == FIRST and tensor.quantization.per_axis:
@@ -235,13 +240,9 @@ class Builder:
         return np.asarray((data.astype(np.int64) - zero) * scale.astype(np.float64), np.float32)
 
     def dequantized(self, name: str, quantization: Quantization, dtype: str, axis: int) -> str:
-        """Return the real numbers of the integers ``name``, of which ONNX takes at most 32 bits."""
+        """Return the real numbers of the integers ``name``."""
         scale, zero = _parameters(quantization, dtype)
         operands = [name, self.constant(scale)]
-        if dtype == "int64":
-            if quantization.per_axis:
-                raise unsupported("64-bit integers with a scale for each slice", "one scale")
-            return self.node("Mul", [self.node("Cast", [name], to=TensorProto.FLOAT), operands[1]])
         if dtype != "int32":
             operands.append(self.constant(zero))
         return self.node("DequantizeLinear", operands, **({"axis": axis} if quantization.per_axis else {}))

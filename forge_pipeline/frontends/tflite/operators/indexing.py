@@ -92,9 +92,14 @@ def where(b: Builder, op: Operator) -> None:
 
 
 def unique(b: Builder, op: Operator) -> None:
-    """UNIQUE: in the order in which they come, and for each number which of them it is."""
-    name = b.node("Unique", [b.stored(op.inputs[0])], 3, sorted=0)
-    b.give(op.outputs[0], name)
+    """UNIQUE: in the order in which they come, and for each number which of them it is.
+
+    Integers are made 64 bits wide, of which ONNX Runtime has the operator.
+    """
+    dtype = b.tensor(op.inputs[0]).dtype
+    is_real = np.issubdtype(np.dtype(dtype), np.floating)
+    name = b.node("Unique", [b.stored(op.inputs[0]) if is_real else b.int64(op.inputs[0])], 3, sorted=0)
+    b.give(op.outputs[0], name if is_real else b.cast(name, dtype))
     b.give(op.outputs[1], b.cast(f"{name}_2", b.tensor(op.outputs[1]).dtype))
 
 
