@@ -14,7 +14,7 @@ from forge_pipeline.frontends.tflite import convert
 MODELS = Path(__file__).parent / "models"
 with np.load(MODELS / "operators.npz") as archive:
     KEPT = dict(archive)
-CASES = sorted(key.removesuffix("/model") for key in KEPT if key.endswith("/model"))
+CASES = sorted(key.removesuffix("/out/0/0") for key in KEPT if key.endswith("/out/0/0"))
 STEPS = {"sixteen_bits": 1, "per_axis": 1}
 """Integers: by how many steps a result may differ; the interpreter computes in fixed point."""
 TOLERANCES = {"lstm_integer_weights": 0.03}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+import mediapipe
 from operators import CASES
 from writer import File
 
@@ -54,6 +55,10 @@ def main():
             print(name, error)
             continue
         made[f"{name}/model"] = np.frombuffer(content, np.uint8)
+    for name, fill in mediapipe.CASES.items():
+        file = File()
+        fill(file.graph())
+        made[f"{name}/model"] = np.frombuffer(file.to_bytes(), np.uint8)
     np.savez_compressed("operators.npz", **made)
 
 
