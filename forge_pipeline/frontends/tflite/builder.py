@@ -35,8 +35,9 @@ BOUNDS: Final[dict[int, tuple[float | None, float | None]]] = {
     0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)
 }  # ActivationFunctionType: NONE, RELU, RELU_N1_TO_1, RELU6  # fmt: skip
 TANH: Final = 4
-_SYMBOLS: Final = {0: BATCH}
+NO_NUMBERS: Final = ("complex64", "resource")
 _MOST_NESTED: Final = 32
+_RESULT: Final = "result:"  # before the name of an output, until all values have the names of the interface
 
 Converter = Callable[["Builder", Operator], None]
 
@@ -361,8 +362,8 @@ class Builder:
         inputs += [value_info(one.before, one.tensor.dtype, one.shape) for one in kept]
         outputs = []
         for name, index in self.source.outputs.items():
-            self.nodes.append(helper.make_node("Identity", [self.stored(index)], [f"result:{name}"]))
-            outputs.append(self._open(f"result:{name}", index))
+            self.nodes.append(helper.make_node("Identity", [self.stored(index)], [f"{_RESULT}{name}"]))
+            outputs.append(self._open(f"{_RESULT}{name}", index))
         for one in kept:
             self.nodes.append(helper.make_node("Identity", [one.after], [f"next:{one.before}"]))
             outputs.append(value_info(f"next:{one.before}", one.tensor.dtype, one.shape))
@@ -374,11 +375,24 @@ class Builder:
 
     def _open(self, name: str, index: int) -> ValueInfoProto:
         tensor = self.tensor(index)
+        if tensor.dtype in NO_NUMBERS:
+            raise ModelError(
+                where=f"input or output {name.removeprefix(_RESULT)[:80]!r}",
+                expected="real numbers",
+                found=f"a value of type {tensor.dtype}",
+                fix="let the model take and give real numbers, such as the real and the imaginary part",
+            )
+        shown = name.removeprefix(_RESULT)
         shape = [
-            _SYMBOLS.get(axis, f"{name}_{axis}") if extent is None else extent
+            extent if extent is not None else BATCH if axis == 0 and self._batched() else f"{shown}_{axis}"
             for axis, extent in enumerate(self.shape(index))
         ]
         return helper.make_tensor_value_info(name, onnx_type(tensor.dtype), shape)
+
+    def _batched(self) -> bool:
+        """Tell whether the first axis of all inputs is open: it is taken for a batch, which outputs have too."""
+        shapes = [self.shape(index) for index in self.source.inputs.values()]
+        return bool(shapes) and all(shape[:1] == (None,) for shape in shapes)
 
 
 def value_info(name: str, dtype: str, shape: Shape) -> ValueInfoProto:
@@ -388,8 +402,8 @@ def value_info(name: str, dtype: str, shape: Shape) -> ValueInfoProto:
 
 def onnx_type(dtype: str) -> int:
     """Return the ONNX element type. Raises ModelError for complex numbers and handles."""
-    if dtype in ("complex64", "resource"):
-        raise unsupported(f"a value of type {dtype}", "real numbers at inputs, outputs, branches and loops")
+    if dtype in NO_NUMBERS:
+        raise unsupported(f"a value of type {dtype}", "real numbers in branches, loops and casts")
     return int(helper.np_dtype_to_tensor_dtype(np.dtype("int8" if dtype == "int4" else dtype)))
 
 

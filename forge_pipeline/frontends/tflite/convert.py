@@ -39,7 +39,10 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
     model = reader.read(path)
     _check(model)
     for opened in _openings(model):
-        converted, kept = to_onnx(opened, given_sizes=False)
+        try:
+            converted, kept = to_onnx(opened, given_sizes=False)
+        except ModelError:  # an operator needs a size
+            continue
         if opening.holds(converted):
             batch = any(tensor[:1] == (None,) for tensor in _input_shapes(opened))
             return Converted(model=converted, notes=_notes(kept, batch="open" if batch else "fixed"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -72,12 +73,17 @@ def _graph(model: Any, graph: Any, content: bytes) -> Graph:
     operators = tuple(
         _operator(model, graph.Operators(index), len(tensors)) for index in range(graph.OperatorsLength())
     )
-    return Graph(
-        tensors=tensors,
-        operators=operators,
-        inputs=_interface(graph, "Inputs", tensors),
-        outputs=_interface(graph, "Outputs", tensors),
-    )
+    inputs, outputs = (_interface(graph, side, tensors) for side in ("Inputs", "Outputs"))
+    computed = {*inputs.values(), *(index for operator in operators for index in operator.outputs)}
+    tensors = tuple(one if index in computed else _empty(one) for index, one in enumerate(tensors))
+    return Graph(tensors=tensors, operators=operators, inputs=inputs, outputs=outputs)
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    """Return a tensor that nothing computes; if it has no numbers, it is a constant of none, as its buffer is empty."""
+    if tensor.data is not None or tensor.variable or 0 not in tensor.static or tensor.dtype == _HANDLE:
+        return tensor
+    return replace(tensor, data=np.zeros(tensor.static, "int8" if tensor.dtype == "int4" else tensor.dtype))
 
 
 def _interface(graph: Any, side: str, tensors: tuple[Tensor, ...]) -> dict[str, int]:

@@ -196,5 +196,7 @@ def test_options_that_are_cut_are_refused(tmp_path):
     with np.load(MODELS / "operators.npz") as archive:
         content = archive["mediapipe_landmarks/model"].tobytes()
     (tmp_path / "model.tflite").write_bytes(content.replace(b"subset_idxs", b"subset_wxyz"))
-    with pytest.raises(ModelError, match="options of 'custom Landmarks2TransformMatrix': expected a number, or numbers"):
+    with pytest.raises(
+        ModelError, match="options of 'custom Landmarks2TransformMatrix': expected a number, or numbers"
+    ):
         convert.convert(tmp_path / "model.tflite", ())

@@ -41,7 +41,8 @@ def first(notes, model):
     """Return what the first call is given for what is kept."""
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
     types = {
-        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in model.graph.input
+        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in model.graph.input
     }
     names = [entry["input"] for entry in notes.get("state", [])]
     numbers = [entry["first"] for entry in notes.get("state", [])]

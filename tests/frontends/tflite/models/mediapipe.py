@@ -43,8 +43,16 @@ def unpool(g):
 @case
 def transposed(g):
     random = np.random.default_rng(5)
-    values, kernel, bias = g.input((1, 5, 4, 3)), g.const(random.normal(size=(2, 4, 3, 3)).astype(np.float32)), g.const(np.float32([0.5, -1]))
-    g.output(g.op("Convolution2DTransposeBias", [values, kernel, bias], [((1, 9, 8, 2),)], custom=struct.pack("<3i", 1, 2, 2)))
+    values, kernel, bias = (
+        g.input((1, 5, 4, 3)),
+        g.const(random.normal(size=(2, 4, 3, 3)).astype(np.float32)),
+        g.const(np.float32([0.5, -1])),
+    )
+    g.output(
+        g.op(
+            "Convolution2DTransposeBias", [values, kernel, bias], [((1, 9, 8, 2),)], custom=struct.pack("<3i", 1, 2, 2)
+        )
+    )
 
 
 @case

@@ -160,7 +160,18 @@ def conv_3d_transpose(g):
     size = g.const(np.array([1, 4, 6, 6, 3], np.int32))
     kernel, values, bias = g.const(weights(2, 3, 3, 3, 2)), g.input((1, 2, 3, 3, 2)), g.const(weights(3))
     operands = [size, kernel, values, bias]
-    g.output(g.op("CONV_3D_TRANSPOSE", operands, [((1, 4, 6, 6, 3),)], "Conv3DOptions", padding=0, strideD=2, strideW=2, strideH=2))
+    g.output(
+        g.op(
+            "CONV_3D_TRANSPOSE",
+            operands,
+            [((1, 4, 6, 6, 3),)],
+            "Conv3DOptions",
+            padding=0,
+            strideD=2,
+            strideW=2,
+            strideH=2,
+        )
+    )
 
 
 @case
@@ -234,26 +245,57 @@ def spectrum(g):
     values, size = g.input((2, 3, 12)), g.const(np.array([1, 16], np.int32))
     wide = g.op("EXPAND_DIMS", [values, g.const(np.int32(2))], [((2, 3, 1, 12),)], "ExpandDimsOptions")
     made = g.op("RFFT2D", [wide, size], [((2, 3, 1, 9), "complex64")], "Rfft2dOptions")
-    flat = g.op("RESHAPE", [made, g.const(np.array([2, 3, 9], np.int32))], [((2, 3, 9), "complex64")], "ReshapeOptions", newShape=[2, 3, 9])
+    flat = g.op(
+        "RESHAPE",
+        [made, g.const(np.array([2, 3, 9], np.int32))],
+        [((2, 3, 9), "complex64")],
+        "ReshapeOptions",
+        newShape=[2, 3, 9],
+    )
     for name, options in (("COMPLEX_ABS", None), ("REAL", None), ("IMAG", None)):
         g.output(g.op(name, [flat], [((2, 3, 9),)], options))
 
 
 @case
 def image_spectrum(g):
-    made = g.op("RFFT2D", [g.input((1, 6, 10)), g.const(np.array([4, 8], np.int32))], [((1, 4, 5), "complex64")], "Rfft2dOptions")
+    made = g.op(
+        "RFFT2D",
+        [g.input((1, 6, 10)), g.const(np.array([4, 8], np.int32))],
+        [((1, 4, 5), "complex64")],
+        "Rfft2dOptions",
+    )
     g.output(g.op("COMPLEX_ABS", [made], [((1, 4, 5),)]))
 
 
 @case
 def suppression(g):
     corners = g.input((6, 2))
-    boxes = g.op("CONCATENATION", [corners, g.op("ADD", [corners, g.const(np.float32([1.5, 2.0]))], [((6, 2),)], "AddOptions")], [((6, 4),)], "ConcatenationOptions", axis=1)
+    boxes = g.op(
+        "CONCATENATION",
+        [corners, g.op("ADD", [corners, g.const(np.float32([1.5, 2.0]))], [((6, 2),)], "AddOptions")],
+        [((6, 4),)],
+        "ConcatenationOptions",
+        axis=1,
+    )
     scores = g.input((6,))
     limits = [g.const(np.int32(4)), g.const(np.float32(0.3)), g.const(np.float32(-0.8))]
-    g.output(*g.op("NON_MAX_SUPPRESSION_V4", [boxes, scores, *limits], [((4,), "int32"), ((), "int32")], "NonMaxSuppressionV4Options"))
+    g.output(
+        *g.op(
+            "NON_MAX_SUPPRESSION_V4",
+            [boxes, scores, *limits],
+            [((4,), "int32"), ((), "int32")],
+            "NonMaxSuppressionV4Options",
+        )
+    )
     results = [((4,), "int32"), ((4,),), ((), "int32")]
-    g.output(*g.op("NON_MAX_SUPPRESSION_V5", [boxes, scores, *limits, g.const(np.float32(0))], results, "NonMaxSuppressionV5Options"))
+    g.output(
+        *g.op(
+            "NON_MAX_SUPPRESSION_V5",
+            [boxes, scores, *limits, g.const(np.float32(0))],
+            results,
+            "NonMaxSuppressionV5Options",
+        )
+    )
 
 
 def detections(g, each, **more):
@@ -348,12 +390,21 @@ def lstm_normalized(g):
 @case
 def lstm_integer_weights(g):
     """Hybrid: the interpreter rounds what goes in, so that results differ by about a hundredth."""
+
     def quantized(rows, columns):
         return g.const(random.integers(-127, 128, (rows, columns)), "int8", scale=0.006)
 
     operands = [g.input((2, 5, 3)), *(quantized(4, 3) for _ in "ifco"), *(quantized(4, 4) for _ in "ifco")]
     operands += [-1] * 3 + vectors(g, "ifco") + [-1, -1, *states(g)] + [-1] * 4
-    g.output(g.op("UNIDIRECTIONAL_SEQUENCE_LSTM", operands, [((2, 5, 4),)], "UnidirectionalSequenceLSTMOptions", fusedActivationFunction=4))
+    g.output(
+        g.op(
+            "UNIDIRECTIONAL_SEQUENCE_LSTM",
+            operands,
+            [((2, 5, 4),)],
+            "UnidirectionalSequenceLSTMOptions",
+            fusedActivationFunction=4,
+        )
+    )
 
 
 @case
@@ -414,13 +465,30 @@ def rnn_operands(g):
 def rnn(g):
     for kind in (1, 4):
         operands = [g.input((2, 5, 3)), *rnn_operands(g)]
-        g.output(g.op("UNIDIRECTIONAL_SEQUENCE_RNN", operands, [((2, 5, 4),)], "SequenceRNNOptions", fusedActivationFunction=kind))
+        g.output(
+            g.op(
+                "UNIDIRECTIONAL_SEQUENCE_RNN",
+                operands,
+                [((2, 5, 4),)],
+                "SequenceRNNOptions",
+                fusedActivationFunction=kind,
+            )
+        )
 
 
 @case
 def rnn_bounded(g):
     operands = [g.input((5, 2, 3)), *rnn_operands(g)]
-    g.output(g.op("UNIDIRECTIONAL_SEQUENCE_RNN", operands, [((5, 2, 4),)], "SequenceRNNOptions", timeMajor=True, fusedActivationFunction=2))
+    g.output(
+        g.op(
+            "UNIDIRECTIONAL_SEQUENCE_RNN",
+            operands,
+            [((5, 2, 4),)],
+            "SequenceRNNOptions",
+            timeMajor=True,
+            fusedActivationFunction=2,
+        )
+    )
 
 
 @case
@@ -431,19 +499,42 @@ def rnn_step(g):
 @case
 def rnn_both_ways(g):
     operands = [g.input((2, 5, 3)), *rnn_operands(g), *rnn_operands(g), -1, -1, -1]
-    g.output(*g.op("BIDIRECTIONAL_SEQUENCE_RNN", operands, [((2, 5, 4),)] * 2, "BidirectionalSequenceRNNOptions", fusedActivationFunction=4))
+    g.output(
+        *g.op(
+            "BIDIRECTIONAL_SEQUENCE_RNN",
+            operands,
+            [((2, 5, 4),)] * 2,
+            "BidirectionalSequenceRNNOptions",
+            fusedActivationFunction=4,
+        )
+    )
 
 
 @case
 def rnn_both_ways_aux(g):
     operands = [g.input((2, 5, 3)), *rnn_operands(g), *rnn_operands(g), g.input((2, 5, 3))]
     operands += [g.const(weights(4, 3)), g.const(weights(4, 3))]
-    g.output(g.op("BIDIRECTIONAL_SEQUENCE_RNN", operands, [((2, 5, 8),)], "BidirectionalSequenceRNNOptions", fusedActivationFunction=4, mergeOutputs=True))
+    g.output(
+        g.op(
+            "BIDIRECTIONAL_SEQUENCE_RNN",
+            operands,
+            [((2, 5, 8),)],
+            "BidirectionalSequenceRNNOptions",
+            fusedActivationFunction=4,
+            mergeOutputs=True,
+        )
+    )
 
 
 @case
 def svdf(g):
-    operands = [g.input((2, 3)), g.const(weights(8, 3)), g.const(weights(8, 5)), g.const(weights(4)), g.tensor((2, 40), variable=True)]
+    operands = [
+        g.input((2, 3)),
+        g.const(weights(8, 3)),
+        g.const(weights(8, 5)),
+        g.const(weights(4)),
+        g.tensor((2, 40), variable=True),
+    ]
     g.output(g.op("SVDF", operands, [((2, 4),)], "SVDFOptions", rank=2, fusedActivationFunction=1))
 
 
@@ -455,7 +546,17 @@ def svdf_integer(g):
     bias = g.const(random.integers(-3000, 3000, (4,)), "int32", scale=0.0004 * 0.0003)
     state = g.tensor((1, 20), "int16", scale=0.0003, variable=True)
     result = g.tensor((1, 4), "int8", scale=0.004, zero=-128)
-    g.output(g.op("SVDF", [values, features, times, bias, state], [result], "SVDFOptions", rank=1, fusedActivationFunction=1, version=3))
+    g.output(
+        g.op(
+            "SVDF",
+            [values, features, times, bias, state],
+            [result],
+            "SVDFOptions",
+            rank=1,
+            fusedActivationFunction=1,
+            version=3,
+        )
+    )
 
 
 # Integers.
@@ -468,7 +569,19 @@ def sixteen_bits(g):
     kernel = g.const(random.integers(-127, 128, (3, 3, 3, 2)), "int8", scale=[0.01, 0.02, 0.015])
     bias = g.tensor((3,), "int64", data=random.integers(-90000, 90000, 3), scale=[2e-6, 4e-6, 3e-6])
     result = g.tensor((1, 5, 5, 3), "int16", scale=0.0004)
-    made = g.op("CONV_2D", [values, kernel, bias], [result], "Conv2DOptions", padding=0, strideW=1, strideH=1, dilationWFactor=1, dilationHFactor=1, fusedActivationFunction=1, version=4)
+    made = g.op(
+        "CONV_2D",
+        [values, kernel, bias],
+        [result],
+        "Conv2DOptions",
+        padding=0,
+        strideW=1,
+        strideH=1,
+        dilationWFactor=1,
+        dilationHFactor=1,
+        fusedActivationFunction=1,
+        version=4,
+    )
     g.output(made)
     matrix = g.const(random.integers(-127, 128, (4, 75)), "int8", scale=0.01)
     bias = g.tensor((4,), "int64", data=random.integers(-90000, 90000, 4), scale=0.01 * 0.0004)
@@ -483,7 +596,21 @@ def per_axis(g):
     kernel = g.const(random.integers(-127, 128, (1, 3, 3, 3)), "int8", scale=[0.01, 0.02, 0.015], axis=3)
     bias = g.tensor((3,), "int32", data=random.integers(-900, 900, 3), scale=[2e-4, 4e-4, 3e-4])
     result = g.tensor((1, 5, 5, 3), "int8", scale=0.05, zero=-3)
-    g.output(g.op("DEPTHWISE_CONV_2D", [values, kernel, bias], [result], "DepthwiseConv2DOptions", padding=0, strideW=1, strideH=1, dilationWFactor=1, dilationHFactor=1, depthMultiplier=1, version=3))
+    g.output(
+        g.op(
+            "DEPTHWISE_CONV_2D",
+            [values, kernel, bias],
+            [result],
+            "DepthwiseConv2DOptions",
+            padding=0,
+            strideW=1,
+            strideH=1,
+            dilationWFactor=1,
+            dilationHFactor=1,
+            depthMultiplier=1,
+            version=3,
+        )
+    )
 
 
 @case
@@ -517,7 +644,11 @@ def branch(g):
     values, more = g.input((2, 3)), g.input((2, 3))
     total = g.op("SUM", [values, g.const(np.array([0, 1], np.int32))], [((),)], "ReducerOptions")
     flag = g.op("GREATER", [total, g.const(np.float32(0))], [((), "bool")], "GreaterOptions")
-    g.output(g.op("IF", [flag, values, more], [((2, 3),)], "IfOptions", thenSubgraphIndex=other[0], elseSubgraphIndex=other[1]))
+    g.output(
+        g.op(
+            "IF", [flag, values, more], [((2, 3),)], "IfOptions", thenSubgraphIndex=other[0], elseSubgraphIndex=other[1]
+        )
+    )
 
 
 @case
@@ -539,16 +670,24 @@ def loop(g):
 @case
 def variable(g):
     """A running mean that begins with 0.5 everywhere."""
+
     def handle(graph):
         return graph.op("VAR_HANDLE", [], [((), "resource")], "VarHandleOptions", container="", sharedName="mean")
 
     first = g.file.graph("first")
-    first.op("ASSIGN_VARIABLE", [handle(first), first.const(np.full((2, 3), 0.5, np.float32))], [], "AssignVariableOptions")
+    first.op(
+        "ASSIGN_VARIABLE", [handle(first), first.const(np.full((2, 3), 0.5, np.float32))], [], "AssignVariableOptions"
+    )
     g.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=1)
     place = handle(g)
     old = g.op("READ_VARIABLE", [place], [((2, 3),)], "ReadVariableOptions")
     kept = g.op("MUL", [old, g.const(np.float32(0.9))], [((2, 3),)], "MulOptions")
-    new = g.op("ADD", [kept, g.op("MUL", [g.input((2, 3)), g.const(np.float32(0.1))], [((2, 3),)], "MulOptions")], [((2, 3),)], "AddOptions")
+    new = g.op(
+        "ADD",
+        [kept, g.op("MUL", [g.input((2, 3)), g.const(np.float32(0.1))], [((2, 3),)], "MulOptions")],
+        [((2, 3),)],
+        "AddOptions",
+    )
     g.op("ASSIGN_VARIABLE", [place, new], [], "AssignVariableOptions")
     g.output(g.op("NEG", [new], [((2, 3),)], "NegOptions"))
 
@@ -558,7 +697,17 @@ def composite(g):
     inner = g.file.graph("inner")
     values = inner.input((2, 3))
     inner.output(inner.op("TANH", [inner.op("MUL", [values, values], [((2, 3),)], "MulOptions")], [((2, 3),)]))
-    g.output(g.op("STABLEHLO_COMPOSITE", [g.input((2, 3))], [((2, 3),)], "StableHLOCompositeOptions", name="square.tanh", decompositionSubgraphIndex=1, compositeAttributes=list(flexbuffers.Dumps({}))))
+    g.output(
+        g.op(
+            "STABLEHLO_COMPOSITE",
+            [g.input((2, 3))],
+            [((2, 3),)],
+            "StableHLOCompositeOptions",
+            name="square.tanh",
+            decompositionSubgraphIndex=1,
+            compositeAttributes=list(flexbuffers.Dumps({})),
+        )
+    )
 
 
 @case
@@ -566,4 +715,16 @@ def half(g):
     """Weights in half precision, and half of them sparse: see sparse.py."""
     kernel = g.const(weights(3, 2, 2, 2), "float16")
     made = g.op("DEQUANTIZE", [kernel], [((3, 2, 2, 2),)], "DequantizeOptions")
-    g.output(g.op("CONV_2D", [g.input((1, 4, 4, 2)), made, g.const(weights(3))], [((1, 4, 4, 3),)], "Conv2DOptions", padding=0, strideW=1, strideH=1, dilationWFactor=1, dilationHFactor=1))
+    g.output(
+        g.op(
+            "CONV_2D",
+            [g.input((1, 4, 4, 2)), made, g.const(weights(3))],
+            [((1, 4, 4, 3),)],
+            "Conv2DOptions",
+            padding=0,
+            strideW=1,
+            strideH=1,
+            dilationWFactor=1,
+            dilationHFactor=1,
+        )
+    )

@@ -42,7 +42,11 @@ class Graph:
     def const(self, data, dtype=None, **more):
         """Add a constant."""
         data = np.asarray(data, dtype)
-        data = data.astype({"float64": "float32", "int64": "int32"}.get(str(data.dtype)) or data.dtype) if dtype is None else data
+        data = (
+            data.astype({"float64": "float32", "int64": "int32"}.get(str(data.dtype)) or data.dtype)
+            if dtype is None
+            else data
+        )
         return self.tensor(data.shape, str(data.dtype), data=data, **more)
 
     def input(self, shape, dtype="float32", **more):
