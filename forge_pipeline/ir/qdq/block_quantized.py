@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from forge_pipeline.ir.contrib.writer import Array, Unusual, Writer, attributes_of, inputs_of
 from forge_pipeline.ir.external_data.mapped import array_of
-from forge_pipeline.ir.qdq.writer import Array, Unusual, Writer, attributes_of, inputs_of
 
 BLOCKS = 21
 """The operator set from which on DequantizeLinear knows blocks."""
@@ -97,11 +97,11 @@ def gathered(writer: Writer, node: NodeProto) -> None:
     found = writer.node("Mul", [found, factor], f"{result}/blocks", node.name)
     shape = writer.constant(np.array([0] * len(rank) + [blocks * size], np.int64), f"{result}/shape")
     if depth == blocks * size:
-        writer.nodes.append(helper.make_node("Reshape", [found, shape], [result], name=f"{result}/joined"))
+        writer.add(helper.make_node("Reshape", [found, shape], [result], name=f"{result}/joined"))
         return
     joined = writer.node("Reshape", [found, shape], f"{result}/joined")
     bounds = [writer.constant(np.array([at], np.int64), f"{result}/bound") for at in (0, depth, -1)]
-    writer.nodes.append(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
+    writer.add(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
 
 
 def _constant(writer: Writer, name: str) -> Array:
