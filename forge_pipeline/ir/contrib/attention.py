@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from forge_pipeline.ir.contrib import masks
 from forge_pipeline.ir.contrib.emitter import Emitter
@@ -70,7 +70,7 @@ def _scores(op: Emitter, operands: Operands, mask: Mask) -> str:
     if mask.padding:
         terms.append(masks.padding(op, mask.padding, keys, scores, mask.filler))
     if mask.is_causal and op.size(query, 2) != 1:
-        terms.append(masks.causal(op, op.length(query, 2), keys, scores, mask.filler))
+        terms.append(masks.causal(op, op.length(query, 2), keys, scores))
     if not terms:
         return scores
     total = terms[0]
@@ -171,13 +171,30 @@ def _multi_head(writer: Writer, node: NodeProto) -> None:
 
 def _masked_decoder(writer: Writer, node: NodeProto) -> None:
     """DecoderMaskedMultiHeadAttention (query, key, value, mask_index, attention_bias, past_key, past_value,
-    past_sequence_length, beam_width, cache_indirection, bias): MultiHeadAttention of one token."""
+    past_sequence_length, beam_width, cache_indirection, bias): one token, whose key and value have a place in the
+    buffers of those before."""
     op = Emitter(writer, node)
     heads = _head_count(op)
-    _refuse_shared(op, {7: "keys and values in one buffer", 9: "an order of beams (cache_indirection)"})
-    operands = _with_past(op, _separate(op, op.input(10), heads), op.input(5), op.input(6))
+    op.refuse({9: "an order of beams (cache_indirection)"})
+    operands = _separate(op, op.input(10), heads)
+    if op.input(7) and op.input(5) and op.input(6):
+        operands = _in_buffers(op, operands)
+    else:
+        operands = _with_past(op, operands, op.input(5), op.input(6))
     scores = _attend(op, operands, _mask(op, 3, 4), heads)
     op.give(3, scores)
+
+
+def _in_buffers(op: Emitter, operands: Operands) -> Operands:
+    """Return operands with the keys and values of all tokens so far, and give the buffers with the new ones in them."""
+    before = op.reshape(op.cast(op.input(7), TensorProto.INT64), 1)
+    total = op("Add", before, op.integers(1))
+    found = []
+    for place, (buffer, new) in enumerate(((op.input(5), operands.key), (op.input(6), operands.value)), start=1):
+        columns = op.unsqueeze(op.positions(op.integers(0), op.length(buffer, 2)), 1)
+        filled = op.give(place, op("Where", op("Equal", columns, before), new, buffer))
+        found.append(op.slice(filled, op.integers(0), total, 2))
+    return Operands(query=operands.query, key=found[0], value=found[1], size=operands.size)
 
 
 def _separate(op: Emitter, bias: str, heads: int) -> Operands:

@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from forge_pipeline.ir.contrib.attention import heads_of, joined, scaled
 from forge_pipeline.ir.contrib.emitter import Emitter
+from forge_pipeline.ir.contrib.masks import lowest
 from forge_pipeline.ir.contrib.rotary import tables_at, turned
 from forge_pipeline.ir.contrib.writer import Unusual, Writer
 
@@ -23,9 +24,6 @@ REFUSED = {
     15: "normalized keys (k_norm_weight)",
 }
 """Inputs that are not written out."""
-
-LOWEST = {TensorProto.FLOAT16: -65504.0, TensorProto.FLOAT: -3.0e38, TensorProto.BFLOAT16: -3.0e38}
-"""What takes the place of a score that does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +37,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where tokens are: ``before`` (batch, 1) tokens that each row had, ``new`` of them and ``total`` of the longest
-    row as vectors of one int64; ``rows`` (batch, new) positions of queries."""
+    """Where tokens are: ``before`` (batch, 1) tokens that each row had, ``ends`` (batch, 1) that it has, ``new`` of them
+    and ``total`` of the longest row as vectors of one int64; ``rows`` (batch, new) positions of queries."""
 
     before: str
+    ends: str
     new: str
     total: str
     rows: str
@@ -95,7 +94,7 @@ def _places(op: Emitter) -> Places:
     is_first = op("Equal", total, new)
     before = op("Where", is_first, op.integers(0), op("Sub", ends, new))
     rows = op("Add", before, op.positions(op.integers(0), new))
-    return Places(before=before, new=new, total=total, rows=rows)
+    return Places(before=before, ends=ends, new=new, total=total, rows=rows)
 
 
 def _positions(op: Emitter, places: Places) -> str:
@@ -139,14 +138,14 @@ def _counted(op: Emitter, scores: str, places: Places) -> str:
     """Return scores with those that do not count made as low as can be."""
     window = op.integer("local_window_size", -1)
     columns = op.positions(op.integers(0), places.total if op.input(3) else places.new)
-    rows = op.unsqueeze(places.rows, 1, 3)
+    last = op("Sub", places.ends, op.integers(1))
     if op.integer("causal", 1):
-        counts = op("Not", op("Greater", columns, rows))
-        if window > 0:
-            counts = op("And", counts, op("Greater", columns, op("Sub", rows, op.integers(window))))
-    else:
-        counts = op("Less", columns, op.unsqueeze(op("Add", places.before, places.new), 1, 3))
-    return op("Where", counts, scores, op.number(LOWEST.get(op.kind(scores), -3.0e38), scores))
+        last = op("Min", places.rows, last)
+    last = op.unsqueeze(last, 1, 3)
+    counts = op("Not", op("Greater", columns, last))
+    if window > 0:
+        counts = op("And", counts, op("Greater", columns, op("Sub", last, op.integers(window))))
+    return op("Where", counts, scores, lowest(op, scores))
 
 
 def _attend(op: Emitter, operands: tuple[str, str, str], places: Places, layout: Layout) -> None:

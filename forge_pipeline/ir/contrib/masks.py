@@ -5,8 +5,19 @@ Source: ONNX Runtime's ContribOperators.md; the forms are those that its kernels
 
 from __future__ import annotations
 
+import numpy as np
+from onnx import TensorProto
+
 from forge_pipeline.ir.contrib.emitter import Emitter
 from forge_pipeline.ir.contrib.writer import Unusual
+
+LOWEST = {
+    TensorProto.BFLOAT16: -3.38e38,
+    TensorProto.DOUBLE: float(np.finfo(np.float64).min),
+    TensorProto.FLOAT: float(np.finfo(np.float32).min),
+    TensorProto.FLOAT16: float(np.finfo(np.float16).min),
+}
+"""About the least number of each type."""
 
 
 def padding(op: Emitter, mask: str, keys: str, like: str, filler: float) -> str:
@@ -45,9 +56,14 @@ def _counts(op: Emitter, mask: str, keys: str) -> str:
     return op("And", op("Less", places, ends), op("Not", op("Less", places, starts)))
 
 
-def causal(op: Emitter, queries: str, keys: str, like: str, filler: float) -> str:
+def causal(op: Emitter, queries: str, keys: str, like: str) -> str:
     """Return the mask of keys behind their query, (queries, keys), where the last query belongs to the last key."""
     first = op("Sub", keys, queries)
     rows = op.unsqueeze(op.positions(first, queries), 1)
     columns = op.positions(op.integers(0), keys)
-    return op("Where", op("Greater", columns, rows), op.number(filler, like), op.number(0.0, like))
+    return op("Where", op("Greater", columns, rows), lowest(op, like), op.number(0.0, like))
+
+
+def lowest(op: Emitter, like: str) -> str:
+    """Return the least number of the type that the value ``like`` has."""
+    return op.number(LOWEST.get(op.kind(like), LOWEST[TensorProto.FLOAT]), like)
