@@ -134,18 +134,17 @@ def _cached(op: Emitter, new: tuple[str, str], places: Places, layout: Layout) -
     return found[0], found[1]
 
 
-def _counted(op: Emitter, scores: str, places: Places) -> str:
-    """Return scores with those that do not count made as low as can be."""
+def _counts(op: Emitter, places: Places) -> str:
+    """Return which keys count for a query, (batch, 1, new, keys)."""
     window = op.integer("local_window_size", -1)
     columns = op.positions(op.integers(0), places.total if op.input(3) else places.new)
-    last = op("Sub", places.ends, op.integers(1))
+    rows = op.unsqueeze(places.rows, 1, 3)
+    counts = op("Less", columns, op.unsqueeze(places.ends, 1, 3))
     if op.integer("causal", 1):
-        last = op("Min", places.rows, last)
-    last = op.unsqueeze(last, 1, 3)
-    counts = op("Not", op("Greater", columns, last))
+        counts = op("And", counts, op("Not", op("Greater", columns, rows)))
     if window > 0:
-        counts = op("And", counts, op("Greater", columns, op("Sub", last, op.integers(window))))
-    return op("Where", counts, scores, lowest(op, scores))
+        counts = op("And", counts, op("Greater", columns, op("Sub", rows, op.integers(window))))
+    return counts
 
 
 def _attend(op: Emitter, operands: tuple[str, str, str], places: Places, layout: Layout) -> None:
@@ -162,7 +161,10 @@ def _attend(op: Emitter, operands: tuple[str, str, str], places: Places, layout:
         scores = op("Mul", op("Tanh", op("Div", scores, op.number(cap, scores))), op.number(cap, scores))
     if op.input(10):
         scores = op("Add", scores, op.input(10))
-    weights = _weights(op, _counted(op, scores, places), layout)
+    counts = _counts(op, places)
+    weights = _weights(op, op("Where", counts, scores, lowest(op, scores)), layout)
+    if op.integer("local_window_size", -1) > 0:  # where nothing counts, behind the end of a row, the result is zero
+        weights = op("Where", counts, weights, op.number(0.0, weights))
     if is_grouped:
         weights = op.reshape(weights, 0, layout.groups, -1, 0)
     mixed = op("MatMul", weights, value)
