@@ -1,0 +1,266 @@
+"""Operators of com.microsoft, written out: the same numbers in ONNX Runtime, at two sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.ir.contrib.activations import FUSED, SCALED
+from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.reference.interpreter import Interpreter
+from tests.support.microsoft import Arrays, assert_same_results, model, own, with_open_sizes
+
+
+def floats(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def integers(seed: int, low: int, high: int, *shape: int, dtype: Any = np.int64) -> Any:
+    return np.random.default_rng(seed).integers(low, high, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("activation", [*FUSED, *SCALED, "Clip"])
+@pytest.mark.parametrize("operator", ["FusedConv", "FusedGemm"])
+def test_any_activation_may_follow_a_product(operator: str, activation: str) -> None:
+    numbers = {"Clip": [-0.5, 0.7], "Selu": [1.6, 1.1], "HardSigmoid": [0.25, 0.4]}.get(activation, [0.3, 0.8])
+    if operator == "FusedConv":
+        feeds = [{"x": floats(1, 2, 3, size, size)} for size in (6, 9)]
+        constants = {"w": floats(2, 4, 3, 3, 3), "b": floats(3, 4)}
+        attributes: dict[str, Any] = {"activation_params": numbers, "pads": [1, 0, 1, 0]}
+    else:
+        feeds = [{"x": floats(4, size, 6)} for size in (3, 5)]
+        constants = {"w": floats(5, 8, 6), "b": floats(6, 8)}
+        names = ("alpha", "beta", "gamma") if activation != "Selu" else ("alpha", "gamma")
+        attributes = {f"activation_{name}": number for name, number in zip(names, numbers, strict=False)}
+        attributes |= {"transB": 1, "alpha": 0.5}
+    node = own(operator, ["x", "w", "b"], ["y"], activation=activation, **attributes)
+    net = with_open_sizes([node], feeds, constants, ["y"])
+    try:
+        Interpreter(net)
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime knows fewer
+        pytest.skip(f"ONNX Runtime has no kernel: {error}"[:200])
+    assert_same_results(net, feeds)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"activation": "Relu"}])
+def test_a_convolution_with_a_residual(attributes: dict[str, Any]) -> None:
+    feeds = [{"x": floats(7, n, 3, 6, 6), "z": floats(8, n, 4, 6, 6)} for n in (1, 2)]
+    constants = {"w": floats(9, 4, 3, 3, 3), "b": floats(10, 4)}
+    node = own("FusedConv", ["x", "w", "b", "z"], ["y"], pads=[1] * 4, **{"activation": "Relu", **attributes})
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"]), feeds)
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize("sides", ["A", "B", "AB", ""])
+@pytest.mark.parametrize("operator", ["FusedMatMul", "TransposeMatMul"])
+def test_operands_may_be_transposed(operator: str, sides: str, rank: int) -> None:
+    feeds = []
+    for rows in (3, 5):
+        batch = (2, 4)[: rank - 2]
+        a = floats(11, *batch, *((6, rows) if "A" in sides else (rows, 6)))
+        feeds.append({"a": a, "b": floats(12, *batch, *((7, 6) if "B" in sides else (6, 7)))})
+    node = own(operator, ["a", "b"], ["y"], alpha=0.3, transA=int("A" in sides), transB=int("B" in sides))
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y"]), feeds)
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_batch_may_lie_behind_the_rows(side: str, turned: int) -> None:
+    feeds = []
+    for batch in (2, 3):
+        shapes = {"A": (batch, 4, 6), "B": (batch, 6, 5)}
+        whole = {name: floats(13, *shape) for name, shape in shapes.items()}
+        moved = whole[side].swapaxes(1, 2) if turned else whole[side]
+        feeds.append({**whole, side: np.ascontiguousarray(np.moveaxis(moved, -2, 0))})
+    attributes = {f"transBatch{side}": 1, f"trans{side}": turned}
+    node = own("FusedMatMul", ["A", "B"], ["y"], **attributes)
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y"]), feeds)
+
+
+@pytest.mark.parametrize("skip", [(2, 5), (1, 5), (5,)])
+@pytest.mark.parametrize("has_sum", [False, True])
+@pytest.mark.parametrize("operator", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+def test_a_sum_is_normalized(operator: str, has_sum: bool, skip: tuple[int, ...]) -> None:
+    is_simple = operator.startswith("SkipS")
+    if is_simple and skip != (2, 5):
+        pytest.skip("ONNX Runtime broadcasts for the other one only")
+    feeds = [
+        {"x": floats(14, b, s, 8), "skip": floats(15, *((b, s)[2 - len(skip) :] if skip != (1, 5) else (1, s)), 8)}
+        for b, s in ((2, 5), (3, 4))
+    ]
+    constants = {"gamma": floats(16, 8), "beta": floats(17, 8), "bias": floats(18, 8)}
+    names = ["x", "skip", "gamma", *(["beta"] * (not is_simple)), "bias"]
+    outputs = ["y", "", "", "sum"] if has_sum else ["y"]
+    node = own(operator, names, outputs, epsilon=1e-5)
+    assert_same_results(with_open_sizes([node], feeds, constants, [name for name in outputs if name]), feeds)
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 2])
+@pytest.mark.parametrize("opset", [11, 17, 18])
+@pytest.mark.parametrize("name", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_normalizations_in_onnxs_domain_where_onnx_has_none(name: str, opset: int, axis: int) -> None:
+    feeds = [{"x": floats(19, b, 5, 8)} for b in (2, 3)]
+    shape = (5, 8) if axis == 1 else (8,)
+    constants = {"gamma": floats(20, *shape)} | ({"beta": floats(21, *shape)} if name[0] == "L" else {})
+    node = helper.make_node(name, ["x", *constants], ["n"], axis=axis, epsilon=1e-4)
+    nodes = [node, helper.make_node("Relu", ["n"], ["y"])]
+    assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=opset), feeds)
+
+
+@pytest.mark.parametrize("form", ["", "segments", "mask", "positions", "sum"])
+def test_embeddings_are_summed_and_normalized(form: str) -> None:
+    feeds: list[Arrays] = []
+    for batch, tokens in ((2, 5), (3, 4)):
+        feed = {"ids": integers(22, 0, 20, batch, tokens, dtype=np.int32)}
+        if form == "segments":
+            feed["segments"] = integers(23, 0, 2, batch, tokens, dtype=np.int32)
+        if form == "mask":
+            feed["mask"] = integers(24, 0, 2, batch, tokens, dtype=np.int32)
+        if form == "positions":
+            feed["places"] = integers(25, 0, 8, batch, tokens, dtype=np.int32)
+        feeds.append(feed)
+    constants = {
+        "words": floats(26, 20, 8),
+        "positions": floats(27, 9, 8),
+        "gamma": floats(28, 8),
+        "beta": floats(29, 8),
+    }
+    if form == "segments":
+        constants["kinds"] = floats(30, 2, 8)
+    given = {**feeds[0], **constants}
+    order = ("ids", "segments", "words", "positions", "kinds", "gamma", "beta", "mask", "places")
+    names = [name if name in given else "" for name in order]
+    outputs = ["y", "lengths:INT32", *["total"] * (form == "sum")]
+    node = own("EmbedLayerNormalization", names, [name.split(":")[0] for name in outputs], epsilon=1e-6)
+    assert_same_results(with_open_sizes([node], feeds, constants, outputs), feeds)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_embeddings_in_bytes(has_mask: bool) -> None:
+    feeds: list[Arrays] = []
+    for batch, tokens in ((2, 5), (3, 4)):
+        feed = {name: integers(31, 0, 2, batch, tokens, dtype=np.int32) for name in ("ids", "segments")}
+        if has_mask:
+            feed["mask"] = integers(32, 0, 2, batch, tokens, dtype=np.int32)
+        feeds.append(feed)
+    tables = {"words": (20, 8), "positions": (9, 8), "kinds": (2, 8), "gamma": (8,), "beta": (8,)}
+    constants: Arrays = {name: integers(33, 0, 256, *shape, dtype=np.uint8) for name, shape in tables.items()}
+    constants |= {f"{name}_s": np.float32(0.02 + 0.01 * place) for place, name in enumerate(tables)}
+    constants |= {f"{name}_z": np.uint8(120 + place) for place, name in enumerate(tables)}
+    names = ["ids", "segments", *tables, "mask" if has_mask else ""]
+    names += [f"{name}_{part}" for part in "sz" for name in tables]
+    node = own("QEmbedLayerNormalization", names, ["y", "lengths"])
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y", "lengths:INT32"]), feeds, atol=1e-5)
+
+
+ROTARY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "flat": ((24,), {}),
+    "flat with heads": ((24,), {"num_heads": 3}),
+    "some channels": ((36,), {"num_heads": 3, "rotary_embedding_dim": 8}),
+    "heads first": ((3, 8), {}),
+    "neighbours": ((24,), {"interleaved": 1}),
+    "some neighbours": ((36,), {"num_heads": 3, "rotary_embedding_dim": 8, "interleaved": 1}),
+}
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize("form", ROTARY)
+def test_positions_turn_pairs_of_channels(form: str, is_one: bool) -> None:
+    shape, attributes = ROTARY[form]
+    feeds = []
+    for batch, tokens in ((2, 5), (3, 4)):
+        wide = (batch, tokens, *shape) if len(shape) == 1 else (batch, shape[0], tokens, shape[1])
+        positions = np.array([3]) if is_one else integers(34, 0, 16, batch, tokens)
+        feeds.append({"x": floats(35, *wide), "p": positions})
+    constants = {"cos": floats(36, 16, 4), "sin": floats(37, 16, 4)}
+    node = own("RotaryEmbedding", ["x", "p", "cos", "sin"], ["y"], **attributes)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"]), feeds)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_three_positions_turn_pairs_of_channels(rank: int, layout: int) -> None:
+    feeds = [
+        {"x": floats(38, *((b, s, 36) if rank == 3 else (b, 3, s, 12))), "p": integers(39, 0, 16, 3, b, s)}
+        for b, s in ((2, 5), (3, 4))
+    ]
+    constants = {"cos": floats(40, 16, 6), "sin": floats(41, 16, 6)}
+    attributes = {"mrope_section": [2, 2, 2], "mrope_layout": layout}
+    if rank == 3:
+        attributes |= {"num_heads": 3, "rotary_embedding_dim": 12}
+    node = own("MRotaryEmbedding", ["x", "p", "cos", "sin"], ["y"], **attributes)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"]), feeds)
+
+
+MOVES: dict[str, tuple[list[Arrays], Arrays, dict[str, Any]]] = {
+    "BranchwiseRMSNorm": ([{"x": floats(42, n, 12)} for n in (2, 3)], {"s": floats(43, 12)}, {"num_branches": 3}),
+    "CDist": ([{"a": floats(44, n, 6), "b": floats(45, n + 1, 6)} for n in (3, 5)], {}, {"metric": "euclidean"}),
+    "ConvTransposeWithDynamicPads": (
+        [{"x": floats(46, 1, 3, n, n)} for n in (4, 6)],
+        {"w": floats(47, 3, 2, 3, 3), "pads": np.array([1, 0, 1, 0])},
+        {"strides": [2, 2]},
+    ),
+    "CropAndResize": (
+        [
+            {
+                "x": floats(48, 2, 3, n, n + 1),
+                "r": np.random.default_rng(49).uniform(-0.2, 1.2, (4, 4)).astype(np.float32),
+            }
+            for n in (6, 9)
+        ],
+        {"i": np.array([0, 1, 1, 0], np.int32), "size": np.array([4, 5], np.int32)},
+        {"extrapolation_value": 7.0},
+    ),
+    "ExpandDims": ([{"x": floats(50, n, 4)} for n in (2, 3)], {"a": np.array(1, np.int32)}, {}),
+    "GatedAdd": ([{"x": floats(51, n, 4), "z": floats(52, n, 4), "g": floats(53, n, 1)} for n in (2, 3)], {}, {}),
+    "GatedRMSNorm": (
+        [{"x": floats(54, n, 5, 12), "s": floats(55, 4), "g": floats(56, n, 5, 12)} for n in (2, 3)],
+        {},
+        {},
+    ),
+    "GatherND": ([{"x": floats(57, n, 4, 5)} for n in (3, 6)], {"i": np.array([[0, 1], [2, 3]], np.int32)}, {}),
+    "GridSample": (
+        [{"x": floats(58, 1, 2, n, n), "g": floats(59, 1, 4, 4, 2)} for n in (5, 7)],
+        {},
+        {"mode": "bicubic"},
+    ),
+    "Pad": (
+        [{"x": floats(60, n, 4)} for n in (2, 3)],
+        {"p": np.array([[1, 0, 0, 2]]), "v": np.array([2.5], np.float32)},
+        {},
+    ),
+    "Range": ([{"a": np.array([n], np.float32), "b": np.array([9], np.float32)} for n in (2, 3)], {}, {}),
+    "ScaledSiLU": ([{"x": floats(61, n, 4)} for n in (2, 3)], {}, {"alpha": 0.5}),
+    "Trilu": ([{"x": floats(62, n, n)} for n in (4, 6)], {"k": np.array(1)}, {"upper": 0}),
+    "UnfoldTensor": ([{"x": floats(63, 2, n, 3)} for n in (7, 9)], {}, {"dim": 1, "size": 3, "step": 2}),
+    "Gelu": ([{"x": floats(64, n, 4)} for n in (2, 3)], {}, {}),
+    "FastGelu": ([{"x": floats(65, n, 4)} for n in (2, 3)], {"b": floats(66, 4)}, {}),
+    "BiasGelu": ([{"x": floats(67, n, 4)} for n in (2, 3)], {"b": floats(68, 4)}, {}),
+    "QuickGelu": ([{"x": floats(69, n, 4)} for n in (2, 3)], {}, {"alpha": 1.5}),
+}
+
+
+@pytest.mark.parametrize("opset", [16, 18, 20])
+@pytest.mark.parametrize("operator", MOVES)
+def test_other_operators_on_floats(operator: str, opset: int) -> None:
+    feeds, constants, attributes = MOVES[operator]
+    node = own(operator, [*feeds[0], *constants], ["y"], **attributes)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"], opset=opset), feeds, atol=2e-5)
+
+
+def test_values_in_the_order_of_their_first_place() -> None:
+    feeds = [{"x": integers(70, 0, 5, n).astype(np.float32)} for n in (6, 11)]
+    node = own("Unique", ["x"], ["y", "places", "counts"])
+    outputs = ["y", "places:INT64", "counts:INT64"]
+    assert_same_results(with_open_sizes([node], feeds, {}, outputs), feeds)
+
+
+def test_products_of_words_of_16_bits() -> None:
+    feeds = [{"a": integers(71, -99, 99, n, 6, dtype=np.int16)} for n in (3, 5)]
+    constants = {"b": integers(72, -99, 99, 6, 4, dtype=np.int16)}
+    node = own("MatMulInteger16", ["a", "b"], ["y"])
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y:INT32"]), feeds)
