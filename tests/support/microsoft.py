@@ -65,14 +65,19 @@ def with_open_sizes(
     inputs = []
     for name, array in feeds[0].items():
         shapes = [feed[name].shape for feed in feeds]
-        dims = [sizes[0] if len(set(sizes)) == 1 else f"s{'_'.join(map(str, sizes))}" for sizes in zip(*shapes)]
+        dims = [
+            sizes[0] if len(set(sizes)) == 1 else f"s{'_'.join(map(str, sizes))}" for sizes in zip(*shapes, strict=True)
+        ]
         inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), dims))
     results = [name.split(":") for name in outputs]
     graph = helper.make_graph(
         nodes,
         "net",
         inputs,
-        [helper.make_tensor_value_info(name, TensorProto.DataType.Value((*kind, "FLOAT")[0]), None) for name, *kind in results],
+        [
+            helper.make_tensor_value_info(name, TensorProto.DataType.Value((*kind, "FLOAT")[0]), None)
+            for name, *kind in results
+        ],
         [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]

@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from forge_pipeline.ir.contrib import nhwc, signature, table
 from forge_pipeline.ir.contrib.table import Rule
 from forge_pipeline.ir.contrib.writer import MICROSOFT, STANDARD, Operand, Unusual, Writer, attributes_of, given
-from forge_pipeline.ir.qdq import block_quantized, data_movement, dynamic
+from forge_pipeline.ir.qdq import block_quantized, data_movement, dynamic, four_bit_floats
 from forge_pipeline.ir.traversal import every_node, subgraphs
 
 LEFT_ALONE = frozenset({"channels_last", "opset"})
@@ -181,6 +181,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("", "Resize"): data_movement.resize,
         **{(MICROSOFT, name): data_movement.pair for name in ("QuantizeLinear", "DequantizeLinear")},
         (MICROSOFT, "GatherBlockQuantized"): block_quantized.gathered,
+        (MICROSOFT, "MatMulBnb4"): four_bit_floats.product,
         (MICROSOFT, "MatMulNBits"): block_quantized.product,
         (MICROSOFT, "QGemm"): _gemm,
         (MICROSOFT, "QLinearAdd"): _two("Add"),

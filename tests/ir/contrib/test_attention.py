@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+from forge_pipeline.ir.qdq.to_standard import in_standard
 from tests.support.microsoft import Arrays, assert_same_results, own, with_open_sizes
 
 HEADS, SIZE, WIDTH = 3, 8, 24

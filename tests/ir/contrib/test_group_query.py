@@ -58,7 +58,7 @@ def test_attention_of_groups(calls: str, form: str) -> None:
             feed["q"] = random_floats(2, batch, tokens, (HEADS + 2 * groups) * SIZE)
         else:
             feed["k"], feed["v"] = (random_floats(seed, batch, tokens, groups * SIZE) for seed in (3, 4))
-        if "prompt" != calls.split(" of ")[0]:
+        if calls.split(" of ")[0] != "prompt":
             feed["pk"], feed["pv"] = (random_floats(seed, batch, groups, room, SIZE) for seed in (5, 6))
         feed["lengths"] = np.array(lengths, np.int32) - 1
         feed["total"] = np.array(total, np.int32)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from forge_pipeline.ir.contrib.activations import FUSED, SCALED
-from forge_pipeline.ir.qdq.to_standard import in_standard
 from forge_pipeline.ir.reference.interpreter import Interpreter
-from tests.support.microsoft import Arrays, assert_same_results, model, own, with_open_sizes
+from tests.support.microsoft import Arrays, assert_same_results, own, with_open_sizes
 
 
 def floats(seed: int, *shape: int) -> Any:
