@@ -37,7 +37,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where tokens are: ``before`` (batch, 1) tokens that each row had, ``ends`` (batch, 1) that it has, ``new`` of them
+    """Where tokens are: ``before`` (batch, 1) tokens that each row had, ``ends`` (batch, 1) that it has, ``new`` ones
     and ``total`` of the longest row as vectors of one int64; ``rows`` (batch, new) positions of queries."""
 
     before: str

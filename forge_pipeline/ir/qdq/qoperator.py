@@ -310,6 +310,7 @@ def _with_graphs(node: NodeProto, writer: Writer, writing: Writing) -> NodeProto
 def _is_quantized(node: NodeProto) -> bool:
     return (
         node.domain == MICROSOFT
+        or node.domain in table.LAYOUTS
         or node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")
         or (node.op_type.startswith("QLinear"))
     )

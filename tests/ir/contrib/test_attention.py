@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import Arrays, assert_same_results, own, with_open_sizes
 
 HEADS, SIZE, WIDTH = 3, 8, 24
@@ -47,8 +48,8 @@ MASKS = ("", "ends", "ends and starts", "keys", "nothing", "one", "queries")
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_with_weights_of_its_own(mask: str, has_past: bool, causal: int) -> None:
     feeds: list[Arrays] = []
-    for batch, tokens, before in SIZES:
-        before *= has_past
+    for batch, tokens, room in SIZES:
+        before = room * has_past
         feed = {"x": random_floats(3, batch, tokens, 16)}
         if mask:
             feed["mask"] = mask_of(mask, batch, tokens, before + tokens)
@@ -104,8 +105,8 @@ def test_attention_with_a_projection_of_bytes(mask: str, has_past: bool, per_col
 @pytest.mark.parametrize("form", ["bare", "bias", "causal", "past", "past and bias", "scores"])
 def test_attention_of_three_operands(form: str, mask: str) -> None:
     feeds: list[Arrays] = []
-    for batch, tokens, before in SIZES:
-        before *= "past" in form
+    for batch, tokens, room in SIZES:
+        before = room * ("past" in form)
         keys = tokens if "past" in form or form == "causal" else tokens + 2
         feed = {
             "q": random_floats(14, batch, tokens, WIDTH),
@@ -156,8 +157,6 @@ def test_packed_operands_are_those_they_were_packed_from(count: int) -> None:
         with_open_sizes([own("MultiHeadAttention", list(feed), ["y"], num_heads=HEADS)], [feed], {}, ["y"])
         for feed in (packed, apart)
     ]
-    from forge_pipeline.ir.reference.interpreter import Interpreter
-
     found, wanted = Interpreter(in_standard(models[0]))(packed), Interpreter(models[1])(apart)
     np.testing.assert_allclose(found["y"], wanted["y"], atol=1e-6)
 
