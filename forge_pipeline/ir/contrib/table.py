@@ -17,7 +17,9 @@ from forge_pipeline.ir.contrib import (
     linear,
     nhwc,
     normalization,
+    recurrent,
     rotary,
+    small_matrices,
 )
 from forge_pipeline.ir.contrib.writer import Writer
 
@@ -33,7 +35,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **group_query.RULES,
         **linear.RULES,
         **normalization.RULES,
+        **recurrent.RULES,
         **rotary.RULES,
+        **small_matrices.RULES,
         "NhwcMaxPool": nhwc.max_pool,
     }
 )
@@ -42,34 +46,43 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 OWN_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 """Operators that ONNX Runtime writes into ONNX's own domain, whatever the operator set."""
 
-_GENERATION = "a search that calls a model again and again: build the model inside, and search outside"
-_EXPERTS = "weights picked by data, an expert for each token"
-_GPU = "a layout for CUDA, for which ONNX Runtime has no kernel on a CPU"
-_STRINGS = "text"
-_TRAINING = "for training"
-_BLOB = "weights packed for one kind of machine: give those they were packed from"
-_STEPS = "a recurrence over tokens"
-
-REASONS: Mapping[str, str] = MappingProxyType(
+_REFUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"), _GENERATION),
-        **dict.fromkeys(("MoE", "QMoE"), _EXPERTS),
-        **dict.fromkeys(
-            (
-                "DecoderAttention", "DecoderMaskedSelfAttention", "DynamicSparseAttention", "GatedRelativePositionBias",
-                "GemmFloat8", "GemmaRotaryEmbedding", "LongformerAttention", "PackedAttention",
-                "PackedMultiHeadAttention", "PagedAttention", "DequantizeWithOrder", "QOrderedAttention",
-                "QOrderedGelu", "QOrderedLayerNormalization", "QOrderedLongformerAttention", "QOrderedMatMul",
-                "QuantizeWithOrder", "RelativePositionBias", "RemovePadding", "RestorePadding", "SparsePagedAttention",
-            ),
-            _GPU,
+        "a search that calls a model again and again: build the model inside, and search outside": (
+            "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch",
         ),
-        **dict.fromkeys(("MurmurHash3", "Tokenizer", "WordConvEmbedding"), _STRINGS),
-        **dict.fromkeys(("BitmaskBiasDropout", "IsAllFinite", "TorchEmbedding"), _TRAINING),
-        **dict.fromkeys(("EPContext", "MatMulFpQ4", "Snpe"), _BLOB),
-        **dict.fromkeys(("AttnLSTM", "GatedDeltaNet", "LinearAttention"), _STEPS),
+        "weights picked by data, an expert for each token": (
+            "MoE", "QMoE",
+        ),
+        "for a GPU: ONNX Runtime has no kernel on a CPU": (
+            "DecoderAttention", "DecoderMaskedSelfAttention", "DequantizeWithOrder", "DynamicSparseAttention",
+            "GatedDeltaNet", "GatedRelativePositionBias", "GemmFloat8", "GemmaRotaryEmbedding", "LongformerAttention",
+            "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulNBitsMlp", "MatMulNBitsQkv",
+            "PackedAttention", "PackedMultiHeadAttention", "PackedSparseAttentionIndexer", "PagedAttention",
+            "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization", "QOrderedLongformerAttention",
+            "QOrderedMatMul", "QuantizeWithOrder", "RelativePositionBias", "RemovePadding", "RestorePadding",
+            "SparseAttentionIndexer", "SparsePagedAttention", "VarlenCausalConvWithState",
+        ),
+        "text": (
+            "MurmurHash3", "Tokenizer", "WordConvEmbedding",
+        ),
+        "for training": (
+            "BitmaskBiasDropout", "IsAllFinite", "TorchEmbedding",
+        ),
+        "weights packed for one kind of machine: give those they were packed from": (
+            "EPContext", "MatMulFpQ4", "Snpe",
+        ),
+        "an operator for the inside of one model or one tool": (
+            "AttnLSTM", "BifurcationDetector", "DynamicTimeWarping", "EngramGate", "HyperConnectionPostMix",
+            "HyperConnectionPreMix", "MaxpoolWithMask", "NGramHashMapping", "NGramRepeatBlock", "SampleOp",
+            "SparseAttention", "SparseToDenseMatMul", "VarlenNGramHashMapping",
+        ),
+        "no kernel on a CPU, and no optimizer that writes it": (
+            "DequantizeBFP", "Irfft", "QuantizeBFP", "Rfft",
+        ),
     }
 )  # fmt: skip
+REASONS: Mapping[str, str] = MappingProxyType({name: why for why, names in _REFUSED.items() for name in names})
 """Why operators are not written out."""
 
 LAYOUTS: Mapping[str, str] = MappingProxyType(

@@ -262,3 +262,60 @@ def test_products_of_words_of_16_bits() -> None:
     constants = {"b": integers(72, -99, 99, 6, 4, dtype=np.int16)}
     node = own("MatMulInteger16", ["a", "b"], ["y"])
     assert_same_results(with_open_sizes([node], feeds, constants, ["y:INT32"]), feeds)
+
+
+@pytest.mark.parametrize("has_past", [False, True])
+@pytest.mark.parametrize("form", [{}, {"activation": "silu"}, {"dilation": 2}, {"channels_last": 1}])
+def test_a_convolution_that_carries_a_state(form: dict[str, Any], has_past: bool) -> None:
+    kept = 2 * form.get("dilation", 1)
+    feeds: list[Arrays] = []
+    for batch, tokens in ((2, 5), (1, 3)):
+        feed = {"x": floats(73, batch, 4, tokens)} | ({"p": floats(74, batch, 4, kept)} if has_past else {})
+        if form.get("channels_last"):
+            feed = {name: np.ascontiguousarray(array.swapaxes(1, 2)) for name, array in feed.items()}
+        feeds.append(feed)
+    constants = {"w": floats(75, 4, 1, 3), "b": floats(76, 4)}
+    node = own("CausalConvWithState", ["x", "w", "b", *["p"] * has_past], ["y", "state"], **form)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y", "state"]), feeds)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (2, 4)])
+@pytest.mark.parametrize("has_past", [False, True])
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta", "gated by key"])
+def test_attention_without_a_softmax(rule: str, has_past: bool, heads: tuple[int, int]) -> None:
+    (queries, keys), size, width = heads, 4, 6
+    feeds: list[Arrays] = []
+    for batch, tokens in ((2, 5), (1, 3)):
+        feed = {
+            "q": floats(77, batch, tokens, queries * size),
+            "k": floats(78, batch, tokens, keys * size) / 4,
+            "v": floats(79, batch, tokens, keys * width),
+        }
+        if has_past:
+            feed["p"] = floats(80, batch, keys, size, width)
+        if "gated" in rule:
+            feed["g"] = -np.abs(floats(81, batch, tokens, keys * (size if "key" in rule else 1)))
+        if "delta" in rule:
+            feed["b"] = np.abs(floats(82, batch, tokens, keys))
+        feeds.append(feed)
+    names = [name if name in feeds[0] else "" for name in "qkvpgb"]
+    attributes = {"q_num_heads": queries, "kv_num_heads": keys, "update_rule": rule.split()[0]}
+    node = own("LinearAttention", names, ["y", "state"], **attributes)
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y", "state"]), feeds, atol=1e-5)
+
+
+def test_gates_of_attention_without_a_softmax() -> None:
+    feeds = [{"a": floats(83, n, 5, 4), "b": floats(84, n, 5, 4)} for n in (2, 3)]
+    constants = {"t": floats(85, 4), "s": floats(86, 4)}
+    node = own("LinearAttentionGate", ["a", "t", "s", "b"], ["y", "z"])
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y", "z"]), feeds)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_matrices_are_inverted(size: int, dtype: Any) -> None:
+    matrices = floats(87, 5, 2, size, size).astype(dtype) + 3 * np.eye(size, dtype=dtype)
+    matrices[0, 0] = np.eye(size)[::-1]  # no pivot without a swap
+    feeds = [{"x": matrices}, {"x": matrices[:2]}]
+    net = with_open_sizes([own("Inverse", ["x"], ["y"])], feeds, {}, ["y" if dtype == np.float32 else "y:DOUBLE"])
+    assert_same_results(net, feeds, atol=1e-5)
