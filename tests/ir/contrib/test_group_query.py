@@ -19,6 +19,7 @@ def random_floats(seed: int, *shape: int) -> Any:
 CALLS: dict[str, tuple[tuple[int, int, int, tuple[int, ...]], ...]] = {
     "prompt": ((2, 5, 0, (5, 5)), (1, 3, 0, (3,))),
     "prompt of rows of several lengths": ((2, 5, 0, (5, 3)), (3, 4, 0, (1, 4, 2))),
+    "prompt behind an empty cache": ((2, 5, 0, (5, 4)), (1, 3, 0, (3,))),
     "prompt in a longer cache": ((2, 5, 9, (5, 4)), (1, 3, 8, (3,))),
     "token": ((2, 1, 4, (5, 5)), (3, 1, 6, (7, 7, 7))),
     "token behind rows of several lengths": ((2, 1, 4, (5, 3)), (3, 1, 6, (7, 2, 4))),
@@ -79,3 +80,18 @@ def test_attention_of_groups(calls: str, form: str) -> None:
     outputs = ["y", "present_k", "present_v"]
     node = own("GroupQueryAttention", names, outputs, num_heads=HEADS, kv_num_heads=groups, **FORMS[form])
     assert_same_results(with_open_sizes([node], feeds, constants, outputs), feeds)
+
+
+@pytest.mark.parametrize("calls", ["prompt", "token in a longer cache"])
+def test_attention_of_groups_in_half_precision(calls: str) -> None:
+    feeds: list[Arrays] = []
+    for batch, tokens, room, lengths in CALLS[calls]:
+        feed: Arrays = {"q": random_floats(11, batch, tokens, (HEADS + 2 * GROUPS) * SIZE).astype(np.float16)}
+        if room:
+            for name in ("pk", "pv"):
+                feed[name] = random_floats(12, batch, GROUPS, room, SIZE).astype(np.float16)
+        feeds.append(feed | {"lengths": np.array(lengths, np.int32) - 1, "total": np.array(max(lengths), np.int32)})
+    names = [name if name in feeds[0] else "" for name in ("q", "k", "v", "pk", "pv", "lengths", "total")]
+    node = own("GroupQueryAttention", names, ["y", "k", "v"], num_heads=HEADS, kv_num_heads=GROUPS)
+    outputs = [f"{name}:FLOAT16" for name in "ykv"]
+    assert_same_results(with_open_sizes([node], feeds, {}, outputs), feeds, atol=4e-3)

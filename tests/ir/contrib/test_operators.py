@@ -10,7 +10,7 @@ from onnx import helper
 
 from forge_pipeline.ir.contrib.activations import FUSED, SCALED
 from forge_pipeline.ir.reference.interpreter import Interpreter
-from tests.support.microsoft import Arrays, assert_same_results, own, with_open_sizes
+from tests.support.microsoft import MICROSOFT, Arrays, assert_same_results, own, with_open_sizes
 
 
 def floats(seed: int, *shape: int) -> Any:
@@ -319,3 +319,23 @@ def test_matrices_are_inverted(size: int, dtype: Any) -> None:
     feeds = [{"x": matrices}, {"x": matrices[:2]}]
     net = with_open_sizes([own("Inverse", ["x"], ["y"])], feeds, {}, ["y" if dtype == np.float32 else "y:DOUBLE"])
     assert_same_results(net, feeds, atol=1e-5)
+
+
+HALF = {
+    "SkipLayerNormalization": ((2, 5, 8), (2, 5, 8), (8,), (8,)),
+    "SkipSimplifiedLayerNormalization": ((2, 5, 8), (2, 5, 8), (8,)),
+    "SimplifiedLayerNormalization": ((2, 5, 8), (8,)),
+    "BranchwiseRMSNorm": ((2, 3, 4),),
+    "GatedAdd": ((2, 4), (2, 4), (2, 1)),
+    "GatedRMSNorm": ((2, 5, 8), (4,), (2, 5, 8)),
+    "ScaledSiLU": ((2, 4),),
+}
+"""Operators that ONNX Runtime has in half precision, and shapes of their operands."""
+
+
+@pytest.mark.parametrize("operator", HALF)
+def test_operators_in_half_precision(operator: str) -> None:
+    feeds = [{f"x{place}": floats(88 + place, *shape).astype(np.float16) for place, shape in enumerate(HALF[operator])}]
+    domain = "" if operator == "SimplifiedLayerNormalization" else MICROSOFT
+    node = helper.make_node(operator, list(feeds[0]), ["y"], domain=domain)
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y:FLOAT16"], opset=18), feeds, atol=4e-3)
