@@ -14,7 +14,8 @@ HEADS, SIZE, WIDTH, WORDS, PLACES = 4, 8, 32, 40, 16
 class Encoder:
     """A graph under construction; weights are random."""
 
-    def __init__(self) -> None:
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.random: Any = np.random.default_rng(0)
@@ -31,6 +32,11 @@ class Encoder:
 
     def random_tensor(self, *shape: int) -> str:
         return self.tensor((self.random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
+
+    def unsqueezed(self, x: str, axis: int) -> str:
+        if self.opset < 13:
+            return self.node("Unsqueeze", x, axes=[axis])
+        return self.node("Unsqueeze", x, self.tensor(np.array([axis])))
 
     def linear(self, x: str, rows: int, columns: int) -> str:
         return self.node("Add", self.node("MatMul", x, self.random_tensor(rows, columns)), self.random_tensor(columns))
@@ -59,21 +65,22 @@ class Encoder:
         words = self.node("Gather", self.random_tensor(WORDS, WIDTH), "input_ids", axis=0)
         kinds = self.node("Gather", self.random_tensor(2, WIDTH), "token_type_ids", axis=0)
         shape = self.node("Shape", "input_ids")
-        tokens = self.node(
-            "Unsqueeze", self.node("Gather", shape, self.tensor(np.int64(1)), axis=0), self.tensor(np.array([0]))
-        )
+        tokens = self.unsqueezed(self.node("Gather", shape, self.tensor(np.int64(1)), axis=0), 0)
         places = self.tensor(np.arange(PLACES)[None])
         bounds = (self.tensor(np.array([0])), tokens, self.tensor(np.array([1])), self.tensor(np.array([1])))
         rows = self.node("Gather", self.random_tensor(PLACES, WIDTH), self.node("Slice", places, *bounds), axis=0)
         return self.normalized(self.node("Add", self.node("Add", words, kinds), rows))
 
 
-def encoder(layers: int = 2) -> onnx.ModelProto:
-    """Return an encoder with open batch and sequence, in operator set 17."""
-    net = Encoder()
+def encoder(layers: int = 2, opset: int = 17) -> onnx.ModelProto:
+    """Return an encoder with open batch and sequence.
+
+    Before set 17 its LayerNormalization is none of ONNX's, but what ONNX Runtime itself writes.
+    """
+    net = Encoder(opset)
     mask = "attention_mask"
     for axis in (1, 2):
-        mask = net.node("Unsqueeze", mask, net.tensor(np.array([axis])))
+        mask = net.unsqueezed(mask, axis)
     hidden = net.node("Sub", net.tensor(np.float32(1)), net.node("Cast", mask, to=TensorProto.FLOAT))
     mask = net.node("Mul", hidden, net.tensor(np.float32(-10000)))
     x = net.embedding()
@@ -85,7 +92,7 @@ def encoder(layers: int = 2) -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in names]
     out = helper.make_tensor_value_info(x, TensorProto.FLOAT, ["batch", "sequence", WIDTH])
     graph = helper.make_graph(net.nodes, "encoder", values, [out], net.weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def tokens(batch: int, count: int) -> dict[str, Any]:

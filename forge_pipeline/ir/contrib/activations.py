@@ -5,7 +5,7 @@ Source: ONNX Runtime's ContribOperators.md; its optimizers conv_activation_fusio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from onnx import NodeProto, TensorProto, helper
@@ -15,12 +15,12 @@ from forge_pipeline.ir.contrib.writer import Unusual, Writer
 
 FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "HardSwish": (), "LeakyRelu": ("alpha",), "Mish": (),
-        "Relu": (), "Selu": ("alpha", "gamma"), "Sigmoid": (), "Softplus": (), "Softsign": (), "Tanh": (),
+        "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "LeakyRelu": ("alpha",), "Relu": (),
+        "Selu": ("alpha", "gamma"), "Sigmoid": (), "Softplus": (), "Softsign": (), "Tanh": (),
         "ThresholdedRelu": ("alpha",),
     }
 )  # fmt: skip
-"""ONNX's activations, and their attributes in the order of ``activation_params``."""
+"""Activations that ONNX has in every operator set, and their attributes in the order of ``activation_params``."""
 
 SCALED: Mapping[str, str] = MappingProxyType({"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"})
 """Activations f(x) = alpha g(beta x), and g."""
@@ -32,12 +32,16 @@ def activated(op: Emitter, value: str, activation: str, numbers: Sequence[float]
         return op(activation, value, **dict(zip(FUSED[activation], numbers, strict=False)))
     if activation == "Clip":
         return op("Clip", value, *(op.number(number, value) for number in numbers[:2]))
-    if activation in ("Silu", "SiLU", "Swish"):
-        return op.silu(value)
-    if activation == "QuickGelu":
-        return op("Mul", value, _gate(op, value, numbers[0] if numbers else 1.702))
-    if activation in ("Gelu", "FastGelu"):
-        return op.gelu(value) if activation == "Gelu" else op.tanh_gelu(value)
+    gates: Mapping[str, Callable[[], str]] = {
+        "Gelu": lambda: op.gelu(value),
+        "FastGelu": lambda: op.tanh_gelu(value),
+        "HardSwish": lambda: op("Mul", value, op("HardSigmoid", value, alpha=1 / 6, beta=0.5)),
+        "Mish": lambda: op("Mul", value, op("Tanh", op("Softplus", value))),
+        "QuickGelu": lambda: op("Mul", value, _gate(op, value, numbers[0] if numbers else 1.702)),
+        "Silu": lambda: op.silu(value),
+    }
+    if activation in gates:
+        return gates[activation]()
     if activation in SCALED:
         alpha, beta = (op.number(number, value) for number in (*numbers, 1.0, 1.0)[:2])
         return op("Mul", alpha, op(SCALED[activation], op("Mul", beta, value)))
