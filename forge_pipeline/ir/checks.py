@@ -21,6 +21,7 @@ from forge_pipeline.ir.traversal import every_graph, every_node
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
+_SHOWN = 3  # nodes of an operator that are named
 _EXPORT = "export the model again"
 
 
@@ -102,21 +103,27 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     ``why`` says of some, by the original name of their first result, what keeps them from being written out.
     """
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for node in every_node(form.skeleton):
         if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            shown, result = repr(form.names.get(node.name, node.name)[:80]), node.output[0]
-            reason = why.get(form.names.get(result, result))
-            unknown.setdefault(name[:80], []).append(f"{shown} ({reason})" if reason else shown)
+            result = node.output[0]
+            reason = why.get(form.names.get(result, result), "")
+            unknown.setdefault((name[:80], reason), []).append(repr(form.names.get(node.name, node.name)[:80]))
     if unknown:
-        listed = "; ".join(f"{name!r} in {', '.join(nodes)}" for name, nodes in sorted(unknown.items()))
+        listed = "; ".join(_told(*key, nodes) for key, nodes in sorted(unknown.items()))
         raise ModelError(
             where="operators",
             expected=f"operators of ONNX opset {versions.get('', 0)}",
             found=listed,
             fix="export the model without custom operators, or give them as local functions in ONNX operators",
         )
+
+
+def _told(operator: str, reason: str, nodes: list[str]) -> str:
+    """Return what is said of the nodes of an operator that are refused for one reason."""
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{operator!r} in {', '.join(nodes[:_SHOWN])}{more}" + (f" ({reason})" if reason else "")
 
 
 def _is_defined(op_type: str, domain: str, version: int) -> bool:

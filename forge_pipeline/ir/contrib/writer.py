@@ -1,13 +1,18 @@
-"""Writes a graph anew in QuantizeLinear and DequantizeLinear, around operators on floats."""
+"""Writes a graph anew: nodes, constants, and what is known of every value on the way.
+
+Integers become QuantizeLinear and DequantizeLinear, around operators on floats.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from forge_pipeline.ir.contrib.inference import Dims, dims_of, results_of
 from forge_pipeline.ir.external_data.mapped import array_of
 
 Array = np.ndarray[Any, Any]
@@ -15,6 +20,10 @@ Operand = tuple[str, str, str]
 """The names of an integer value, its scale and its zero point; the last may be empty."""
 
 MICROSOFT = "com.microsoft"
+STANDARD = ("", "ai.onnx")
+
+READ = 64
+"""Elements of the largest constant that a shape may follow from."""
 
 SMALL = 1 << 16
 """Elements of the largest constant that is read: scales, zero points and biases are below it, weights stay where
@@ -52,14 +61,16 @@ class Stored:
 class Writer:
     """A graph in the course of being written anew: what is known of its values, and the nodes and constants so far.
 
-    ``opset`` is that of ONNX's own operators. ``stored`` has the integer values whose scale and zero point are known,
-    ``first`` those with channels last that are also there with channels second, by their names (``qlast``). ``needs``
-    is the least operator set that knows what was written.
+    ``source`` is the operator set of the nodes that are read, ``opset`` that of the nodes that are written. ``stored``
+    has the integer values whose scale and zero point are known, ``first`` those with channels last that are also there
+    with channels second, by their names (``qlast``). ``needs`` is the least operator set that knows what was written.
+    A subgraph has a writer of its own, which adds its constants to those of the main graph.
     """
 
+    source: int
     opset: int
     constants: dict[str, TensorProto]
-    shapes: dict[str, tuple[int | None, ...]]
+    shapes: dict[str, Dims]
     types: dict[str, int]
     taken: set[str]
     nodes: list[NodeProto] = field(default_factory=list)
@@ -67,26 +78,76 @@ class Writer:
     stored: dict[str, Stored] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
     needs: int = 1
-    _made: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
+    _made: dict[tuple[str, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: GraphProto, opset: int) -> Writer:
-        """Return one for a graph; types and shapes of inner values are known as far as they are written down."""
+    def of(cls, graph: GraphProto, source: int, least: int = 1, outer: Writer | None = None) -> Writer:
+        """Return one for a graph, or for a subgraph of what ``outer`` writes; operators are written in those of set
+        ``least`` at least. Types and shapes of inner values are known as far as they are written down, or follow."""
         constants = {tensor.name: tensor for tensor in graph.initializer}
         taken = {name for node in graph.node for name in (*node.input, *node.output)} | constants.keys()
-        shapes, types = dict[str, tuple[int | None, ...]](), dict[str, int]()
+        shapes, types = dict[str, Dims](), dict[str, int]()
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 constants[node.output[0]] = node.attribute[0].t
         for value in (*graph.input, *graph.value_info, *graph.output):
             kind = value.type.tensor_type
-            types[value.name] = kind.elem_type
-            if kind.HasField("shape"):
-                dims = kind.shape.dim
-                shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+            if kind.elem_type:
+                types[value.name] = kind.elem_type
+            dims = dims_of(kind)
+            if dims is not None:
+                shapes[value.name] = dims
         types |= {name: tensor.data_type for name, tensor in constants.items()}
         shapes |= {name: tuple(tensor.dims) for name, tensor in constants.items()}
-        return cls(opset=opset, constants=constants, shapes=shapes, types=types, taken=taken)
+        opset = max(source, least)
+        if outer is None:
+            return cls(source=source, opset=opset, constants=constants, shapes=shapes, types=types, taken=taken)
+        outer.taken |= taken
+        return cls(
+            source=source,
+            opset=opset,
+            constants=outer.constants | constants,
+            shapes=outer.shapes | shapes,
+            types=outer.types | types,
+            taken=outer.taken,
+            tensors=outer.tensors,
+            stored=dict(outer.stored),
+            first=dict(outer.first),
+            _made=outer._made,
+        )
+
+    def add(self, node: NodeProto) -> None:
+        """Write a node of ONNX's own, as it is in the operator set that is written."""
+        self._add(node, self.opset)
+
+    def keep(self, node: NodeProto) -> None:
+        """Write a node as it was read."""
+        if node.domain in STANDARD:
+            self._add(node, self.source)
+        else:
+            self.nodes.append(node)
+
+    def _add(self, node: NodeProto, opset: int) -> None:
+        self.nodes.append(node)
+        if all(not name or name in self.shapes for name in node.output):
+            return
+        data = {name: self.constants[name] for name in node.input if name in self.constants and self._is_read(name)}
+        for name, (kind, dims) in results_of(node, opset, self.types, self.shapes, data).items():
+            self.types.setdefault(name, kind)
+            if dims is not None:
+                self.shapes.setdefault(name, dims)
+
+    def known_as(self, value: str, name: str) -> None:
+        """Give a value another name."""
+        if value in self.types:
+            self.types.setdefault(name, self.types[value])
+        if value in self.shapes:
+            self.shapes.setdefault(name, self.shapes[value])
+
+    def _is_read(self, name: str) -> bool:
+        """Return whether a constant is small, and in the file itself."""
+        tensor = self.constants[name]
+        return bool(tensor.data_location != TensorProto.EXTERNAL and math.prod(tensor.dims) <= READ)
 
     def array(self, name: str) -> Array | None:
         """Return a small constant, or None where ``name`` is none."""
@@ -105,12 +166,12 @@ class Writer:
         """Add a constant; equal ones are one."""
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._made:
-            tensor = numpy_helper.from_array(array, self.named(base))
-            self.tensors.append(tensor)
-            self.constants[tensor.name] = tensor
-            self.types[tensor.name] = tensor.data_type
-            self._made[key] = tensor.name
-        return self._made[key]
+            self._made[key] = numpy_helper.from_array(array, self.named(base))
+            self.tensors.append(self._made[key])
+        tensor = self._made[key]
+        self.constants[tensor.name] = tensor
+        self.types[tensor.name], self.shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)
+        return str(tensor.name)
 
     def large(self, array: Array, base: str) -> str:
         """Add a constant that is not compared with others, such as weights."""
@@ -124,17 +185,17 @@ class Writer:
     def node(self, operator: str, inputs: list[str], base: str, name: str = "", **attributes: Any) -> str:
         """Add a node of one result; return the result's name."""
         result = self.named(base)
-        self.nodes.append(helper.make_node(operator, inputs, [result], name=name or result, **attributes))
+        self.add(helper.make_node(operator, inputs, [result], name=name or result, **attributes))
         return result
 
     def matmul(self, node: NodeProto, left: str, right: str, bias: str) -> None:
         """Add a product of floats, and its bias if it has a name, that give the first result of ``node``."""
         result = node.output[0]
         if not bias:
-            self.nodes.append(helper.make_node("MatMul", [left, right], [result], name=node.name))
+            self.add(helper.make_node("MatMul", [left, right], [result], name=node.name))
             return
         product = self.node("MatMul", [left, right], f"{result}/product", node.name)
-        self.nodes.append(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))
+        self.add(helper.make_node("Add", [product, bias], [result], name=f"{result}/biased"))
 
     def scale(self, name: str) -> str:
         """Return a scale as a float32, without axes if it is one number."""
@@ -169,7 +230,7 @@ class Writer:
     def is_one(self, name: str) -> bool:
         """Return whether a scale or zero point is one number for its whole value."""
         shape = self.shapes.get(name)
-        return shape is None or int(np.prod([extent or 2 for extent in shape])) == 1
+        return shape is None or all(extent == 1 for extent in shape)
 
     def real(self, operand: Operand, axis: int | None = None) -> str:
         """Return an integer value as floats; ``axis`` is the one that a scale for each index belongs to."""
@@ -185,7 +246,7 @@ class Writer:
         """Store floats as the integers that ``result`` names."""
         axes: dict[str, Any] = {} if axis is None or self.is_one(affine.scale) else {"axis": axis}
         inputs = [real, affine.scale, affine.zero]
-        self.nodes.append(helper.make_node("QuantizeLinear", inputs, [result], name=f"{result}/stored", **axes))
+        self.add(helper.make_node("QuantizeLinear", inputs, [result], name=f"{result}/stored", **axes))
         if not axes:
             self.stored[result] = affine
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto, helper
 
-from forge_pipeline.ir.qdq.writer import Operand, Stored, Unusual, Writer, attributes_of
+from forge_pipeline.ir.contrib.writer import Operand, Stored, Unusual, Writer, attributes_of
 
 TO_FIRST, TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 RANK = 4
@@ -45,7 +45,7 @@ def store(writer: Writer, floats: str, affine: Stored, result: str) -> None:
 
 def moved(writer: Writer, kept: str, result: str) -> None:
     """Name integers with channels second as integers with channels last."""
-    writer.nodes.append(helper.make_node("Transpose", [kept], [result], name=f"{result}/last", perm=TO_LAST))
+    writer.add(helper.make_node("Transpose", [kept], [result], name=f"{result}/last", perm=TO_LAST))
     writer.first[result] = kept
     if kept in writer.stored:
         writer.stored[result] = writer.stored[kept]
@@ -58,7 +58,7 @@ def transpose(writer: Writer, node: NodeProto) -> bool:
         writer.first[result] = source
     if perm_of(node) != TO_FIRST or source not in writer.first:
         return False
-    writer.nodes.append(helper.make_node("Identity", [writer.first[source]], [result], name=node.name))
+    writer.add(helper.make_node("Identity", [writer.first[source]], [result], name=node.name))
     if source in writer.stored:
         writer.stored[result] = writer.stored[source]
     return True
