@@ -14,6 +14,8 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.ml.builder import ML
+from forge_pipeline.ir.ml.to_standard import KEPT
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
@@ -120,6 +122,8 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
 
 
 def _is_defined(op_type: str, domain: str, version: int) -> bool:
+    if domain == ML and op_type not in KEPT:
+        return False
     try:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:

@@ -16,6 +16,7 @@ from forge_pipeline.codegen.onnx_import.integer_matmul import convert_conv_integ
 from forge_pipeline.codegen.onnx_import.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.onnx_import.reductions import REDUCTIONS
 from forge_pipeline.codegen.onnx_import.resize import convert_resize, convert_upsample
+from forge_pipeline.codegen.onnx_import.trees import convert_tree_ensemble, convert_tree_regressor
 from forge_pipeline.codegen.onnx_import.vector_ops import convert_lp_normalization, convert_one_hot
 from forge_pipeline.codegen.onnx_import.window_padding import WINDOWED, convert_conv_transpose
 
@@ -314,6 +315,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "Equal": _equal,
         "Slice": _slice,
         "SpaceToDepth": convert_space_to_depth,
+        "TreeEnsemble": convert_tree_ensemble,
+        "TreeEnsembleRegressor": convert_tree_regressor,
         "LSTM": convert_lstm,
         "GRU": convert_gru,
         "RNN": convert_rnn,

@@ -74,6 +74,8 @@ def _refused_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Ref
     from forge_pipeline.codegen.onnx_import.converters import CONVERTERS
     from forge_pipeline.codegen.onnx_import.facts import Facts
     from forge_pipeline.codegen.onnx_import.unsupported import TRAPS
+    from forge_pipeline.ir.ml.builder import ML
+    from forge_pipeline.ir.ml.to_standard import KEPT
     from forge_pipeline.ir.qdq.qoperator import reasons
 
     known = (set(_get_convert_map()) - OTHER_MEANING) | set(CONVERTERS) | STRUCTURAL
@@ -83,7 +85,7 @@ def _refused_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Ref
         name = node.name or f"{node.op_type}_{index}"
         if (node.domain, node.op_type) in functions:
             continue
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx") and not (node.domain == ML and node.op_type in KEPT):
             reason = why.get(node.output[0], "not an ONNX operator")
             yield node, Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason=reason)
         elif node.op_type not in known:

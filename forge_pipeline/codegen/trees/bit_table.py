@@ -1,4 +1,4 @@
-"""Trees as bits, a bit for each leaf: every node that is false clears those of its true side, the first left is reached.
+"""Trees as bits, one for each leaf: a node that is false clears those of its true side, the first that is left counts.
 
 Source: Lucchese et al., "QuickScorer: a Fast Algorithm to Rank Documents with Additive Ensembles of Regression Trees",
 SIGIR 2015; rows side by side in vectors: "Exploiting CPU SIMD Extensions to Speed-up Document Scoring with Tree
@@ -10,6 +10,7 @@ true and have leaves left of the part on their true side clear those of their fa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,10 +118,12 @@ class _Spans:
         total = np.zeros(len(nodes.true), np.int64)
         by_level = level.order[np.argsort(level.level_of[level.order], kind="stable")]
         edges = np.searchsorted(level.level_of[by_level], np.arange(level.depth.max(initial=0) + 1))
-        steps = [by_level[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        steps = [by_level[a:b] for a, b in pairwise(edges.tolist())]
 
         def leaves_below(successor: Array) -> Array:
-            return np.where(successor < 0, 1, total[np.maximum(successor, 0)]) if len(total) else np.ones_like(successor)
+            return (
+                np.where(successor < 0, 1, total[np.maximum(successor, 0)]) if len(total) else np.ones_like(successor)
+            )
 
         for step in reversed(steps):
             total[step] = leaves_below(nodes.true[step]) + leaves_below(nodes.false[step])

@@ -1,11 +1,10 @@
-"""The kernel of an ensemble: for few rows trees are walked along side by side, for many rows stand side by side as bits.
+"""The kernel of an ensemble: one row walks along several trees at a time; of many, each does, or they are all bits.
 
 ``walk_table`` and ``bit_table`` say what the tables are. Neither way has a branch that depends on a feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +157,7 @@ def _column_table(form: _Form, codes: Array) -> Array:
     return np.stack([codes // KINDS, np.where(flipped, -1, 0), nan], axis=1).astype(form.integer)
 
 
-def _row_walk(form: _Form, tables: list[Array]) -> Callable[..., Any]:
+def _row_walk(form: _Form, tables: list[Array]) -> Any:
     """Return what computes one row of Y from one of X."""
     from tvm.script import tirx as T
 
