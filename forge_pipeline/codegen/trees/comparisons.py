@@ -38,6 +38,11 @@ def highest(dtype: str) -> int:
     return int(np.iinfo(INTEGERS[dtype]).max)
 
 
+def infinity(dtype: str) -> int:
+    """Return the bits of infinity; those of NaN are more, but for the sign."""
+    return int(np.array(np.inf, dtype).view(INTEGERS[dtype]))
+
+
 def keys_of(values: Array) -> Array:
     """Return the integers that are ordered as floats are, of which both zeros are the same; NaN is `never`."""
     dtype = str(values.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 from forge_pipeline.codegen.trees import bit_table as bits
 from forge_pipeline.codegen.trees import walk_table as walk
 from forge_pipeline.codegen.trees.bit_table import BitTable, bit_table
-from forge_pipeline.codegen.trees.comparisons import FLIPPED, INTEGERS, KINDS, MISSING, compared, highest, lowest
+from forge_pipeline.codegen.trees.comparisons import FLIPPED, INTEGERS, KINDS, MISSING, compared, highest, infinity, lowest
 from forge_pipeline.codegen.trees.ensemble import Aggregate, Ensemble
 from forge_pipeline.codegen.trees.leaves import NEUTRAL, Leaves, leaves_of
 from forge_pipeline.codegen.trees.levels import levels
@@ -97,7 +97,8 @@ class _Form:
         word = tirx.reinterpret(self.integer, value + tirx.const(0, self.dtype))
         sign = word >> tirx.const(size - 1, self.integer)
         ordered = word ^ (sign & tirx.const(highest(self.dtype), self.integer))
-        return tirx.Select(value != value, missing, ordered ^ flip)  # noqa: PLR0124 - NaN is what differs from itself
+        number = word & tirx.const(highest(self.dtype), self.integer)
+        return tirx.Select(number > tirx.const(infinity(self.dtype), self.integer), missing, ordered ^ flip)
 
     def loop(self, extent: Any) -> Any:
         """Return the loop over blocks of rows."""

@@ -24,6 +24,10 @@ SMALL = 1 << 10
 """Elements of the largest constant that types may depend on."""
 
 
+REFUSALS = (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError)
+"""What ONNX raises for a damaged node, beside RuntimeError, and KeyError for a value of no known type."""
+
+
 class Unusual(Exception):  # noqa: N818 - says why a node stays as it is; nobody but who writes the graph sees it
     """Why a node is not written out."""
 
@@ -116,7 +120,7 @@ class Builder:
                 opset_imports=[helper.make_opsetid(domain, version) for domain, version in self.opsets.items()],
                 ir_version=10,
             )
-        except (RuntimeError, onnx.shape_inference.InferenceError, onnx.defs.SchemaError, onnx.checker.ValidationError):
+        except (RuntimeError, KeyError, *REFUSALS):
             return {}  # what is damaged is refused when the model is checked
         return found
 
