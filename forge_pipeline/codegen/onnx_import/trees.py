@@ -39,7 +39,7 @@ def _evaluated(operator: str, builder: Any, x: Any, attributes: dict[str, Any]) 
     if isinstance(width, tirx.IntImm) and ensemble.feature.max(initial=0) >= int(width):
         raise NotImplementedError(f"feature {ensemble.feature.max()} of {int(width)}")
     x = x if given == dtype else builder.emit(op.astype(x, dtype))
-    tables = [relax.const(np.ascontiguousarray(table)) for table in kernel.tables]
+    tables = [relax.const(np.ascontiguousarray(table), str(table.dtype)) for table in kernel.tables]
     function = builder.add_func(kernel.function, NAME)
     sums = builder.emit(relax.call_tir(function, [x, *tables], relax.TensorType((rows, kernel.targets), dtype)))
     return sums if given == dtype else builder.emit(op.astype(sums, given))

@@ -1,8 +1,8 @@
 """Every comparison of a tree as one of integers: `column <= key`.
 
-The bits of a float, of which all but the sign are flipped where that is set, are an integer that is ordered as the
-floats are (Herf, "Radix tricks", 2001). A column is a feature so seen; the other ways to compare are other keys, and
-columns with all bits flipped, which reverses the order. NaN is the integer at the end where it has to be.
+The bits of a float but its sign are an integer that is ordered as the magnitudes are; with the sign, as the floats are
+(IEEE 754 was made so). A column is a feature so seen; the other ways to compare are other keys, and columns with all
+bits flipped, which reverses the order. NaN is the integer at the end where it has to be.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def infinity(dtype: str) -> int:
 def keys_of(values: Array) -> Array:
     """Return the integers that are ordered as floats are, of which both zeros are the same; NaN is `never`."""
     dtype = str(values.dtype)
-    bits = (values + values.dtype.type(0)).view(INTEGERS[dtype])
-    keys = bits ^ ((bits >> (8 * bits.itemsize - 1)) & highest(dtype))
+    bits = values.view(INTEGERS[dtype])
+    sign = bits >> (8 * bits.itemsize - 1)
+    keys = ((bits & highest(dtype)) ^ sign) - sign
     return np.where(np.isnan(values), never(dtype), keys).astype(INTEGERS[dtype])
 
 

@@ -6,18 +6,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_pipeline.codegen.trees import bit_table as bits
 from forge_pipeline.codegen.trees import walk_table as walk
 from forge_pipeline.codegen.trees.bit_table import BitTable, bit_table
-from forge_pipeline.codegen.trees.comparisons import FLIPPED, INTEGERS, KINDS, MISSING, compared, highest, infinity, lowest
+from forge_pipeline.codegen.trees.comparisons import (
+    FLIPPED,
+    INTEGERS,
+    KINDS,
+    MISSING,
+    compared,
+    highest,
+    infinity,
+    lowest,
+)
 from forge_pipeline.codegen.trees.ensemble import Aggregate, Ensemble
 from forge_pipeline.codegen.trees.leaves import NEUTRAL, Leaves, leaves_of
 from forge_pipeline.codegen.trees.levels import levels
 from forge_pipeline.codegen.trees.walk_table import TOGETHER, WalkTable, walk_table
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+    from forge_pipeline.codegen.tir.machine import Machine
 
 Array = np.ndarray[Any, Any]
 
@@ -94,11 +108,11 @@ class _Form:
         from tvm import tirx
 
         size = 8 * np.dtype(self.dtype).itemsize
-        word = tirx.reinterpret(self.integer, value + tirx.const(0, self.dtype))
+        word = tirx.reinterpret(self.integer, value)
         sign = word >> tirx.const(size - 1, self.integer)
-        ordered = word ^ (sign & tirx.const(highest(self.dtype), self.integer))
-        number = word & tirx.const(highest(self.dtype), self.integer)
-        return tirx.Select(number > tirx.const(infinity(self.dtype), self.integer), missing, ordered ^ flip)
+        magnitude = word & tirx.const(highest(self.dtype), self.integer)
+        is_nan = magnitude > tirx.const(infinity(self.dtype), self.integer)
+        return tirx.Select(is_nan, missing, ((magnitude ^ sign) - sign) ^ flip)
 
     def loop(self, extent: Any) -> Any:
         """Return the loop over blocks of rows."""
@@ -123,6 +137,10 @@ def kernel_of(ensemble: Ensemble) -> Kernel:
         is_parallel=(steps.work if parts is None else len(parts.entries) // STEP_COST) >= SERIAL_WORK,
     )
     return _kernel(form, ensemble.base, leaves, steps, parts)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Leave the loops as they are written."""
 
 
 def _kernel(form: _Form, base: Array, leaves: Leaves, steps: WalkTable, parts: BitTable | None) -> Kernel:

@@ -184,12 +184,19 @@ def _assembled(model: ModelProto, graph: Builder) -> ModelProto:
         if domain in ("", "ai.onnx") or domain in domains
     )
     for value in (*made.graph.input, *made.graph.output):
-        is_array = value.type.WhichOneof("value") == "tensor_type"
         known = graph.types.get(value.name)
-        if known is not None and (not is_array or value.type.tensor_type.elem_type == STRING):
+        if known is not None and not _is_so(value.type, known):
             value.type.CopyFrom(known)
     set_labels(made, _labels(made, graph))
     return made
+
+
+def _is_so(stated: TypeProto, known: TypeProto) -> bool:
+    """Return whether a type that a file states can be the one that was inferred; exporters guess sizes."""
+    if stated.WhichOneof("value") != "tensor_type" or stated.tensor_type.elem_type == STRING:
+        return False
+    pairs = zip(stated.tensor_type.shape.dim, known.tensor_type.shape.dim, strict=False)
+    return all(a.dim_value == b.dim_value for a, b in pairs if a.HasField("dim_value") and b.HasField("dim_value"))
 
 
 def _labels(model: ModelProto, graph: Builder) -> dict[str, dict[str, list[Any]]]:
