@@ -9,7 +9,16 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.ir.ml.builder import Builder, Unusual
-from forge_pipeline.ir.ml.scores import above, best, give_labels, give_scores, labels_of, transform_of, transformed
+from forge_pipeline.ir.ml.scores import (
+    above,
+    best,
+    give_labels,
+    give_scores,
+    labels_of,
+    of_two,
+    transform_of,
+    transformed,
+)
 
 Attributes = Mapping[str, Any]
 
@@ -41,8 +50,7 @@ def linear_classifier(graph: Builder, node: NodeProto, attributes: Attributes) -
         number = above(graph, scores, 0.0)
         final = transformed(graph, scores, transform) if transform == "PROBIT" else scores
         if len(labels) == 2 and transform != "PROBIT":
-            other = graph.node("Add", graph.node("Neg", scores), 1.0)
-            final = graph.node("Concat", other, scores, axis=1)
+            final = of_two(graph, scores, transform, is_signed=False)
         elif len(labels) != 2:
             labels = (0, 1)
     give_labels(graph, number, labels, node.output[0])

@@ -63,6 +63,18 @@ def _probit(graph: Builder, scores: str) -> str:
     return graph.node("Mul", graph.node("Mul", graph.node("Sign", x), size), math.sqrt(2))
 
 
+def of_two(graph: Builder, score: str, transform: str, *, is_signed: bool) -> str:
+    """Return the scores of two classes, (rows, 2), where there is one, which is the second's: (rows, 1).
+
+    The first's is the opposite where scores are ``is_signed``, else what is missing to 1; softmax is none of one score.
+    """
+    opposite = graph.node("Neg", score)
+    if transform == "LOGISTIC":
+        return graph.node("Sigmoid", graph.node("Concat", opposite, score, axis=1))
+    first = opposite if is_signed else graph.node("Add", opposite, 1.0)
+    return graph.node("Concat", first, score, axis=1)
+
+
 def labels_of(attributes: Mapping[str, Any], ints: str) -> Labels:
     """Return a classifier's labels; ``ints`` is the attribute of those that are numbers."""
     texts = attributes.get("classlabels_strings", ())

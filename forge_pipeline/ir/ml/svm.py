@@ -16,7 +16,16 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.ir.ml.builder import Builder, Unusual
-from forge_pipeline.ir.ml.scores import above, best, give_labels, give_scores, labels_of, transform_of, transformed
+from forge_pipeline.ir.ml.scores import (
+    above,
+    best,
+    give_labels,
+    give_scores,
+    labels_of,
+    of_two,
+    transform_of,
+    transformed,
+)
 
 Attributes = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -122,9 +131,7 @@ def svm_classifier(graph: Builder, node: NodeProto, attributes: Attributes) -> N
     elif len(labels) == 2:
         if transform == "PROBIT":
             raise Unusual("one score for two classes, and PROBIT")
-        other = graph.node("Neg", scores)
-        other = other if transform == "NONE" else graph.node("Add", other, 1.0)
-        final = graph.node("Concat", other, scores, axis=1)
+        final = of_two(graph, scores, transform, is_signed=transform == "NONE")
     else:
         final = transformed(graph, scores, transform)
     give_scores(graph, final, labels if a.size or len(labels) == 2 else (), node.output[1])

@@ -13,7 +13,16 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.ir.ml.builder import DOUBLE, FLOAT, ML, Builder, Labels, Unusual
-from forge_pipeline.ir.ml.scores import above, best, give_labels, give_scores, labels_of, transform_of, transformed
+from forge_pipeline.ir.ml.scores import (
+    above,
+    best,
+    give_labels,
+    give_scores,
+    labels_of,
+    of_two,
+    transform_of,
+    transformed,
+)
 
 Attributes = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -25,12 +34,18 @@ TARGETS = {"class_ids": "target_ids", "class_nodeids": "target_nodeids", "class_
            "class_weights": "target_weights", "class_weights_as_tensor": "target_weights_as_tensor"}  # fmt: skip
 """What a classifier calls otherwise than a regressor."""
 
+AGREED = {0: "NONE", 3: "SOFTMAX_ZERO", 4: "PROBIT"}
+"""The numbers of TreeEnsemble's post transforms that mean the same everywhere."""
+
 LABELS = ("classlabels_int64s", "classlabels_strings")
 
 
 def tree_ensemble(graph: Builder, node: NodeProto, attributes: Attributes) -> None:
     """TreeEnsemble without its post transform."""
-    transform = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[int(attributes.get("post_transform", 0))]
+    number = int(attributes.get("post_transform", 0))
+    if number not in AGREED:
+        raise Unusual("a post transform that is LOGISTIC for ONNX Runtime where it is SOFTMAX in the standard, or back")
+    transform = AGREED[number]
     kept = {name: value for name, value in attributes.items() if name != "post_transform"}
     sums = graph.node("TreeEnsemble", graph.rows(node.input[0]), domain=ML, **kept)
     several = int(attributes.get("n_targets", 1)) > 1 or transform == "PROBIT"
@@ -166,8 +181,4 @@ def _of_one_sum(graph: Builder, node: NodeProto, two: _Two) -> tuple[str, str]:
         raise Unusual("one sum for two classes, and PROBIT or several base values")
     score = _scored(graph, node, two.kept, 1, two.base)
     number = above(graph, score, two.limit)
-    if two.is_positive:
-        first = graph.node("Add", graph.node("Neg", score), 1.0)
-        return number, graph.node("Concat", first, score, axis=1)
-    both = graph.node("Concat", graph.node("Neg", score), score, axis=1)
-    return number, graph.node("Sigmoid", both) if two.transform == "LOGISTIC" else both
+    return number, of_two(graph, score, two.transform, is_signed=not two.is_positive)
