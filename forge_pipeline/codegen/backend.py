@@ -21,6 +21,7 @@ from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import in_order
 from forge_pipeline.codegen.tir.vector_math import install
+from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 
@@ -167,6 +168,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
         },
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
         "outputs": interface(model.graph.output),
+        "labels": labels_of(model),
         "weights": work.weights,
         "single": work.single,
         "compile": {

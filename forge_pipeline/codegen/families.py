@@ -50,6 +50,7 @@ from forge_pipeline.codegen.int8.ops import pool as int8_pool
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.trees import kernel as trees
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -110,6 +111,7 @@ FAMILIES: Mapping[str, Family] = {
     resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
     "weight_only": Family(handlers=weight_only_matmul.HANDLERS),
     float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
+    trees.NAME: Family(schedule=trees.schedule, continues=False),
     concat.NAME: Family(schedule=elementwise.schedule, continues=False),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }

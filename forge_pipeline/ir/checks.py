@@ -14,6 +14,8 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.ml.builder import ML
+from forge_pipeline.ir.ml.to_standard import KEPT
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
@@ -127,6 +129,8 @@ def _told(operator: str, reason: str, nodes: list[str]) -> str:
 
 
 def _is_defined(op_type: str, domain: str, version: int) -> bool:
+    if domain == ML and op_type not in KEPT:
+        return False
     try:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:

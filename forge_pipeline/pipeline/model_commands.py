@@ -39,6 +39,7 @@ def _table(found: Mapping[str, Any]) -> str:
         f"fingerprint  {found['fingerprint']}",
         f"structure    {found['structure']}",
         *(f"{label:<13}{_value(value)}" for label, key in INTERFACE.items() for value in found[key]),
+        *(f"{'labels':<13}{_labels(name, kinds)}" for name, kinds in found["labels"].items()),
         f"weights      {found['parameters']:,} in {size(found['weight_bytes'])}",
         f"arithmetic   {found['macs']:,} multiply-adds",
         "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
@@ -49,6 +50,11 @@ def _table(found: Mapping[str, Any]) -> str:
 def _value(value: Mapping[str, Any]) -> str:
     shape = "unknown shape" if value["shape"] is None else "[" + ", ".join(map(str, value["shape"])) + "]"
     return f"{value['name']}: {value['dtype']} {shape}"
+
+
+def _labels(name: str, kinds: Mapping[str, Sequence[str | int]]) -> str:
+    """Say what the values of an array, or its columns, stand for."""
+    return f"{name}: " + "; ".join(f"{kind} {', '.join(map(str, labels))}" for kind, labels in kinds.items())
 
 
 def listed(group: str | None, *, config: Path | None = None) -> str:

@@ -25,9 +25,11 @@ from forge_pipeline.codegen.onnx_import.operators import (
     quantization,
     reduction,
     selection,
+    trees,
 )
 from forge_pipeline.codegen.onnx_import.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.onnx_import.resize import convert_resize, convert_upsample
+from forge_pipeline.ir.ml.builder import ML
 from forge_pipeline.ir.program_operators import DOMAIN
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ def converter_of(domain: str, operator: str) -> Converter | None:
     """Return what emits an operator, or None."""
     if domain == DOMAIN:
         return selection.CONVERTERS.get(operator)
+    if domain == ML:
+        return trees.CONVERTERS.get(operator)
     return _all().get(operator) if domain in ("", "ai.onnx") else None
 
 
