@@ -14,6 +14,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
@@ -85,7 +86,7 @@ def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> N
         raise ModelError(where, "a shape, of numbers or symbols", "none", "export the model with input shapes")
     if kind is not None and tensor.elem_type not in DTYPES:
         raise ModelError(where, "a known element type", str(tensor.elem_type), _EXPORT)
-    _check_dims(tensor, where)
+    _check_rank(tensor, where)
 
 
 def defaulted_inputs(model: ModelProto) -> list[str]:
@@ -135,15 +136,21 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     inferred = check_and_infer(_outline(form), explain=lambda message: _with_original_names(message, form.names))
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
+            _check_inferred(value.type.tensor_type, f"value {form.names.get(value.name, value.name)[:80]!r}")
             _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)
     return inferred
 
 
 def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give an output whose type the file leaves open the type that inference finds."""
+    """Give outputs what inference finds where the file says nothing: a type, a number, the name of an extent."""
+    names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
     for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
         if not value.type.tensor_type.HasField("shape"):
             value.type.CopyFrom(known.type)
+            clear_impossible(value.type)
+        for dim, found in zip(value.type.tensor_type.shape.dim, known.type.tensor_type.shape.dim, strict=False):
+            if is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names):
+                dim.CopyFrom(found)
 
 
 def _outline(form: Canonical) -> ModelProto:
@@ -161,8 +168,7 @@ def _outline(form: Canonical) -> ModelProto:
 
 def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
     tensor = value.type.tensor_type
-    _check_dims(tensor, where)
-    known = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+    known = [dim.dim_value for dim in tensor.shape.dim if dim.dim_value > 0]  # others are open
     size = element_count(known) * bit_width(tensor.elem_type) // 8
     if size > limit:
         raise ModelError(
@@ -173,14 +179,20 @@ def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
         )
 
 
-def _check_dims(tensor: onnx.TypeProto.Tensor, where: str) -> None:
-    dims = tensor.shape.dim
-    if len(dims) > MAX_RANK or any(dim.dim_value < 0 for dim in dims):
+def _check_rank(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    rank = len(tensor.shape.dim)
+    if rank > MAX_RANK:
+        raise ModelError(where, f"at most {MAX_RANK} dimensions", str(rank), _EXPORT)
+
+
+def _check_inferred(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    _check_rank(tensor, where)
+    if any(dim.dim_value < 0 for dim in tensor.shape.dim):
         raise ModelError(
             where=where,
-            expected=f"at most {MAX_RANK} dimensions, none negative",
-            found=f"{len(dims)} dimensions, such as {[dim.dim_value for dim in dims[:8]]}",
-            fix="export the model with a symbolic dimension where a size is open",
+            expected="no negative dimension",
+            found=str([dim.dim_value for dim in tensor.shape.dim[:8]]),
+            fix="correct the node that computes it: what it takes away is more than there is",
         )
 
 

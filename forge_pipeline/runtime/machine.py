@@ -16,6 +16,7 @@ import numpy as np
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
 from forge_pipeline.runtime.arguments import Slot
+from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.ffi import runtime
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ class Machine:
         self._runs = 0
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library
         self._slots = [Slot(wrap) for _ in interface.inputs]
-        self._batched = [index for index, tensor in enumerate(interface.inputs) if tensor.has_named_batch]
+        places = interface.places()
+        self._entries = [
+            (row.function, [(*places[name], size) for name, size in row.extents.items()])
+            for row in interface.entries.rows
+        ]
         self._lock = use_of_threads.new_lock()
         self._loaded = SimpleNamespace()
         weakref.finalize(self, _unload, self._loaded, self._lock, self._release).atexit = False
@@ -62,8 +67,8 @@ class Machine:
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             loaded.instrument = machine["set_instrument"]
-            loaded.main = machine["main"]
-            loaded.single = loaded.main if interface.single is None else machine[interface.single]
+            loaded.main = machine[MAIN]
+            loaded.functions = [(machine[name], sizes) for name, sizes in self._entries]
             prepare = machine["prepare"] if interface.raw_weights else None
         except _TVM_ERRORS as error:
             raise ArtifactError(
@@ -95,9 +100,9 @@ class Machine:
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
         loaded = self._loaded
         tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
-        is_single = all(arrays[index].shape[0] == 1 for index in self._batched)
+        entry = next((entry for entry, sizes in loaded.functions if _have(arrays, sizes)), loaded.main)
         try:
-            results = (loaded.single if is_single else loaded.main)(*tensors, *loaded.weights)
+            results = entry(*tensors, *loaded.weights)
             # Copied, because a result may be an input or a weight itself.
             if isinstance(results, self._tensor):
                 return [np.from_dlpack(results).copy()]
@@ -118,6 +123,11 @@ class Machine:
             yield
         finally:
             self._loaded.instrument(None)
+
+
+def _have(arrays: Sequence[Array], sizes: Sequence[tuple[int, int, int]]) -> bool:
+    """Return whether the arrays have these sizes, each of one array's one axis."""
+    return all(arrays[index].shape[axis] == size for index, axis, size in sizes)
 
 
 def _unload(loaded: SimpleNamespace, lock: RLock, release: Callable[[], object]) -> None:
