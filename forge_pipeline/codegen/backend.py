@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
+from forge_pipeline.codegen.entries import entries
+from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
 from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
-from forge_pipeline.codegen.step import Lowering
+from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import in_order
 from forge_pipeline.codegen.tir.vector_math import install
@@ -35,10 +37,30 @@ def _model(work: Lowering) -> onnx.ModelProto:
 
 
 def import_onnx(work: Lowering) -> None:
-    """Prepare the model and import it to Relax; on a CPU, half precision is computed in single."""
-    work.model = prepare(_model(work))
-    wide = work.model if work.target.kind == "cuda" else widened(work.model)
-    work.module = import_model(wide, work.progress)
+    """Prepare the model and import it to Relax, for each combination of sizes that is asked for.
+
+    On a CPU, half precision is computed in single.
+    """
+    source = _model(work)
+    work.model = prepare(source)
+    work.entries = []
+    for variant in entries(source, work.options.dims, open_form=work.options.open_form):
+        model = work.model if variant.model is source else prepare(variant.model)
+        wide = model if work.target.kind == "cuda" else widened(model)
+        module = import_model(wide, work.progress)
+        work.entries.append(Entry(module=module, function=variant.function, extents=variant.extents))
+
+
+def join_entries(work: Lowering) -> None:
+    """Make one module of all entries, and a table of those that have sizes of their own."""
+    first, *others = work.entries
+    work.table = [
+        {"function": entry.function, "extents": dict(entry.extents)} for entry in work.entries if entry.extents
+    ]
+    module = first.module
+    for entry in others:
+        module = join(module, entry.module, entry.function)
+    work.module = module
 
 
 def separate_weights(work: Lowering) -> None:
@@ -155,7 +177,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
         "outputs": interface(model.graph.output),
         "weights": work.weights,
-        "single": work.single,
+        "entries": work.table,
         "compile": {
             "generator": options.generator,
             "opt_level": options.opt_level,

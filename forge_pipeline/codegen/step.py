@@ -10,6 +10,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -33,13 +34,16 @@ class Fallback:
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A function of the library and the kernels that it calls: `main`, or its copy for a batch of one.
+    """A function of the library and the kernels that it calls: `main`, or one for sizes that are known.
 
+    ``function`` is its name in the library; in ``module`` it is `main`. ``extents`` are the sizes, by name.
     ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module before its
     kernels had loops.
     """
 
     module: tvm.IRModule
+    function: str = MAIN
+    extents: Mapping[str, int] = field(default_factory=dict)
     is_quantized: bool = False
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
@@ -50,8 +54,8 @@ class Entry:
 class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
-    ``entries`` are one or two until they are joined. ``single`` names the function for a batch of one, where there is
-    one; ``pass_config`` is the PassContext configuration that the kernels need. ``weights`` has a row of the metadata
+    ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own.
+    ``pass_config`` is the PassContext configuration that the kernels need. ``weights`` has a row of the metadata
     for each array of ``weight_section``. ``progress`` is told what is being worked on.
     """
 
@@ -61,7 +65,7 @@ class Lowering:
     section: OpenFile | None = None
     progress: Callable[[str], None] = lambda step: None
     entries: list[Entry] = field(default_factory=list)
-    single: str | None = None
+    table: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: tuple[Fallback, ...] = ()
     pass_config: Mapping[str, Any] = field(default_factory=dict)
     weight_section: bytes | FileRange = b""
@@ -77,6 +81,11 @@ class Lowering:
     @module.setter
     def module(self, module: tvm.IRModule) -> None:
         self.entries = [Entry(module=module)]
+
+    @property
+    def sized(self) -> str:
+        """The name of the first function whose sizes are known, as far as any is; else `main`."""
+        return str(self.table[0]["function"]) if self.table else MAIN
 
     @property
     def machine(self) -> Machine:

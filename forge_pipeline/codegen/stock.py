@@ -31,7 +31,9 @@ def kernels(work: Lowering) -> None:
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
     if work.target.kind == "llvm":
         work.fallbacks = tuple(
-            Fallback(operator=name, shape=shape, share=share) for name, shape, share in share_by_kernel(work.module)
+            Fallback(operator=name, shape=shape, share=share)
+            for entry in work.entries
+            for name, shape, share in share_by_kernel(entry.module)
         )
 
 
@@ -39,7 +41,8 @@ def _run(work: Lowering, passes: list[Any]) -> None:
     import tvm
 
     with work.target.tvm(), tvm.transform.PassContext(opt_level=work.options.opt_level):
-        work.module = tvm.transform.Sequential(passes)(work.module)
+        for entry in work.entries:
+            entry.module = tvm.transform.Sequential(passes)(entry.module)
 
 
 def _graph_passes(options: Options, kind: str) -> list[Any]:

@@ -11,7 +11,7 @@ from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weigh
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
-from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
+from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.fusion import FUSABLE_OUTPUT, OPAQUE, PATTERN, cut_chains, store_bytes
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
@@ -57,18 +57,16 @@ def has_branches(module: tvm.IRModule) -> bool:
 
 
 def add_batch_of_one(work: Lowering) -> None:
-    """Copy the model for a batch of one where its batch is symbolic."""
-    single = batch_of_one(work.module)
-    if single is not None:
-        work.entries.append(Entry(module=single))
-        work.single = ENTRY
-
-
-def join_entries(work: Lowering) -> None:
-    """Make one module of both entries."""
-    if work.single is not None:
-        first, second = work.entries
-        work.module = join(first.module, second.module)
+    """Copy each entry for a batch of one where its batch is symbolic."""
+    copies = []
+    for entry in work.entries:
+        single = batch_of_one(entry.module)
+        if single is not None:
+            module, extents = single
+            copies.append(
+                Entry(module=module, function=f"{entry.function}{SUFFIX}", extents={**entry.extents, **extents})
+            )
+    work.entries += copies
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:
