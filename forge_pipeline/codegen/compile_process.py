@@ -7,14 +7,14 @@ or a ForgeError; what it is working on goes to stderr, so that a crash can be to
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.codegen.verify import Checks, Feed
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
@@ -30,8 +30,9 @@ STEP = "forge-step: "
 class Job:
     """What to compile; ``checks`` is None where the result cannot or shall not be run here.
 
-    Weights of ``model`` may be in files (``ir.external_data.mapped``). ``dump`` is a folder for the texts of all steps:
-    the child writes them as it goes, so that they are there where the compiler dies.
+    ``feeds`` are inputs to compare on, before others are made up. Weights of ``model`` may be in files
+    (``ir.external_data.mapped``). ``dump`` is a folder for the texts of all steps: the child writes them as it goes, so
+    that they are there where the compiler dies.
     """
 
     model: ModelProto
@@ -40,6 +41,7 @@ class Job:
     checks: Checks | None
     relax_text: bool
     dump: Path | None = None
+    feeds: Sequence[Feed] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class Request:
     checks: Checks | None
     relax_text: bool
     dump: Path | None
+    feeds: Sequence[Feed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ def compile_in_subprocess(job: Job) -> Compiled:
         checks=job.checks,
         relax_text=job.relax_text,
         dump=job.dump,
+        feeds=job.feeds,
     )
     answer = _answer(request)
     library = replace(answer.library, weights=FileRange(section, 0, section.size))

@@ -40,7 +40,7 @@ def run(job: Request) -> Compiled:
         verification = None
         if job.checks is not None:
             _progress("verify")
-            verification = verify(model, library, job.checks, float16=job.options.float16)
+            verification = verify(model, library, job.checks, float16=job.options.float16, feeds=job.feeds)
         text = relax_text(model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
-
-from onnx import ModelProto, TypeProto, ValueInfoProto
+from typing import TYPE_CHECKING, Final
 
 from forge_pipeline.errors import ConfigError, ModelError, did_you_mean
-from forge_pipeline.ir.traversal import every_graph
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 Sizes = Mapping[str, int]
 Dims = Mapping[str, "int | Sequence[int]"]
@@ -73,12 +73,19 @@ def combinations(dims: Dims) -> Iterator[dict[str, int]]:
         yield dict(zip(several, sizes, strict=True))
 
 
+def shown(sizes: Sizes) -> str:
+    """Return sizes as `batch=2, sequence=64`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
 def with_sizes(model: ModelProto, sizes: Sizes) -> ModelProto:
     """Return a copy of ``model`` in which these extents are numbers wherever they stand; what was inferred is gone.
 
     Raises ModelError where an expression of them is no size.
     """
-    changed = ModelProto()
+    from forge_pipeline.ir.traversal import every_graph
+
+    changed = type(model)()
     changed.CopyFrom(model)
     names = set(open_extents(model.graph.input)) | sizes.keys()
     for graph in every_graph(changed):
@@ -120,7 +127,7 @@ def _fix(value: ValueInfoProto, sizes: Sizes, names: set[str]) -> None:
                 dim.dim_param = found
 
 
-def _dims(kind: TypeProto) -> Iterable[TypeProto.Tensor]:
+def _dims(kind: TypeProto) -> Iterable[TensorShapeProto.Dimension]:
     return kind.tensor_type.shape.dim if kind.HasField("tensor_type") else ()
 
 

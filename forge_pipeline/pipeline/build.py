@@ -17,7 +17,7 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
-from forge_pipeline.pipeline.console import progress_for, stage_line, warn
+from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
@@ -119,7 +119,7 @@ def make_runner(
             "dump": lambda stage: dump,
         },
         sealed=sealed,
-        announce=lambda output: print(stage_line(output, label), flush=True),
+        announce=lambda output: print("\n".join([stage_line(output, label), *notes(output)]), flush=True),
     )
 
 

@@ -65,6 +65,11 @@ class Entries:
         """Whether sizes that no entry has are served too."""
         return all(row.function != MAIN for row in self.rows)
 
+    @property
+    def only(self) -> Sizes:
+        """The sizes of one entry, where no others than those of entries are served; none else."""
+        return {} if self.is_open else next(row.extents for row in self.rows if row.function == MAIN)
+
     def taking(self, sizes: Sizes) -> Entry | None:
         """Return the entry that serves a call of these sizes as they are."""
         return next((row for row in self.rows if row.takes(sizes)), None)

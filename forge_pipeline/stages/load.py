@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from forge_pipeline.errors import ModelError
@@ -27,11 +27,12 @@ class Config:
     import_memory: int
     import_seconds: int
     inputs: tuple[Declared, ...] = ()  # conf/model's
+    dims: dict[str, int | list[int]] = field(default_factory=dict)  # conf/model's
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add what conf/model says of the model's inputs."""
-    return {**section, "inputs": rest.inputs}
+    return {**section, "inputs": rest.inputs, "dims": dict(rest.dims)}
 
 
 def run(config: Config, source: Source) -> Result:
@@ -41,9 +42,10 @@ def run(config: Config, source: Source) -> Result:
     ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in files too; otherwise they
     are inside the model.
 
-    Equal models give equal bytes, whatever their storage and the names inside them. The report holds the original
-    name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a model,
-    or outside what ONNX and ``config`` allow.
+    Extents that ``dims`` has one size for are numbers in it. Of those with several, it is checked that the model can
+    have each. Equal models give equal bytes, whatever their storage and the names inside them. The report holds the
+    original name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a
+    model, or outside what ONNX and ``config`` allow, and ConfigError for an extent that the model does not have.
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
@@ -51,6 +53,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.external_data.limits import check_bulk
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
     from forge_pipeline.ir.traversal import every_node
+    from forge_pipeline.passes.verification.sized import sized
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
@@ -62,8 +65,10 @@ def run(config: Config, source: Source) -> Result:
     form = canonical(model, external=imported.external)
     checks.check_operators(form, kept(model))
     size = sum(weight.size for weight in form.weights)
-    module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
+    if config.dims:
+        form, inferred = sized(form, config.dims, max_value_bytes=config.max_value_bytes)
+    module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     result = module.light
     check_bulk(result)
     checks.complete_outputs(result, inferred)

@@ -80,11 +80,6 @@ def why_not(refusal: Exception) -> str:
     return str(refusal) if isinstance(refusal, Unsupported) else f"ONNX Runtime: {reason(refusal)}"
 
 
-def shown(sizes: Mapping[str, int]) -> str:
-    """Return sizes as `batch=2, sequence=64`."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def index_bounds(model: ModelProto) -> dict[str, int]:
     """Return, for each input of integers that rows of constants are picked by, the number of these rows."""
     rows = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
