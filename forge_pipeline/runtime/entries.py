@@ -7,7 +7,7 @@ fixed. Where `main` itself is an entry, the library serves the sizes of its entr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,10 @@ class Entries:
     rows: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, table: Iterable[Mapping[str, Any]], names: Set[str], *, where: str) -> Entries:
-        """Read the metadata's table; ``names`` are the extents that inputs have. Raises ArtifactError for others."""
-        table = list(table)
+    def of(cls, metadata: Mapping[str, Any], *, where: str) -> Entries:
+        """Read the metadata's table. Raises ArtifactError where it fixes what is no extent of an input."""
+        table: list[Mapping[str, Any]] = list(metadata.get("entries", ()))
+        names = {extent for row in metadata.get("inputs", ()) for extent in row["shape"] if isinstance(extent, str)}
         unknown = sorted({str(name) for row in table for name in row["extents"]} - names)
         if unknown:
             raise ArtifactError(

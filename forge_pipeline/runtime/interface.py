@@ -79,14 +79,12 @@ class Interface:
         table = list(metadata.get("weights", ()))
         arrays = [_weight(row, weights, f"weight {index} of {where}") for index, row in enumerate(table)]
         is_raw = [row.get("prepare", False) is True for row in table]
-        inputs = tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"])
-        names = {extent for tensor in inputs for extent in tensor.shape if isinstance(extent, str)}
         return cls(
-            inputs=inputs,
+            inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
             outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
-            entries=Entries.of(metadata.get("entries", ()), names, where=where),
+            entries=Entries.of(metadata, where=where),
         )
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

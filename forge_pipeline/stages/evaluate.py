@@ -83,11 +83,11 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
-    from forge_pipeline.runtime.interface import Interface
+    from forge_pipeline.runtime.entries import Entries
 
     if _is_same(reference, model):
         model = reference  # nothing was quantized: no second one is opened
-    served = Interface.of({**library.metadata, "weights": ()}, memoryview(b""), where="library").entries
+    served = Entries.of(library.metadata, where="library")
     chosen = feeds_for(reference, data, config.data, served.only)
     sizes: dict[str, Value] = {
         "size_float_bytes": size(reference),

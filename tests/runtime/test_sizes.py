@@ -21,7 +21,7 @@ SIZES = [{"batch": 1}, {"batch": 1, "length": 64}, {"batch": 1, "length": 128}, 
 
 def table(*extents: Mapping[str, int], names: Sequence[str] = ("batch", "length")) -> Entries:
     rows = [{"function": f"main_{number}", "extents": sizes} for number, sizes in enumerate(extents)]
-    return Entries.of(rows, set(names), where="library")
+    return Entries.of({"inputs": [{"shape": [*names, 3]}], "entries": rows}, where="library")
 
 
 def rows(count: int) -> np.ndarray:
