@@ -183,24 +183,26 @@ class Judge:
         self, feed: Feed, names: Sequence[str], wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]
     ) -> None:
         """Raise VerificationError where one of the outputs is not what is wanted."""
-        noise: dict[str, float] | None = None
+        noise: dict[str, Deviation] = {}
         for name, want, have in zip(names, wanted, found, strict=True):
-            error = _error(name, want, have, self._fix)
-            if error > self.limit and self.limit_name == "quantized":
+            _check_kind(name, want, have, self._fix)
+            off = Deviation.of(want, have)
+            if off.peak > self.limit and self.limit_name == "quantized":
                 noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
-                if error <= noise[name]:
-                    self.rounding[name] = max(self.rounding.get(name, 0.0), noise[name])
-            if error > max(self.limit, self.rounding.get(name, 0.0)):
-                by = f", where rounding alone moves it by {noise[name]:.3g}" if noise is not None else ""
+            moved = noise.get(name, NOTHING)
+            if off.peak > self.limit and not off.is_within(moved):
+                by = f", where rounding alone moves it by {moved.peak:.3g}" if noise else ""
                 expected = f"ONNX Runtime's values within {self.limit:g} of the largest"
-                raise VerificationError(f"output {name!r}", expected, f"off by {error:.3g}{by}", self._fix)
-            self.worst[name] = max(self.worst.get(name, 0.0), error)
+                raise VerificationError(f"output {name!r}", expected, f"off by {off.peak:.3g}{by}", self._fix)
+            if off.peak > self.limit:
+                self.rounding[name] = max(self.rounding.get(name, 0.0), moved.peak)
+            self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
 
-    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return how far each output is moved where roundings fall otherwise; 0 where that cannot be run."""
+    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
+        """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run."""
         from forge_pipeline.codegen.rounding import DRAWS, dithered
 
-        noise = dict.fromkeys(wanted, 0.0)
+        noise = dict.fromkeys(wanted, NOTHING)
         for seed in range(DRAWS):
             try:
                 moved = _reference(dithered(self.model, seed))(feed)
@@ -208,7 +210,7 @@ class Judge:
                 return noise
             for name, want in wanted.items():
                 if moved[name].shape == want.shape:
-                    noise[name] = max(noise[name], _difference(want, moved[name]))
+                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]))
         return noise
 
     @property
@@ -230,30 +232,56 @@ def precision(model: onnx.ModelProto, *, float16: bool) -> str:
     return "float16" if float16 or any(halves) or any(types) else "float32"
 
 
-def _error(name: str, want: np.ndarray, have: np.ndarray, fix: str) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far values are from those that are wanted, where both are finite.
+
+    ``peak`` is the largest difference in units of the largest wanted value, ``power`` the sum of squares of differences
+    in units of that of the wanted values: one value that is wrong shows in the first, many that are a little in both.
+    """
+
+    peak: float
+    power: float
+
+    @classmethod
+    def of(cls, want: np.ndarray, have: np.ndarray) -> Deviation:
+        """Measure two arrays of one shape."""
+        import numpy as np
+
+        expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
+        finite = np.isfinite(expected) & np.isfinite(found)
+        expected, found = expected[finite], found[finite]
+        if not expected.size:
+            return NOTHING
+        difference = found - expected
+        largest = max(float(np.max(np.abs(expected))), SMALL)
+        power = float(np.vdot(difference, difference)) / max(float(np.vdot(expected, expected)), SMALL**2)
+        return cls(peak=float(np.max(np.abs(difference))) / largest, power=power)
+
+    def is_within(self, other: Deviation) -> bool:
+        """Return whether neither is more than the other's."""
+        return self.peak <= other.peak and self.power <= other.power
+
+    def larger(self, other: Deviation) -> Deviation:
+        """Return the larger of each."""
+        return Deviation(peak=max(self.peak, other.peak), power=max(self.power, other.power))
+
+
+NOTHING = Deviation(peak=0.0, power=0.0)
+
+
+def _check_kind(name: str, want: np.ndarray, have: np.ndarray, fix: str) -> None:
+    """Raise VerificationError unless both are of one type and shape, and finite in the same places."""
     import numpy as np
 
     if want.shape != have.shape or want.dtype != have.dtype:
         raise VerificationError(
             f"output {name!r}", f"{want.dtype}{list(want.shape)}", f"{have.dtype}{list(have.shape)}", fix
         )
-    expected, found = want.astype(np.float64), have.astype(np.float64)
+    expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
     finite = np.isfinite(expected)
     if not np.array_equal(expected[~finite], found[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         raise VerificationError(f"output {name!r}", "NaN and infinity where ONNX Runtime has them", "others", fix)
-    return _difference(expected, found)
-
-
-def _difference(want: np.ndarray, have: np.ndarray) -> float:
-    """Return the largest difference in units of the largest expected value, where both are finite."""
-    import numpy as np
-
-    expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
-    finite = np.isfinite(expected) & np.isfinite(found)
-    if not finite.any():
-        return 0.0
-    largest = max(float(np.max(np.abs(expected[finite]))), SMALL)
-    return float(np.max(np.abs(expected[finite] - found[finite]))) / largest
 
 
 def _reference(model: onnx.ModelProto) -> Interpreter:
