@@ -24,6 +24,7 @@ def inspect(source: Source) -> dict[str, Any]:
     imported = import_model(source)
     model = in_standard(imported.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
+    model = checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version())
     checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
     checks.check_operators(form, kept(model))

@@ -21,6 +21,7 @@ from forge_pipeline.ir.traversal import every_graph, every_node
 
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
+OWN_OPSET = 21  # for models that name none: what this package writes operators in is in it
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
 _EXPORT = "export the model again"
 
@@ -49,14 +50,36 @@ def check_versions(model: ModelProto, *, min_opset: int, max_opset: int) -> None
                 fix=_EXPORT,
             )
     version = versions.get("", 0)
+    if not version and not _uses_onnx(model):
+        return  # classical learners of ai.onnx.ml alone
     if not min_opset <= version <= max_opset:
         raise ModelError(
             where="opset_import of 'ai.onnx'",
             expected=f"an opset from {min_opset} to {max_opset}",
             found=str(version) if version else "none",
             fix=f"export the model with opset_version={max(min_opset, min(max_opset, 18))}, "
-            "or convert it with onnx.version_converter",
+            "or convert it with onnx.version_converter"
+            if version
+            else f"{_EXPORT}: the file does not say which version of ONNX its operators are of",
         )
+
+
+def with_own_opset(model: ModelProto, *, max_opset: int) -> ModelProto:
+    """Return ``model`` with an operator set of ONNX's own, which what follows may write operators in.
+
+    It is the model itself where it has one. One that has operators of other domains alone need not name any.
+    """
+    if any(entry.domain in ("", "ai.onnx") for entry in model.opset_import) or _uses_onnx(model):
+        return model
+    completed = ModelProto()
+    completed.CopyFrom(model)
+    completed.opset_import.add(domain="", version=min(max_opset, OWN_OPSET))
+    return completed
+
+
+def _uses_onnx(model: ModelProto) -> bool:
+    bodies = (node for function in model.functions for node in function.node)
+    return any(node.domain in ("", "ai.onnx") for node in (*every_node(model), *bodies))
 
 
 def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:

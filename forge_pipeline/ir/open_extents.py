@@ -34,7 +34,9 @@ def clear_impossible(kind: TypeProto) -> None:
     """Leave open, in place, the extents of a tensor type that are no sizes: numbers below 1, symbols without a name."""
     if kind.HasField("tensor_type"):
         for dim in kind.tensor_type.shape.dim:
-            if (dim.HasField("dim_value") and dim.dim_value < 1) or dim.dim_param in NAMELESS - {""}:
+            if (dim.HasField("dim_value") and dim.dim_value < 1) or (
+                dim.HasField("dim_param") and dim.dim_param in NAMELESS
+            ):
                 dim.Clear()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
-from forge_pipeline.codegen.compile_process import Job, compile_in_subprocess
+from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks, Feed
 from forge_pipeline.config import bind
@@ -94,15 +94,7 @@ def run(
     say of entries for which no inputs were found that these are ``unverified``. Raises CompileError, VerificationError,
     ModelError, TargetError, DataError and ConfigError.
     """
-    options = Options(
-        generator=config.generator,
-        opt_level=config.opt_level,
-        float16=config.set_float16,
-        channel_layout=config.set_channel_layout,
-        amx=config.amx,
-        dims=config.dims,
-        open_form=config.open_form,
-    )
+    options = _options(config)
     target = needed(config.target, options)
     unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
@@ -131,6 +123,28 @@ def run(
     if compiled.relax_text is not None:
         report["relax"] = compiled.relax_text
     return Result(output=replace(compiled.library, metadata=metadata), report=report)
+
+
+def check(config: Config, model: ONNXModule) -> None:
+    """Raise CompileError with all reasons why ``model`` cannot be compiled that its graph shows, in a second or two.
+
+    It is for whoever would do something costly with the model first, such as quantize it: what it then consists of
+    beside is known to the compiler.
+    """
+    job = Job(model=model.light, target=config.target, options=_options(config), checks=None, relax_text=False)
+    check_in_subprocess(job)
+
+
+def _options(config: Config) -> Options:
+    return Options(
+        generator=config.generator,
+        opt_level=config.opt_level,
+        float16=config.set_float16,
+        channel_layout=config.set_channel_layout,
+        amx=config.amx,
+        dims=config.dims,
+        open_form=config.open_form,
+    )
 
 
 def _feeds(config: Config, model: ONNXModule, data: Dataset | None) -> list[Feed]:

@@ -59,16 +59,17 @@ def run(config: Config, source: Source) -> Result:
     imported = import_model(source, inputs=config.inputs, limits=limits)
     model = in_standard(imported.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
+    model = checks.with_own_opset(model, max_opset=config.max_opset)
     checks.check_interface(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
         _refuse_defaults(model)
     form = canonical(model, external=imported.external)
     checks.check_operators(form, kept(model))
     size = sum(weight.size for weight in form.weights)
-    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     if config.dims:
-        form, inferred = sized(form, config.dims, max_value_bytes=config.max_value_bytes)
+        form = sized(form, config.dims, max_value_bytes=config.max_value_bytes)
     module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
+    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
     check_bulk(result)
     checks.complete_outputs(result, inferred)

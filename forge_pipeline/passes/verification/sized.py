@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnx import ModelProto
-
 from forge_pipeline.errors import ForgeError, ModelError
 from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import Canonical, by_reference
@@ -21,13 +19,14 @@ LARGEST = 1 << 30
 """Bytes of weights from which on a model is not run to see whether it can: shape inference alone is asked."""
 
 
-def sized(form: Canonical, dims: Dims, *, max_value_bytes: int) -> tuple[Canonical, ModelProto]:
-    """Return ``form`` with what ``dims`` fixes as numbers, and the same with the types of all values inferred.
+def sized(form: Canonical, dims: Dims, *, max_value_bytes: int) -> Canonical:
+    """Return ``form`` with what ``dims`` fixes as numbers.
 
-    ``form`` is valid as it is. Raises ConfigError for an extent that is not open, and ModelError for sizes that the
-    model cannot have: shape inference finds a contradiction, or ONNX Runtime refuses them and takes others.
+    Raises ConfigError for an extent that is not open, and ModelError for sizes that the model cannot have: shape
+    inference finds a contradiction that is not in the model as it is, or ONNX Runtime refuses them and takes others.
     """
     check(dims, open_extents(form.skeleton.graph.input))
+    checks.check_types(form, max_value_bytes=max_value_bytes)
     numbers = fixed(dims)
     for sizes in combinations(dims):
         chosen = _with(form, {**numbers, **sizes})
@@ -36,8 +35,7 @@ def sized(form: Canonical, dims: Dims, *, max_value_bytes: int) -> tuple[Canonic
         except ModelError as refusal:
             raise _impossible({**numbers, **sizes}, "sizes that the model can have", refusal.found) from refusal
         _try_out(form, {**numbers, **sizes})
-    result = _with(form, numbers)
-    return result, checks.check_types(result, max_value_bytes=max_value_bytes)
+    return _with(form, numbers)
 
 
 def _with(form: Canonical, sizes: Mapping[str, int]) -> Canonical:
