@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
+from forge_pipeline.codegen.entries import entries
+from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
+from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
 from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
 from forge_pipeline.codegen.regions.cut import Cut, cut
@@ -21,8 +24,10 @@ from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import in_order
 from forge_pipeline.codegen.tir.vector_math import install
+from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
@@ -37,20 +42,44 @@ def _model(work: Lowering) -> onnx.ModelProto:
 
 
 def import_onnx(work: Lowering) -> None:
-    """Prepare the model and import it to Relax; on a CPU, half precision is computed in single."""
-    work.model = prepare(_model(work))
-    found = cut(work.model)
-    if isinstance(found, Cut):
-        work.program = found.program
-        pairs = zip(found.program.regions, found.regions, strict=True)
-        work.entries = [_entry(prepare(region.model), work, entry.function) for entry, region in pairs]
-    else:
-        work.entries = [_entry(found, work, "main")]
+    """Prepare the model and import it to Relax, for each combination of sizes that is asked for.
+
+    On a CPU, half precision is computed in single. A model with control flow, or with sizes that data decides, becomes
+    a program of regions. Raises CompileError where such a model is asked for at several sizes.
+    """
+    source = _model(work)
+    work.model = prepare(source)
+    variants = entries(source, work.options.dims, open_form=work.options.open_form)
+    work.entries = []
+    for variant in variants:
+        model = work.model if variant.model is source else prepare(variant.model)
+        found = cut(model)
+        if not isinstance(found, Cut):
+            work.entries.append(_entry(found, work, variant.function, variant.extents))
+        elif len(variants) == 1:
+            work.program = found.program
+            pairs = zip(found.program.regions, found.regions, strict=True)
+            work.entries = [_entry(prepare(region.model), work, entry.function, {}) for entry, region in pairs]
+        else:
+            raise CompileError(
+                where="model.dims",
+                expected="one size of each extent for a model with control flow, or whose data decides sizes",
+                found=f"{len(variants)} combinations",
+                fix="give one number for each extent, or leave them open",
+            )
 
 
-def _entry(model: onnx.ModelProto, work: Lowering, name: str) -> Entry:
+def _entry(model: onnx.ModelProto, work: Lowering, name: str, sizes: Mapping[str, int]) -> Entry:
     found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
-    return Entry(module=found.module, extents=found.extents, name=name)
+    return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes)
+
+
+def join_entries(work: Lowering) -> None:
+    """Make one module of all entries, each of which works out its extents by itself, and a table of those that have
+    sizes of their own."""
+    work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
+    modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
+    work.module = modules[MAIN] if list(modules) == [MAIN] else join(modules)
 
 
 def separate_weights(work: Lowering) -> None:
@@ -170,7 +199,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
         "outputs": interface(model.graph.output),
         "labels": labels_of(model),
         "weights": work.weights,
-        "single": work.single,
+        "entries": work.table,
         "compile": {
             "generator": options.generator,
             "opt_level": options.opt_level,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.target import Target
@@ -36,8 +35,6 @@ def kernels(work: Lowering) -> None:
             for entry in work.entries
             for name, shape, share in share_by_kernel(entry.module)
         )
-    if work.program is not None:
-        work.module = join({entry.name: entry.module for entry in work.entries})
 
 
 def _run(work: Lowering, passes: list[Any]) -> None:

@@ -11,7 +11,7 @@ from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weigh
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
-from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
+from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.fusion import (
     FUSABLE_OUTPUT,
     OPAQUE,
@@ -24,7 +24,6 @@ from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
-from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
@@ -50,21 +49,17 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
 def add_batch_of_one(work: Lowering) -> None:
-    """Copy the model for a batch of one where its batch is symbolic."""
+    """Copy each entry for a batch of one where its batch is symbolic."""
     if work.program is not None:
         return
-    (entry,) = work.entries
-    single = batch_of_one(entry.module, entry.extents)
-    if single is not None:
-        module, extents = single
-        work.entries.append(Entry(module=module, extents=extents, name=ENTRY))
-        work.single = ENTRY
-
-
-def join_entries(work: Lowering) -> None:
-    """Make one module of the entries, each of which works out its extents by itself."""
-    modules = {entry.name: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
-    work.module = modules["main"] if list(modules) == ["main"] else join(modules)
+    copies = []
+    for entry in work.entries:
+        single = batch_of_one(entry.module, entry.extents)
+        if single is not None:
+            module, extents, sizes = single
+            name = f"{entry.function}{SUFFIX}"
+            copies.append(Entry(module=module, extents=extents, function=name, sizes={**entry.sizes, **sizes}))
+    work.entries += copies
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:

@@ -14,6 +14,8 @@ Decisions:
 - What no output depends on is left out: ONNX operators have no side effects.
 - An initializer that is also listed as an input (required before IR version 4, an overridable default since)
   is a constant.
+- An open extent of an input has a name: its own, or the input's and the axis. Numbers below 1 are open extents
+  (``open_extents``).
 - Equal weights stay separate: merging them is an optimisation, and changes what training would mean.
 - Calls of local functions are inlined, by ``onnx.inliner``.
 - Inferred types (``value_info``), quantization annotations, training and device information, and metadata are

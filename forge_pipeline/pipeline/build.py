@@ -17,8 +17,9 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
-from forge_pipeline.pipeline.console import progress_for, stage_line, warn
+from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepared
+from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
 from forge_pipeline.stages.contract import Slice
@@ -68,14 +69,18 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
 
 
 def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
-    """Run every stage that this configuration needs, each on the outputs of those before it."""
+    """Run every stage that this configuration needs, each on the outputs of those before it.
+
+    Before one between load and compile has to do any work, a model that cannot be compiled is refused.
+    """
     done: dict[str, Output] = {}
+    check = refusal(parts, lambda: done[LOAD])
     for name, read in plan(parts).items():
         inputs = {
             parameter: None if origin is None else done.get(origin) or sources[origin]
             for parameter, origin in read.items()
         }
-        done[name] = runner.run(name, parts[name], inputs)
+        done[name] = runner.run(name, parts[name], inputs, first=check if name in BETWEEN else None)
     return done
 
 
@@ -119,7 +124,7 @@ def make_runner(
             "dump": lambda stage: dump,
         },
         sealed=sealed,
-        announce=lambda output: print(stage_line(output, label), flush=True),
+        announce=lambda output: print("\n".join([stage_line(output, label), *notes(output)]), flush=True),
     )
 
 

@@ -25,6 +25,9 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
+OPEN_KEYS = ("model.dims", "compile.verify.dims", "fold.verify.dims")
+"""Options whose keys are extents of the model: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+
 T = TypeVar("T")
 Task = Callable[[dict[str, Any], str | None], object]
 """Called with a configuration and, in a sweep, the folder name of the job."""
@@ -39,7 +42,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     whatever ``task`` raises.
     """
     if not any(argument.startswith("-") for argument in arguments):
-        task(compose([quote_path(argument) for argument in arguments]), None)
+        task(compose([admitted(quote_path(argument)) for argument in arguments]), None)
         return
     import hydra
     from omegaconf import DictConfig
@@ -47,7 +50,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
-    quoted = [argument if _parsed(argument) else quote_path(argument) for argument in rest]
+    quoted = [admitted(argument if _parsed(argument) else quote_path(argument)) for argument in rest]
     parsed = [_parsed(argument) for argument in quoted]
     refuse_secrets(parsed)
     failed: list[str] = []
@@ -150,6 +153,12 @@ def quote_path(argument: str) -> str:
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument
     return f"{key}={_quoted(value)}"
+
+
+def admitted(argument: str) -> str:
+    """Return the override with Hydra's leave to add keys, where the keys are the user's own."""
+    key = argument.partition("=")[0]
+    return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
 
 
 def _quoted(value: str) -> str:

@@ -97,7 +97,11 @@ def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule
 def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model in half precision, and a report."""
     halved = to_float16(Network(prepare(whole(model, "quantize"))))
-    return ONNXModule(halved.model), {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
+    report: dict[str, Any] = {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
+    if halved.clipped:
+        shown = ", ".join(f"{name} ({peak:g})" for name, peak in sorted(halved.clipped.items()))
+        report["notes"] = [f"constants beyond float16's range became its largest number: {shown}"]
+    return ONNXModule(halved.model), report
 
 
 def with_small_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:

@@ -212,10 +212,6 @@ def test_an_engine_describes_itself(engine: Engine, bound_library: Library) -> N
             "\nfix: convert it: array.astype('float32'), if that loses nothing you need",
         ),
         (
-            [np.zeros((0, 8), np.float32)],
-            "input 'x': expected float32[n, 8], found shape [0, 8], which is empty\nfix: pass something to compute on",
-        ),
-        (
             [1.0],
             "input 'x': expected float32[n, 8], found float, no numpy array\nfix: convert it with numpy.asarray",
         ),
@@ -231,6 +227,13 @@ def test_a_wrong_input_is_named(engine: Engine, inputs: object, message: str) ->
     with pytest.raises(DataError) as refusal:
         engine(inputs)
     assert str(refusal.value) == message
+
+
+def test_a_scalar_of_numpys_own_is_an_array_without_an_axis(rank_zero_library: Library) -> None:
+    engine = Engine(rank_zero_library.to_bytes())
+    for value in (np.float32(3), np.array(3, np.float32)):
+        (doubled,) = engine(value)
+        assert (doubled.shape, float(doubled)) == ((), 6.0)
 
 
 def test_an_input_given_twice_is_refused(free_library: Library, x: np.ndarray) -> None:

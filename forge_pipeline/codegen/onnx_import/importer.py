@@ -81,6 +81,15 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
     return with_extents(found.module, found.extents)
 
 
+def check_supported(model: onnx.ModelProto) -> None:
+    """Raise CompileError that lists every node of a prepared ``model`` that cannot be compiled."""
+    from forge_pipeline.codegen.regions.cut import Cut, cut
+
+    found = cut(model)
+    for part in [prepare(region.model) for region in found.regions] if isinstance(found, Cut) else [found]:
+        imported(part)
+
+
 def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> Imported:
     """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
     from forge_pipeline.codegen.onnx_import.decompose import defined
@@ -234,6 +243,8 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Return name, shape and dtype of each input or output, as metadata.json has them."""
     from onnx import helper
 
+    from forge_pipeline.ir.open_extents import unlike
+
     rows = []
     values = list(values)
     names = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
@@ -242,7 +253,7 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
         shape: list[int | str] = []
         for axis, dim in enumerate(tensor.shape.dim):
             shape.append(
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or _unlike(f"{value.name}_{axis}", names)
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or unlike(f"{value.name}_{axis}", names)
             )
         rows.append(
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}

@@ -76,9 +76,7 @@ def _concat(node: NodeImport) -> Any:
     axis = node.axis(1 if node.opset < 4 else None)
     parts = [index for index in range(len(node.proto.input)) if node.shape(index)[axis] != 0] or [0]
     wanted = node.result_shape()
-    operands = [
-        node.told(index, [*wanted[:axis], node.shape(index)[axis], *wanted[axis + 1 :]]) for index in parts
-    ]
+    operands = [node.told(index, [*wanted[:axis], node.shape(index)[axis], *wanted[axis + 1 :]]) for index in parts]
     if len(operands) == 1:
         return operands[0]
     if all(isinstance(node.shape(index)[axis], int) for index in parts):
@@ -170,7 +168,10 @@ def _window(
 
         def element(*at: Any) -> Any:
             return tensor(
-                *(starts[axis] + index * strides.get(axis, 1) if axis in starts else index for axis, index in enumerate(at))
+                *(
+                    starts[axis] + index * strides.get(axis, 1) if axis in starts else index
+                    for axis, index in enumerate(at)
+                )
             )
 
         return te.compute(extents, element, name="slice")

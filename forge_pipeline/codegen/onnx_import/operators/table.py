@@ -54,7 +54,10 @@ def _adapted(convert: Callable[..., Any], node: NodeImport) -> Any:
             inputs.append(node.sizes(contents))
         else:
             inputs.append(node.input(index))
-    attributes = {**dict(node.attributes), "tvm_custom": {"name": node.proto.name, "num_outputs": len(node.proto.output)}}
+    attributes = {
+        **dict(node.attributes),
+        "tvm_custom": {"name": node.proto.name, "num_outputs": len(node.proto.output)},
+    }
     if node.proto.op_type in ("Resize", "Upsample"):
         attributes |= {"forge_kernel": node.kernel, "forge_shape": node.result_shape()}
     found = node.scope.builder.normalize(convert(node.scope.builder, onnx_input(inputs), attributes, node.opset))
