@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import tvm
+import tvm
 
 PREFIX = "shape_func"
 
@@ -17,8 +14,6 @@ def in_order(module: tvm.IRModule) -> tvm.IRModule:
     process, and with it the library's bytes. Each fills a slot of its own from slots of symbolic variables, which
     are filled before the function is called: any order computes the same.
     """
-    import tvm
-
     functions = dict(module.functions)
     for variable, function in functions.items():
         if not (isinstance(function, tvm.tirx.PrimFunc) and variable.name_hint.startswith(PREFIX)):

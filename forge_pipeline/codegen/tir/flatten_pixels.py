@@ -7,11 +7,12 @@ the image does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlock, SBlockRealize
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+from tvm.s_tir import SBlock, SBlockRealize
 
 ANY_ORDER = "forge.any_order"
 """The annotation of a template's block whose results read one pixel each, the one that lies where they do."""
@@ -22,10 +23,6 @@ HEIGHT, WIDTH = 2, 3
 
 def flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel with the pixels of its image in one row, if all of its blocks allow that, else as it is."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
-    from tvm.ir import Var
-
     realizes: list[SBlockRealize] = []
     tvm_ffi.structural_walk(function.body, [(s_tir.SBlockRealize, realizes.append)])
     realizes = [realize for realize in realizes if realize.block.iter_vars]
@@ -66,8 +63,6 @@ def flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _goes_pixel_by_pixel(realize: SBlockRealize) -> bool:
     """Return whether a block computes pixel (h, w) from what lies at (h, w), and from what all pixels share."""
-    from tvm.ir import Var
-
     block: SBlock = realize.block
     if len(block.iter_vars) <= WIDTH or len(block.writes) != 1:
         return False
@@ -79,9 +74,6 @@ def _goes_pixel_by_pixel(realize: SBlockRealize) -> bool:
 
 
 def _lies_alike(region: Any, h: Any, w: Any, shape: list[Any]) -> bool:
-    import tvm_ffi
-    from tvm.ir import Var
-
     used: list[Any] = []
     tvm_ffi.structural_walk([item.min for item in region.region], [(Var, used.append)])
     if not any(seen.same_as(h) or seen.same_as(w) for seen in used):
@@ -96,8 +88,6 @@ def _lies_alike(region: Any, h: Any, w: Any, shape: list[Any]) -> bool:
 
 
 def _one_row(buffer: Any) -> Any:
-    from tvm import tirx
-
     shape = list(buffer.ty.shape)
     if len(shape) > WIDTH:
         shape[HEIGHT : WIDTH + 1] = [tirx.const(1, "int64"), shape[HEIGHT] * shape[WIDTH]]

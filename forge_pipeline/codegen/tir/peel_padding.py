@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
 
 from forge_pipeline.codegen.tir import primitives, rewriting
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
 EDGES = "forge.edges"
 """The annotation of a block that pads: zeros on the left and on the right of a row."""
@@ -19,8 +19,6 @@ ROW = 3
 
 def peeled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose padded copies test for the edges once in a row, not once for each pixel."""
-    import tvm_ffi
-    from tvm import tirx
 
     def peel(loop: tirx.For, mutator: Any) -> Any:
         realizes = rewriting.realizes(loop)
@@ -45,8 +43,6 @@ def _runs_along_rows(realize: SBlockRealize, loop: tirx.For) -> bool:
 
 
 def _peeled(loop: tirx.For, realize: SBlockRealize) -> Any:
-    from tvm import tirx
-
     block = realize.block
     left, right = (int(item) for item in block.annotations[EDGES])
     along = block.iter_vars[ROW].var

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 FAMILY = "forge.family"
 """The annotation by which a template's block says which family schedules it; it survives fusion."""
@@ -54,8 +56,6 @@ def find(sch: Schedule, family: str) -> SBlockRV:
 
 def extent(sch: Schedule, loop: LoopRV) -> int | None:
     """Return a loop's extent, or None where it is symbolic."""
-    from tvm import tirx
-
     value = sch.get(loop).extent
     return int(value) if isinstance(value, tirx.IntImm | int) else None
 
@@ -96,9 +96,6 @@ def moves_values(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _operators(sch: Schedule, block: SBlockRV) -> set[str]:
-    import tvm_ffi
-    from tvm.ir import Call
-
     found: set[str] = set()
     tvm_ffi.structural_walk(sch.get(block).body, [(Call, lambda call: found.add(str(getattr(call.op, "name", ""))))])
     return found

@@ -7,13 +7,14 @@ tile, a second version of the kernel takes over, with tiles of one pixel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir import SBlockRealize
+from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
 TILES = "forge.tiles"
 """The annotation of a loop over tiles: how many pixels each has."""
@@ -36,8 +37,6 @@ def _over_tiles(function: tirx.PrimFunc) -> list[tirx.For]:
 
 def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` with its last tiles moved back, or ``narrow`` where there is not room for one tile."""
-    from tvm import s_tir, tirx
-
     wide, least = _moved_back(function.body), {}
     for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
@@ -52,9 +51,6 @@ def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def overrun(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` with whole tiles where a margin permits that."""
-    import tvm_ffi
-    from tvm import tirx
-
     larger: dict[Any, Any] = {}
 
     def widen(loop: tirx.For, mutator: Any) -> Any:
@@ -69,8 +65,6 @@ def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
 
     ``larger`` gets buffers with room for whole tiles.
     """
-    from tvm import s_tir, tirx
-
     counter, tile = loop.loop_var, int(loop.annotations[MARGIN])
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
@@ -97,9 +91,6 @@ def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
 
 def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` without those tiles of ``overrun`` that have no pixel at all."""
-    import tvm_ffi
-    from tvm import tirx
-    from tvm.sym.analyzer import Analyzer
 
     def bound(loop: tirx.For, mutator: Any) -> Any:
         if MARGIN not in loop.annotations:
@@ -117,8 +108,6 @@ def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
     """Return the buffer that a block writes with room for whole tiles along the axis that ``counter`` moves along."""
-    from tvm import tirx
-
     (region,) = realize.block.writes
     moved = [
         axis.var
@@ -143,9 +132,6 @@ def _extent(loop: tirx.For) -> Any:
 
 
 def _moved_back(body: Any) -> Any:
-    import tvm_ffi
-    from tvm import tirx
-
     def move(loop: tirx.For, mutator: Any) -> Any:
         return _moved(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
 
@@ -154,9 +140,6 @@ def _moved_back(body: Any) -> Any:
 
 def _moved(loop: tirx.For) -> Any:
     """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
-    from tvm import s_tir, tirx
-    from tvm.sym.analyzer import Analyzer
-
     tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
