@@ -7,18 +7,16 @@ on these. Blocks of a vector are faster wherever channels are many: a tile's wei
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "channels_last"
 WIDTH = 64
@@ -35,8 +33,6 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
     """Describe the convolution of (N, 1, H, W, C) with weights (h, w, channels / groups, filters)."""
-    from tvm import te
-
     height, width, inputs, filters = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
     padded = surround(image, geometry)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.layout.builder import Graph, shape_of
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 NAME = "joining"
 JOINS = "forge.joins"
@@ -17,8 +16,6 @@ JOINS = "forge.joins"
 
 def joined(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:
     """Emit images side by side along ``axis``; with a batch of one and axis 1, one is behind the other in memory."""
-    from tvm import relax
-
     extents = [extent for part in parts for extent in shape_of(part)]
     if axis == 1 and len(parts) > 1 and shape_of(parts[0])[0] == 1 and all(isinstance(item, int) for item in extents):
         return graph.kernel(_join, *parts, name="join")
@@ -26,8 +23,6 @@ def joined(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:
 
 
 def _join(*parts: te.Tensor) -> te.Tensor:
-    from tvm import te, tirx
-
     blocks = [int(part.shape[1]) for part in parts]
 
     def element(n: Any, block: Any, *at: Any) -> Any:

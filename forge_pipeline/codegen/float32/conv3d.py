@@ -9,16 +9,14 @@ in the order that the algorithm reads; against the arithmetic on each copied num
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +106,6 @@ def in_images(graph: Graph, plain: relax.Expr) -> Value:
 
 def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, taps * C / lanes, H, W, lanes)."""
-    from tvm import te
-
     batch, channels, _, height, width = volume.shape
     channels = int(channels)
     blocks = -(-channels // lanes)
@@ -126,8 +122,6 @@ def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: 
 
 def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, groups * taps * C / groups, H, W)."""
-    from tvm import te
-
     batch, channels, _, height, width = volume.shape
     inputs = int(channels) // groups
     outside = _outside(volume, fillers, filler)
@@ -140,8 +134,6 @@ def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, f
 
 
 def _outside(volume: te.Tensor, fillers: tuple[te.Tensor, ...], filler: int) -> Any:
-    from tvm import tirx
-
     return fillers[0]() if fillers else tirx.const(filler, volume.dtype)
 
 
@@ -150,8 +142,6 @@ def _voxel(
     conditions: list[Any],
 ) -> Any:  # fmt: skip
     """Return what tap ``tap`` reads for result ``image``, and what is ``outside`` of the volume."""
-    from tvm import tirx
-
     place = image % depth.output * depth.stride + tap * depth.dilation - depth.before
     conditions = list(conditions)
     if depth.before > 0:
@@ -167,8 +157,6 @@ def _voxel(
 
 def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
     """Describe (N * depth, F / lanes, H, W, lanes) as (N, F, depth, H, W)."""
-    from tvm import te
-
     batch, _, height, width, lanes = images.shape
     lanes = int(lanes)
     return te.compute(

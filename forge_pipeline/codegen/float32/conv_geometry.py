@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.layout.builder import ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,6 @@ def over_row(call: relax.Call, weight: Sequence[int]) -> Geometry:
 
 def simplified(extent: Any) -> Any:
     """Return an extent in TVM's own normal form, in which it compares as equal to what shape inference found."""
-    from tvm.sym.analyzer import Analyzer
-
     return extent if isinstance(extent, int) else Analyzer().simplify(extent)
 
 
@@ -117,8 +115,6 @@ def surround(
     ``filler`` stands for zero where the image is quantized. ``by_rows``: the copy has a loop along the rows, from which
     TVM's loop partitioning takes the edges, so that there are no tests between them; ``peeled``: ``edges`` does.
     """
-    from tvm import te, tirx
-
     top, left, bottom, right = geometry.padding
     if not any(geometry.padding):
         return image

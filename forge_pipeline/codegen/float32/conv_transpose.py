@@ -13,21 +13,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv3d import volume
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "transposed"
 LAYOUTS = {3: ("NCW", "IOW"), 4: ("NCHW", "IOHW"), 5: ("NCDHW", "IODHW")}
@@ -180,8 +177,6 @@ def _side_by_side(
     filters: int,
 ) -> te.Tensor:
     """Describe the result, blocked for two axes and plain for three, from phases at (tensor, first channel)."""
-    from tvm import te, tirx
-
     batch, rank = images[0].shape[0], len(shape)
     channels = -(-filters // lanes)
 
@@ -255,8 +250,6 @@ def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
-    from tvm import relax
-
     return relax.op.reshape(value, shape)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "depthwise"
 WIDEST = 14
@@ -38,8 +36,6 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
     """Describe the convolution of a blocked image with weights (blocks, h, w, lanes)."""
-    from tvm import te
-
     blocks, height, width, lanes = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
     padded = surround(image, geometry, by_rows=geometry.is_sized)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 NAME = "direct"
 BANDS, PIXELS, VECTORS = "forge.bands", "forge.pixels", "forge.vectors"
@@ -140,8 +138,6 @@ def pack_weight(weight: Array, lanes: int, *, block_channels: bool, rows: int | 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None) -> te.Tensor:
     """Describe the convolution of an image in either form with packed weights; no plan for an image of any size."""
-    from tvm import te
-
     geometry = geometry.of(image)
     stored, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     lanes, batch = int(weight.shape[-1]), image.shape[0]

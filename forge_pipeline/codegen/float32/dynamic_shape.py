@@ -6,15 +6,12 @@ tile of a row is moved back to end with it (``tails``). A band of rows is comput
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.tail_tiles import NARROW, TILES
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+from tvm import relax, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.concat import joined
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 ZERO_KEEPS_FINITE = (
     "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
@@ -43,15 +40,11 @@ def unary(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def _called(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
-    from tvm import relax
-
     return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
 
 
 def binary(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout when both operands have it, or one is constant for each channel."""
-    from tvm import relax
-
     left, right = (graph.look(argument) for argument in call.args)
     divides = call.op.name == "relax.divide"
     for image, other in ((left, right), (right, left)):
@@ -96,8 +89,6 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
 
 def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | None:
     """Return the parts of a value that is split as ``call`` says, as whole blocks; None where it has none."""
-    from tvm import relax, tirx
-
     if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
         return None
     axis, lanes = (4, 1) if graph.channels_last else (1, graph.machine.lanes)

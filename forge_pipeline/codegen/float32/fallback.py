@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "matmul"
 PANEL = "forge.panel"
@@ -79,8 +77,6 @@ def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
 
     The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
     """
-    from tvm import te
-
     count, steps, width = (int(extent) for extent in panels.shape)
     step = te.reduce_axis((0, steps), "step")
 
@@ -97,8 +93,6 @@ def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
 
 def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
     """Describe (..., rows, steps) times (..., steps, columns), with the leading axes broadcast."""
-    from tvm import te
-
     step = te.reduce_axis((0, left.shape[-1]), "step")
     leading = left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2]
     both = [left.shape[:-2], right.shape[:-2]]
@@ -122,8 +116,6 @@ def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
 
 
 def _is_one(extent: Any) -> bool:
-    from tvm import tirx
-
     return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 

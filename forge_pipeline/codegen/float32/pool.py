@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import simplified
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "pool"
 UNROLLED = 9
@@ -34,8 +33,6 @@ def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
     A window that is larger than the image with its padding has none by the standard, while ONNX Runtime has one where
     less than a stride is missing.
     """
-    from tvm import relax, tirx
-
     extents, padding, is_sure = list(shape_of(pooled)), ints(attributes.padding), True
     lines = zip(ints(attributes.pool_size), ints(attributes.strides), ints(attributes.dilation), strict=True)
     for axis, (size, stride, step) in enumerate(lines):
@@ -49,8 +46,6 @@ def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
 
 def whole(graph: Graph, call: relax.Call) -> Value | None:
     """Average a whole image or volume, or find its maximum, in the blocked layout; a volume becomes an image first."""
-    from tvm import relax
-
     value, axes = graph.look(call.args[0]), call.attrs.axis
     rank = len(shape_of(call.args[0])) if has_known_shape(call.args[0], symbolic_axes=range(8)) else 0
     if axes is None or rank not in (4, 5) or sorted(axis % rank for axis in ints(axes)) != list(range(2, rank)):
@@ -75,8 +70,6 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
 
 def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
     """Combine each window, ``outside`` standing for what lies outside; also return one by a window's pixels."""
-    from tvm import te, tirx
-
     batch, blocks, height, width, lanes = image.shape
     kernel, strides, padding = (ints(value) for value in (attributes.pool_size, attributes.strides, attributes.padding))
     top, left, bottom, right = padding
@@ -118,22 +111,16 @@ def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tu
 
 def maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
     """Describe the largest of each window."""
-    from tvm import te, tirx
-
     return windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
 
 
 def _average(image: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
     sums, share = windows(image, attributes, tirx.const(0, image.dtype), te.sum)
     return te.compute(sums.shape, lambda n, block, h, w, lane: sums[n, block, h, w, lane] * share(h, w), name="average")
 
 
 def over_all(image: te.Tensor, combine: Any) -> te.Tensor:
     """Combine all pixels of an image."""
-    from tvm import te
-
     batch, blocks, height, width, lanes = image.shape
     down, along = te.reduce_axis((0, height), "down"), te.reduce_axis((0, width), "along")
     return te.compute(
@@ -145,8 +132,6 @@ def over_all(image: te.Tensor, combine: Any) -> te.Tensor:
 
 
 def _global_average(image: te.Tensor) -> te.Tensor:
-    from tvm import te, tirx
-
     sums = over_all(image, te.sum)
     scale = tirx.const(1.0, image.dtype) / (image.shape[2] * image.shape[3]).astype(image.dtype)
     return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
@@ -154,8 +139,6 @@ def _global_average(image: te.Tensor) -> te.Tensor:
 
 def largest_of_all(image: te.Tensor) -> te.Tensor:
     """Describe the largest pixel of an image."""
-    from tvm import te
-
     return over_all(image, te.max)
 
 

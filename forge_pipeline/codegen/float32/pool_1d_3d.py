@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "pool_rows"
 UNROLLED = 27
@@ -55,8 +54,6 @@ def _axes(volume: te.Tensor, attributes: Any) -> list[dict[str, int]]:
 
 def _windows(volume: te.Tensor, axes: list[dict[str, int]], outside: Any, combine: Any) -> te.Tensor:
     """Combine each window; what lies outside is copied around the volume first, so that windows have no tests."""
-    from tvm import te, tirx
-
     padded = volume
     if any(axis["before"] or axis["reach"] for axis in axes):
         extents = [axis["before"] + axis["size"] + axis["reach"] for axis in axes]
@@ -78,14 +75,10 @@ def _windows(volume: te.Tensor, axes: list[dict[str, int]], outside: Any, combin
 
 
 def _maximum(volume: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
     return _windows(volume, _axes(volume, attributes), tirx.const(-math.inf, volume.dtype), te.max)
 
 
 def _average(volume: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
     axes = _axes(volume, attributes)
     sums = _windows(volume, axes, tirx.const(0, volume.dtype), te.sum)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import direct, winograd_weight
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
@@ -28,10 +29,6 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "winograd"
 TOLERANCE = 2e-5
@@ -119,8 +116,6 @@ def pack_weight(weight: Array, lanes: int, transform: Transform) -> Array:
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
-    from tvm import te, tirx
-
     batch, lanes = image.shape[0], image.shape[4]
     rows, size, _, blocks, _, _ = (int(extent) for extent in weight.shape)
     transformed = image_components(image, tirx.const(0.0, "float32"), "float32", blocks, geometry, transform)
