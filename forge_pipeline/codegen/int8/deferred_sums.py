@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
@@ -20,9 +21,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     IntegerWeight,
 )
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

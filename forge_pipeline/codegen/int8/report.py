@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
+import tvm
+from tvm import relax, s_tir, tirx
 
 CONVERSIONS = (
     "quantize", "dequantize", "finish_", "pack", "unpack", "T_concat", "T_reshape", "T_strided_slice", "T_transpose",
@@ -17,8 +14,6 @@ CONVERSIONS = (
 
 def is_quantized(module: tvm.IRModule) -> bool:
     """Return whether ``main``, as imported, asks for integers anywhere."""
-    from tvm import relax
-
     found = []
 
     def visit(expression: object) -> None:
@@ -34,8 +29,6 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 
     An integer product is not among them, whatever follows it.
     """
-    from tvm import tirx
-
     return {
         variable.name_hint
         for variable, function in module.functions_items()
@@ -44,8 +37,6 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 
 
 def _computes_in_float(function: tirx.PrimFunc) -> bool:
-    from tvm import s_tir
-
     from forge_pipeline.codegen.tir import primitives
 
     sch = s_tir.Schedule(function)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, DynamicAffine, clipped_float, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph
-
-if TYPE_CHECKING:
-    from tvm import relax, te, tirx
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 RESULT_LIMIT = 1 << 30
 """Size of a result in steps from which on its conversion to int32 might have no room for it."""
@@ -100,14 +97,10 @@ def _filled(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(bias.shape, lambda *at: bias(*at) - zero().astype("int32") * sums(*at), name="quantize_bias")
 
 
 def _times_scale(factor: te.Tensor, scale: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(factor.shape, lambda *at: factor(*at) * scale(), name="quantize_factor")
 
 

@@ -8,17 +8,13 @@ channels several times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 LARGEST, BYTE = 127, 255
 """What every dot product can take of both signs, and what two bytes differ at most."""
@@ -62,8 +58,6 @@ def channels_again(graph: Graph, image: Value, times: int, groups: int) -> Value
 
 def _by_group(graph: Graph, value: relax.Expr, times: int, groups: int) -> relax.Expr:
     """Return a tensor whose axis 1 has each of its ``groups`` several times."""
-    from tvm import relax
-
     if groups == 1:
         return again(graph, value, times, axis=1)
     batch, channels, *pixels = shape_of(value)
@@ -74,8 +68,6 @@ def _by_group(graph: Graph, value: relax.Expr, times: int, groups: int) -> relax
 
 def again(graph: Graph, value: relax.Expr, times: int, axis: int) -> relax.Expr:
     """Return a tensor several times, side by side."""
-    from tvm import relax
-
     if times == 1:
         return value
     return graph.emit(relax.op.concat([value] * times, axis=axis % len(shape_of(value))))

@@ -6,16 +6,14 @@ A result stays a batch of images for those who read it as such.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from tvm import relax
 
 from forge_pipeline.codegen.float32.conv3d import Depth, folded, in_images, taken_apart, unfolded
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, Pictured, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+from tvm import relax
 
 from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
 from forge_pipeline.codegen.float32.conv3d import taken_apart
@@ -16,9 +17,6 @@ from forge_pipeline.codegen.int8.conv.conv3d import Conv3d
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

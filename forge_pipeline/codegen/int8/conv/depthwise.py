@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplified, surround
 from forge_pipeline.codegen.float32.direct import PIXELS
@@ -36,10 +38,6 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_depthwise"
 WIDEST = 14
@@ -101,8 +99,6 @@ def convolve(
 
     ``narrows``: four pixels at a time, as NEON does.
     """
-    from tvm import te, tirx
-
     blocks, height, share, k_outers, lanes, taps = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
     out_w = geometry.output[1]
@@ -164,8 +160,6 @@ def convolve(
 
 def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
     """Describe a copy of an image: its columns 0, dilation, ..., ``reach`` of them, then 1, 1 + dilation, and so on."""
-    from tvm import te
-
     batch, blocks, height, _, lanes = image.shape
     return te.compute(
         (batch, blocks, height, dilation * reach, lanes),
@@ -176,8 +170,6 @@ def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
 
 def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
     """Describe a copy of a blocked image in int32: each lane's ``taps`` from every ``apart``-th pixel on."""
-    from tvm import te
-
     batch, blocks, height, width, lanes = image.shape
 
     def packed(n: Any, c: Any, h: Any, w: Any, lane: Any) -> Any:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
@@ -37,11 +40,6 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -127,8 +125,6 @@ def sums_of(
 
     ``enters``: the image is made by this kernel, from the model's input.
     """
-    from tvm import te, tirx
-
     rows, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
     rows_per_group = rows // geometry.groups
     is_packed = len(image.shape) == 4
@@ -175,8 +171,6 @@ def sums_of(
 
 def _pixels_to_int16(image: te.Tensor, geometry: Geometry, out_w: int) -> te.Tensor:
     """Describe a copy in int16 of the pixels that a kernel of one reads, side by side, ``out_w`` in a row."""
-    from tvm import te, tirx
-
     (out_h, _), (stride_h, stride_w), last = geometry.output, geometry.strides, geometry.size[1] - 1
     beyond = (out_w - 1) * stride_w > last
 

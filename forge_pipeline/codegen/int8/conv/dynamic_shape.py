@@ -6,7 +6,8 @@ back (``tails``). Every other one reads a copy of some rows, which it needs anyw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.direct import PIXELS, VECTORS
 from forge_pipeline.codegen.float32.dynamic_shape import BAND
@@ -18,10 +19,6 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN, NARROW, TILES
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 MOST_PIXELS = 1024
 """Pixels that a thread computes at once, of an image whose pixels are one row."""

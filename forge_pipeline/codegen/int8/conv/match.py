@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
@@ -25,9 +26,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.layout.symbolic_cast import Named
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +146,6 @@ def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
 
 
 def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
-    from tvm import relax
-
     return relax.op.reshape(value, shape)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import te, tirx
 
 from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
-
-if TYPE_CHECKING:
-    from tvm import te
 
 Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
@@ -21,8 +20,6 @@ def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
 
 def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
     """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
-    from tvm import tirx
-
     scale = tirx.const(affine.scale, "float32")
 
     def read(*at: Any) -> Any:
@@ -33,8 +30,6 @@ def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes
 
 
 def _pack(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
-    from tvm import te, tirx
-
     batch, _, height, width = shape
     channels = int(shape[1])
 

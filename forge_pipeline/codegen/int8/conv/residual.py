@@ -8,9 +8,11 @@ so that no branch is in memory as a whole. Images are read and multiplied as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS
@@ -27,10 +29,6 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, deferred_result
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_residual"
 STEP = "steps"
@@ -86,8 +84,6 @@ def add(
     affine: Affine | None, clip: Clip, fused: bool, bounded: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sum of two convolutions; ``tensors`` are image, weights and constants of each."""
-    from tvm import te
-
     terms, rest = [], list(tensors)
     for branch in branches:
         image, weight, *constants = rest[: 4 if branch.epilogue.float_bias is None else 5]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.winograd_tiles import (
@@ -32,10 +34,6 @@ from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_winograd"
 EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
@@ -125,8 +123,6 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, transform: Transform, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
-    from tvm import te, tirx
-
     batch, lanes = image.shape[0], image.shape[4]
     rows, size, _, blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
     transformed = image_components(image, tirx.const(zero, "uint8"), "int16", blocks, geometry, transform)

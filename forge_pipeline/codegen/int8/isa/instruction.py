@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm.s_tir import TensorIntrin
 
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,6 @@ def multiply_add(axes: Mapping[str, Any], reduced: str, sums: str, value: str, w
 def register(name: str, frame: str, pattern: str, body: str, params: Mapping[str, Any]) -> None:
     """Make a tensor intrinsic known by its pattern and by what it does, two bodies of one frame, unless it is."""
     from tvm import script
-    from tvm.s_tir import TensorIntrin
 
     if TensorIntrin.get(name, allow_missing=True) is None:
         texts = (frame.format(**params, body=part) for part in (pattern, body))

@@ -9,7 +9,6 @@ complements in a panel of filters come last in it: only they pay for them, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +22,7 @@ from forge_pipeline.codegen.int8.isa.instruction import (
 from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDWD
 from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array
-from forge_pipeline.codegen.tir.machine import divisors
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 K_INNER = 4
 """Channels of a step: two pairs."""

@@ -6,9 +6,12 @@ a margin, where steps are longer than a block of channels, and where activations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import RESIDENT, merge_groups
@@ -21,11 +24,6 @@ from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_neon"
 KERNEL, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
@@ -87,8 +85,6 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
-    from tvm import te
-
     source, layout = image, "raw" if plan.kernel.signed else "image"
     if plan.copies:
         source, layout = padded_rows(image, geometry, zero, plan), "row"
@@ -105,8 +101,6 @@ def by_rows(
     geometry: Geometry, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps) times packed weights, and what is done to the sums; what comes before is one."""
-    from tvm import te
-
     source = matrix(left, plan)
     layout = "halves" if plan.kernel.reads_halves else "image"
     result = _requantized(_sums(source, layout, weight, geometry, plan, 1), plan, epilogue, (bias, factor, *float_bias))
@@ -118,8 +112,6 @@ def by_rows(
 
 
 def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry, plan: Plan, batch: Any) -> te.Tensor:
-    from tvm import te
-
     micro = plan.kernel
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     per_group = rows // geometry.groups

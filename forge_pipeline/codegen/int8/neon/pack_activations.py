@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.isa.instruction import extents_of, register, shuffle, whole
@@ -12,11 +16,6 @@ from forge_pipeline.codegen.int8.neon.tile import Plan
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 COPY = "forge.copy"
 """The annotation of a copy: ``rows``, ``matrix``, or the form of what is copied in halves."""
@@ -27,8 +26,6 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
 
     What comes before rows is of extent one.
     """
-    from tvm import te, tirx
-
     *ones, rows, steps = (int(extent) for extent in left.shape)
     micro, first = plan.kernel, (0,) * len(ones)
     padded_rows = -(-rows // plan.pixels) * plan.pixels
@@ -49,8 +46,6 @@ def _signed(byte: Any, signed: bool) -> Any:
 
 def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
     """Describe a copy (N, blocks, H, W * 4) with the padding, and with pixels that only fill the last tile."""
-    from tvm import te, tirx
-
     micro, (top, left, bottom, right) = plan.kernel, geometry.padding
     out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
@@ -79,8 +74,6 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
 
 def halves(source: te.Tensor, layout: str) -> te.Tensor:
     """Describe a copy (N, blocks / 2, H, W, 2, 4) of an image, or of its rows."""
-    from tvm import te
-
     blocks, height, width = (int(extent) for extent in source.shape[1:4])
 
     def element(n: Any, block: Any, h: Any, w: Any, half: Any, channel: Any) -> Any:

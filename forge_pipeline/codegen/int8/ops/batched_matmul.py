@@ -6,9 +6,9 @@ They are deferred, up to a softmax and to the QuantizeLinear behind it; ``attent
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
@@ -21,9 +21,6 @@ from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequa
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import relax
-
 ROW_BLOCK_BYTES = 1 << 16
 """Scores of a row block, in bytes, up to which a softmax is computed with the product: they are on the stack."""
 
@@ -35,8 +32,6 @@ class Batched(BatchedProduct, DeferredKernel):
     sources: tuple[Value, Value]
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        from tvm import relax
-
         (rows, columns), leading = self.shape[-2:], self.leading
         dot, lanes = dot_product(graph.machine), graph.machine.lanes
         mr, nr = tile_of(graph.machine, self)
@@ -69,8 +64,6 @@ class Batched(BatchedProduct, DeferredKernel):
 
 def _joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
     """Return (1, rows, heads * depth), where ``plain`` is it after a reshape and a transposition that nobody needs."""
-    from tvm import relax
-
     made = []
     for operator in ("relax.permute_dims", "relax.reshape"):
         call = graph.builder.lookup_binding(plain) if isinstance(plain, relax.Var) else None
@@ -86,8 +79,6 @@ def _joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
 
 
 def _reshaped(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    from tvm import relax
-
     return plain if shape_of(plain) == shape else graph.emit(relax.op.reshape(plain, shape))
 
 

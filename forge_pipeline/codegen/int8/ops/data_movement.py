@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import elementwise, resample
 from forge_pipeline.codegen.float32.concat import joined
@@ -23,9 +24,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     divided,
 )
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-
 IMAGE = 4
 """Axes of an image: N, C, H, W."""
 
@@ -36,15 +34,11 @@ MOVES = (
 
 
 def _limit_floats(image: te.Tensor, clip: Clip) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def move(graph: Graph, call: relax.Call) -> Value | None:
     """Move integers instead of floats, and constants at once."""
-    from tvm import relax
-
     value = graph.look(call.args[0])
     if isinstance(value, IntegerWeight):
         return _moved_weight(value, call) or _moved_block(_as_block(value), call)
@@ -119,8 +113,6 @@ class Joined:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
-        from tvm import relax
-
         joined = graph.emit(relax.op.concat([graph.plain(part) for part in self.parts], axis=self.axis))
         if self.clip == Clip():
             return Value(plain=joined)
@@ -154,8 +146,6 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
 
 def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
     """Concatenate bytes: whole blocks where every part fills its own."""
-    from tvm import relax
-
     lanes = graph.machine.lanes
     in_blocks = axis in (1, -3) and all(graph.is_blocked(source) for source in sources)
     if in_blocks and not any(source.channels % lanes for source in sources):
@@ -169,8 +159,6 @@ def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
     """Split integers instead of floats."""
-    from tvm import relax, tirx
-
     value = graph.look(call.args[0])
     if not isinstance(value, Dequantized):
         return None
@@ -188,8 +176,6 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
 
 def pad(graph: Graph, call: relax.Call) -> Value | None:
     """Put integers around an image, where the constant is one of the values that they have."""
-    from tvm import relax
-
     value = graph.look(call.args[0])
     if not isinstance(value, Dequantized) or call.attrs.pad_mode != "constant":
         return None

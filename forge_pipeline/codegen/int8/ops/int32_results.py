@@ -6,9 +6,10 @@ The importer has them as products of int32 values, each a tensor of bytes minus 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
 from forge_pipeline.codegen.int8 import weights
@@ -18,9 +19,6 @@ from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
 from forge_pipeline.codegen.layout.builder import Array, Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import pool
 from forge_pipeline.codegen.int8.conv.conv3d import images_of, stacked
@@ -21,9 +22,6 @@ from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 PLANE = 2
 """Axes of an image."""
@@ -175,8 +173,6 @@ def _largest(graph: Graph, pooled: Pooled, affine: Affine) -> Value:
 
 def _pick(image: te.Tensor, windows: Windows, filler: int) -> tuple[tuple[Any, ...], Any, list[Any]]:
     """Return the result's shape, a function from a place in it to the pixel of a window, and the axes in that."""
-    from tvm import te, tirx
-
     axes = [te.reduce_axis((0, line.size), name) for line, name in zip(windows, NAMES[-len(windows) :], strict=True)]
     images = image.shape[0]
     if len(windows) > PLANE:
@@ -202,8 +198,6 @@ def _at(windows: Windows, n: Any, h: Any, w: Any) -> tuple[Any, ...]:
 
 def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
     """Describe the largest of each window."""
-    from tvm import te
-
     shape, pixel, axes = _pick(image, windows, 0)
     return te.compute(
         shape, lambda *at: te.max(pixel(*at), axis=axes), name="pool", attrs={primitives.FAMILY: pool.NAME}
@@ -212,8 +206,6 @@ def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
 
 def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, epilogue: Epilogue) -> te.Tensor:
     """Describe the mean of each window; ``shares`` turns its sum into what is stored."""
-    from tvm import te, tirx
-
     shape, pixel, axes = _pick(image, windows, zero)
     total = te.compute(
         shape,

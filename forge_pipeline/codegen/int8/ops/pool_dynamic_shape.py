@@ -6,18 +6,16 @@ How many pixels a mean is taken over is worked out where it is stored, in float3
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import pool
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +58,6 @@ def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
 
 def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | None, clip: Clip) -> te.Tensor:
     """Describe means of a blocked image."""
-    from tvm import te, tirx
-
     wide = te.compute(image.shape, lambda *at: image(*at).astype("int32") - before.zero, name="widen")
     epilogue = Epilogue.of(np.ones(1), np.zeros(1), None, after, clip)
     one, scale = tirx.const(1.0, "float32"), tirx.const(before.scale, "float32")

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, s_tir, te, tirx
 
 from forge_pipeline.codegen.float32 import resample
 from forge_pipeline.codegen.float32.conv_geometry import simplified
@@ -24,9 +25,6 @@ from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequanti
 from forge_pipeline.codegen.layout.symbolic_cast import Named
 from forge_pipeline.codegen.onnx_import import resize
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 TAPS = 2
 
@@ -119,8 +117,6 @@ class Resized:
 
 
 def _limit(image: te.Tensor, clip: Clip) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
@@ -129,8 +125,6 @@ def interpolate(
     lines: tuple[Line | OpenLine, ...], affine: Affine, result: Affine, clip: Clip, fused: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe an image resized along ``lines``; for each of known extent a table of pixels and one of weights."""
-    from tvm import te, tirx
-
     scale, shape, known = tirx.const(affine.scale, "float32"), list(image.shape), iter(tables)
     ways: dict[int, Callable[[Any], tuple[list[Any], list[Any]]]] = {}
     for line in lines:
@@ -194,8 +188,6 @@ def _along(graph: Graph, source: relax.Expr, line: Line | OpenLine) -> Value | N
 
 def unsized(graph: Graph, call: relax.Call) -> Value | None:
     """Choose or mix pixels of bytes along an axis of unknown extent."""
-    from tvm import relax, s_tir
-
     if not isinstance(call.args[1], relax.Tuple) or not call.args[1].fields:
         return None
     image = call.args[1].fields[0]  # extents may follow: those of the image

@@ -7,9 +7,11 @@ that every load serves two products. Sums pass through memory once, where all th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
 from forge_pipeline.codegen.int8.isa.amx import (
@@ -29,10 +31,6 @@ from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_amx"
 PATCHES = "patches"
@@ -86,8 +84,6 @@ def by_tiles(
     columns: int, epilogue: Epilogue, mr: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps) times packed weights, and what is done to the sums."""
-    from tvm import te, tirx
-
     rows, steps = (int(extent) for extent in left.shape)
     chunks = int(panels.shape[1])
 
@@ -115,8 +111,6 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, mr: int, filters: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
-    from tvm import te, tirx
-
     batch, blocks, _, _, lanes = image.shape
     blocks, lanes, chunks = int(blocks), int(lanes), int(panels.shape[1])
     padded = surround(image, geometry, zero)
@@ -148,8 +142,6 @@ def convolve(
 
 
 def _sums(patches: te.Tensor, panels: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     batch, chunks, padded_rows, _ = patches.shape
     count, _, nr, *_ = (int(extent) for extent in panels.shape)
     chunk, quad = te.reduce_axis((0, int(chunks)), "chunk"), te.reduce_axis((0, QUADS), "quad")

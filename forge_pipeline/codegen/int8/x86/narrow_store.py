@@ -9,16 +9,17 @@ int32: ``Epilogue.bounded`` proves that from the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, te, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, stored
 from forge_pipeline.codegen.tir import primitives, rewriting
-
-if TYPE_CHECKING:
-    from tvm import te, tirx
-    from tvm.s_tir import SBlockRealize, Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 LANES, ZERO, LOW, HIGH = primitives.PACKED, "forge.zero", "forge.low", "forge.high"
 """Annotations of a block that stores bytes: lanes of a vector, zero point, and the least and largest byte."""
@@ -46,8 +47,6 @@ def requantized(
 
     ``family`` schedules the block that stores it, where none before it says so.
     """
-    from tvm import te
-
     name, affine = f"finish_{to_float_if_needed(epilogue.affine)}", epilogue.affine
     attributes: dict[str, Any] = {} if family is None else {primitives.FAMILY: family}
     if affine is None or not epilogue.bounded:
@@ -82,8 +81,6 @@ def compute_at(sch: Schedule, last: SBlockRV, tile: LoopRV) -> list[SBlockRV]:
 
 def packed(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel that stores bytes of neighbouring pixels together where a block asks for it."""
-    import tvm_ffi
-    from tvm import tirx
 
     def pack(loop: tirx.For, mutator: Any) -> Any:
         realize = _stored_by(loop)
@@ -94,8 +91,6 @@ def packed(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _stored_by(loop: tirx.For) -> SBlockRealize | None:
     """Return the block in a loop over pixels whose only content is a loop over lanes with one to be packed."""
-    from tvm import s_tir, tirx
-
     inner = loop.body
     if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
         return None
@@ -111,8 +106,6 @@ def _stored_by(loop: tirx.For) -> SBlockRealize | None:
 
 def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
     """Return the stores of all pixels of a loop, as many together as there are."""
-    from tvm import s_tir, tirx
-
     lane, extent, first, parts = loop.body.loop_var, int(loop.extent), 0, []
     conditions = rewriting.conjuncts(realize.predicate)
 
@@ -135,7 +128,6 @@ def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
 
 def _alone(loop: tirx.For, realize: SBlockRealize, pixel: int) -> Any:
     """Return the store of one pixel under its own condition."""
-    from tvm import s_tir, tirx
 
     def at(tree: Any) -> Any:
         return rewriting.replaced(
@@ -149,9 +141,6 @@ def _alone(loop: tirx.For, realize: SBlockRealize, pixel: int) -> Any:
 
 def _block(block: Any, count: int) -> Any:
     """Return a block that stores ``count`` pixels, from the one of its axes on."""
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-
     store, notes = block.body, block.annotations
     lanes, zero = int(notes[LANES]), int(notes[ZERO])
     (read,) = (region for region in block.reads)
@@ -178,8 +167,6 @@ def _block(block: Any, count: int) -> Any:
 
 def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:
     """Return one, two or four vectors of float32, rounded, moved to ``zero`` and clipped, as bytes in order."""
-    from tvm import tirx
-
     int16 = f"int16x{2 * lanes}"
     integers = [_converted(value, lanes) for value in floats]
     pairs = [integers[:2], integers[2:]] if len(integers) == 4 else [integers]
@@ -211,8 +198,6 @@ def in_order(lanes: int, vectors: int) -> list[int]:
 
 
 def _converted(value: Any, lanes: int) -> Any:
-    from tvm import tirx
-
     kind = f"int32x{lanes}"
     if lanes < 16:
         return tirx.call_llvm_pure_intrin(kind, CONVERT[lanes], value)

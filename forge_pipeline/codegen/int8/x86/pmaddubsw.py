@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, s_tir, te, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32 import weight_decode
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
@@ -27,11 +31,6 @@ from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te, tirx
-    from tvm.s_tir import SBlockRealize, Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_ordered"
 PLAIN, COMPLEMENTED = "sums", "complemented"
@@ -150,8 +149,6 @@ def by_rows(
     columns: int, epilogue: Epilogue, pixels: int, complemented: int, lanes: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps), with ones before, times packed weights, and what is done to the sums."""
-    from tvm import te
-
     masks, constants = _split(rest, complemented)
     first, rows = (0,) * (len(left.shape) - 2), int(left.shape[-2])
     vectors = int(weight.shape[0]) * int(weight.shape[2]) // lanes
@@ -175,8 +172,6 @@ def _sums(
     read: Callable[..., Any], packed: tuple[te.Tensor, te.Tensor, te.Tensor | None], shape: tuple[Any, ...], pixels: int
 ) -> te.Tensor:
     """Describe the sums of (n, row, h, w, lane): of steps as they are, and of those that a mask changes."""
-    from tvm import te
-
     weight, places, masks = packed
     lanes, vectors = shape[-1], int(weight.shape[2]) // shape[-1]
     masked = 0 if masks is None else int(masks.shape[1])
@@ -256,9 +251,6 @@ def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     One that plain loops serve, where each sum starts for itself, stays as it is.
     """
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-
     realizes = rewriting.realizes(function.body)
     anchors = [realize.block for realize in realizes if _adds(realize.block)]
     if not anchors:
@@ -287,8 +279,6 @@ def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _starts(block: Any, sums: Any) -> bool:
     """Return whether a block does nothing but set ``sums`` to zero."""
-    from tvm import tirx
-
     store = block.body
     return (
         isinstance(store, tirx.BufferStore)
@@ -299,6 +289,4 @@ def _starts(block: Any, sums: Any) -> bool:
 
 def _adds(block: Any) -> bool:
     """Return whether a block adds up the two parts of the steps."""
-    from tvm import tirx
-
     return str(block.annotations.get(primitives.FAMILY, "")) == NAME and isinstance(block.body.value, tirx.Add)
