@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tvm
+from tvm.relax.backend import cpu_generic
+from tvm.relax.backend.cuda import pipeline as cuda
+
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.link import link
@@ -25,7 +29,6 @@ from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
     import onnx
-    import tvm
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -52,17 +55,12 @@ def separate_weights(work: Lowering) -> None:
 
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
-    import tvm
-
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
     with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
         yield machine
 
 
 def _pipeline(target: Target) -> Any:
-    from tvm.relax.backend import cpu_generic
-    from tvm.relax.backend.cuda import pipeline as cuda
-
     return cuda if target.kind == "cuda" else cpu_generic.pipeline
 
 
@@ -74,16 +72,12 @@ def place_values(work: Lowering) -> None:
 
 def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Return scheduled kernels and their callers with the memory that values between them take."""
-    import tvm
-
     module = tvm.transform.Sequential(_pipeline(target).dataflow_lower_passes(target.tvm()))(module)
     return module if target.kind == "cuda" else plan_memory(module)
 
 
 def finalize(work: Lowering) -> None:
     """Bring the callers into the virtual machine's form."""
-    import tvm
-
     with _compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
         work.module = in_order(tvm.transform.Sequential(passes)(work.module))
@@ -91,8 +85,6 @@ def finalize(work: Lowering) -> None:
 
 def generate_code(work: Lowering) -> None:
     """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
-    import tvm
-
     install()
     local_buffers.install()
     refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
@@ -12,12 +15,6 @@ from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-
 
 ROOT = "root"
 """The block around a kernel whose loops can be moved; one that TVM wrote with its loops is a single block."""
@@ -57,8 +54,6 @@ class Scheduled:
 
 def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
     """Schedule every kernel of ``module``."""
-    from tvm import tirx
-
     generic: dict[str, str] = {}
     done, rules = {}, {}
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
@@ -96,8 +91,6 @@ def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Return how TVM says that a schedule cannot be: what it cannot do is TVM's to find out."""
-    from tvm.s_tir import ScheduleError
-
     return ScheduleError, ValueError
 
 
@@ -107,8 +100,6 @@ def _short(error: Exception) -> str:
 
 def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, Rule, str | None]:
     """Return the kernel with its loops, its rule, and why it is generic if it is."""
-    from tvm import s_tir
-
     scheduler, reason = _pick(s_tir.Schedule(kernel)), "no family knows it"
     if scheduler is not None:
         rule = Rule(kernel=kernel, scheduler=scheduler)
@@ -121,8 +112,6 @@ def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, 
 
 
 def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
-    from tvm import s_tir
-
     sch = s_tir.Schedule(kernel)
     rule.scheduler(sch, machine)
     return sch.mod["main"]

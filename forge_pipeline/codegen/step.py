@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import tvm
+
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
@@ -14,9 +17,6 @@ from forge_pipeline.target import Target
 
 if TYPE_CHECKING:
     import onnx
-    import tvm
-
-    from forge_pipeline.codegen.schedule_kernels import Scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
@@ -21,9 +24,6 @@ from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_ke
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
-
-if TYPE_CHECKING:
-    import tvm
 
 FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
@@ -49,8 +49,6 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 def has_branches(module: tvm.IRModule) -> bool:
     """Return whether `main` has an If, which is none of the families' operators."""
-    from tvm import relax
-
     return any(
         isinstance(binding.value, relax.If) for block in module["main"].body.blocks for binding in block.bindings
     )
@@ -76,8 +74,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 
     @wraps(change)
     def run(work: Lowering) -> None:
-        import tvm
-
         with work.target.tvm(), tvm.transform.PassContext(opt_level=3):
             for entry in work.entries:
                 change(work, entry)
@@ -88,8 +84,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 @_on_each
 def simplify_graph(work: Lowering, entry: Entry) -> None:
     """Bring the graph into the form that the families expect."""
-    from tvm import relax
-
     module = entry.module
     entry.is_quantized = is_quantized(module)
     if entry.is_quantized and work.options.channel_layout == "last":
@@ -126,10 +120,6 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
 @_on_each
 def legalize(work: Lowering, entry: Entry) -> None:
     """Make kernels of the operators that are left."""
-    import tvm
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
-
     passes = [
         relax.transform.DecomposeOpsForInference(),
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
@@ -144,8 +134,6 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    from tvm import relax
-
     module = relax.transform.AnnotateTIROpPattern()(entry.module)
     if work.options.opt_level >= FUSED:
         module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
@@ -178,8 +166,6 @@ def rewrite(work: Lowering, entry: Entry) -> None:
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:
     """Raise CompileError for an operator on several tensors that TVM could not make a kernel of."""
-    from tvm import relax
-
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
@@ -194,16 +180,12 @@ def _refuse_leftovers(module: tvm.IRModule) -> None:
 
 
 def _has_casts(module: tvm.IRModule) -> bool:
-    from tvm import relax
-
     bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
     return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     """Tell TVM's fusion what it may fuse into a kernel that a family made."""
-    from tvm import s_tir, tirx
-
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
