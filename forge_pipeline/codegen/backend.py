@@ -22,7 +22,7 @@ from forge_pipeline.codegen.onnx_import.float16 import storage, widened
 from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.codegen.tir import local_buffers
-from forge_pipeline.codegen.tir.deterministic_order import in_order
+from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
 from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
@@ -80,7 +80,7 @@ def finalize(work: Lowering) -> None:
     """Bring the callers into the virtual machine's form."""
     with _compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
-        work.module = in_order(tvm.transform.Sequential(passes)(work.module))
+        work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
 
 def generate_code(work: Lowering) -> None:

@@ -24,10 +24,10 @@ Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
 
 REWRITES: tuple[Rewrite, ...] = (
     pmaddubsw.continued,  # masks of the steps that need them
-    peel_padding.peeled,  # padded copies without tests in their loops
-    tail_tiles.overrun,  # conditions around whole tiles, so that the next can put instructions there
+    peel_padding.peel,  # padded copies without tests in their loops
+    tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
-    tail_tiles.bounded,  # no tile without a pixel
+    tail_tiles.bound_tiles,  # no tile without a pixel
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 
@@ -63,7 +63,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
             done[variable] = function.with_attr("tirx.is_scheduled", True)
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
-        done[variable], rules[variable], reason = _scheduled(flatten_pixels.flattened(function), machine)
+        done[variable], rules[variable], reason = _scheduled(flatten_pixels.flatten(function), machine)
         if reason is not None:
             generic[variable.name_hint] = reason
     return Scheduled(module=_with(module, done), generic=generic, rules=rules)
@@ -119,9 +119,9 @@ def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc
 
 def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
     done = _rewrite_loops(function)
-    if tail_tiles.is_open(done):
+    if tail_tiles.has_tail_tiles(done):
         narrow = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, True), rule, machine))
-        done = tail_tiles.closed(done, narrow)
+        done = tail_tiles.shift_tail_tiles(done, narrow)
     return narrow_store.packed(done).with_attr("tirx.is_scheduled", True)
 
 

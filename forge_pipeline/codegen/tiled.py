@@ -196,7 +196,7 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE)
             elif families == {concat.NAME}:
-                module[variable] = function.with_attr(concat.JOINS, True)
+                module[variable] = function.with_attr(concat.IS_CONCAT, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
                 anchors.add(variable.name_hint)

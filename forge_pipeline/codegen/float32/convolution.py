@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
@@ -79,7 +79,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    geometry = over_image(call, weight.shape)
+    geometry = conv2d_geometry(call, weight.shape)
     return Value(
         deferred=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
         channels=geometry.filters,
@@ -94,7 +94,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     batch, channels, width = shape_of(call.args[0])
     image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
-    geometry = over_row(call, weight.shape)
+    geometry = conv1d_geometry(call, weight.shape)
     convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
     plain = graph.plain(Value(deferred=convolution))
     return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))

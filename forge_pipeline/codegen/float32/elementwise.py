@@ -7,8 +7,8 @@ from itertools import pairwise
 from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.concat import joined
-from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.float32.concat import concatenate
+from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -32,14 +32,14 @@ def unary(graph: Graph, call: relax.Call) -> Value | None:
     if isinstance(value.deferred, Cast) and graph.is_used_once(call.args[0]):
         inner, kind = value.deferred.value, value.deferred.kind
         if inner.blocked is not None:
-            done = Value(blocked=_called(graph, call, inner.blocked), channels=inner.channels)
+            done = Value(blocked=_apply(graph, call, inner.blocked), channels=inner.channels)
             return Value(deferred=Cast(value=done, kind=kind), channels=inner.channels)
     if not graph.is_blocked(value):
         return None
-    return Value(blocked=_called(graph, call, value.blocked), channels=value.channels)
+    return Value(blocked=_apply(graph, call, value.blocked), channels=value.channels)
 
 
-def _called(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
+def _apply(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
     return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
 
 
@@ -74,11 +74,11 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
     if all(part.constant is None and graph.is_blocked(part) for part in parts) and not any(
         part.channels % graph.block(part.channels) for part in parts
     ):
-        whole = joined(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
+        whole = concatenate(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
         return Value(blocked=whole, channels=sum(part.channels for part in parts))
     if not has_known_shape(call, rank=4, symbolic_axes=()):
         return None
-    return Value(plain=joined(graph, [graph.plain(part) for part in parts], axis=1))
+    return Value(plain=concatenate(graph, [graph.plain(part) for part in parts], axis=1))
 
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
@@ -112,22 +112,12 @@ def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | 
 def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
     """Do to a constant now what would be done at every run."""
     array = graph.look(call.args[0]).constant
-    if array is None or not has_known_shape_of_result(call):
+    if array is None or not has_known_shape(call, symbolic_axes=()):
         return None
     if call.op.name == "relax.permute_dims":
         axes = call.attrs.axes
         return Value(constant=array.transpose(None if axes is None else ints(axes)))
-    return Value(constant=array.reshape(result_shape(call)))
-
-
-def has_known_shape_of_result(call: relax.Call) -> bool:
-    """Return whether all extents of the result are numbers."""
-    return has_known_shape(call, symbolic_axes=())
-
-
-def result_shape(call: relax.Call) -> tuple[Extent, ...]:
-    """Return the shape that TVM inferred for a call."""
-    return shape_of(call)
+    return Value(constant=array.reshape(shape_of(call)))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -139,7 +129,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     found = primitives.blocks(sch)
     kept = {sch.get(found[-1]).name_hint}
     for block in found:
-        if primitives.chooses(sch, block):
+        if primitives.is_select(sch, block):
             if primitives.is_costly(sch, found[-1]):
                 kept.add(sch.get(block).name_hint)
             if len(sch.get(block).reads) > 1:
@@ -148,7 +138,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         if sch.get(block).name_hint not in kept:
             sch.compute_inline(block)
     for block in primitives.blocks(sch):
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
 
 
 HANDLERS = {

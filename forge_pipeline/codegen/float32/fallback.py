@@ -17,7 +17,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         if len(loops) != len(kinds) or not outer:
             continue
         if True not in kinds:
-            primitives.spread(sch, block, machine)
+            primitives.schedule_elementwise(sch, block, machine)
             continue
         work = primitives.product(primitives.extent(sch, loop) for loop in loops)
         primitives.parallel_if_worth(sch, primitives.fuse(sch, loops[:outer]), work)

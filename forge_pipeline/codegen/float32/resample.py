@@ -40,7 +40,7 @@ def resample(image: te.Tensor, first: te.Tensor, weights: te.Tensor, axis: int) 
     return te.compute(shape, element, name=NAME, attrs={primitives.FAMILY: NAME, AXIS: axis})
 
 
-def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Expr, relax.Expr] | None:
+def match_resample(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Expr, relax.Expr] | None:
     """Return image, axis, first pixels and weights of a call of a kernel that resizes; None for other kernels."""
     kernel = graph.builder.get()[call.args[0]]
     sch = s_tir.Schedule(kernel)
@@ -53,7 +53,7 @@ def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Ex
 
 def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
     """Resize height or width of an image that is blocked already."""
-    found = described(graph, call)
+    found = match_resample(graph, call)
     if found is None:
         return None
     source, axis, first, weights = found
@@ -83,7 +83,7 @@ def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
     if times is None:
         taken = graph.emit(relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs))
     else:
-        taken = graph.kernel(_repeated, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
+        taken = graph.kernel(_repeat, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
     return Value(blocked=taken, channels=value.channels)
 
 
@@ -95,7 +95,7 @@ def _times(chosen: Array, size: Extent) -> int | None:
     return times if np.array_equal(chosen, np.arange(len(chosen)) // times) else None
 
 
-def _repeated(image: te.Tensor, axis: int, times: int) -> te.Tensor:
+def _repeat(image: te.Tensor, axis: int, times: int) -> te.Tensor:
     shape = (*image.shape[:axis], image.shape[axis] * times, *image.shape[axis + 1 :])
     return te.compute(shape, lambda *at: image(*at[:axis], at[axis] // times, *at[axis + 1 :]), name="repeat")
 
@@ -105,7 +105,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     *outer, inner, tap = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (*outer, inner, tap)]
     innermost, lanes = extents[-2], machine.lanes

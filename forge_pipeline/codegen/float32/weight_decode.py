@@ -16,7 +16,7 @@ from forge_pipeline.codegen.tir.machine import Machine
 NAME = "stored_weight"
 
 
-def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
+def dequantize(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
     """Describe integers without zero point times scales that are broadcast over them."""
 
     def element(*at: Any) -> Any:
@@ -26,7 +26,7 @@ def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
     return te.compute(integers.shape, element, name="dequantize_weight", attrs={primitives.FAMILY: NAME})
 
 
-def masks(bits: te.Tensor) -> te.Tensor:
+def unpack_masks(bits: te.Tensor) -> te.Tensor:
     """Describe masks (.., width, 4), 255 where a bit of (.., width / 2) is set: the lowest is the first."""
     *leading, halves = bits.shape
 

@@ -81,7 +81,7 @@ LARGE = Transform(
 def is_possible(machine: Machine, geometry: Geometry) -> bool:
     """Return whether a convolution is of known size, with dense 3x3 kernels, and has channels to fill the lanes."""
     return (
-        geometry.is_sized
+        geometry.is_static
         and geometry.kernel == (3, 3)
         and set(geometry.strides) == set(geometry.dilation) == {1}
         and geometry.groups == 1

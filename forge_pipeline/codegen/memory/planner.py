@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import DataType, relax, tirx
 
-from forge_pipeline.codegen.float32.concat import JOINS
+from forge_pipeline.codegen.float32.concat import IS_CONCAT
 from forge_pipeline.codegen.memory import prepack
 from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
 from forge_pipeline.runtime.profile import PLACING
@@ -96,7 +96,7 @@ def _concats(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, 
     for index, binding in enumerate(bindings):
         call = binding.value
         function = module.functions.get(call.op) if isinstance(call, relax.Call) else None
-        if function is None or not function.attrs or JOINS not in function.attrs:
+        if function is None or not function.attrs or IS_CONCAT not in function.attrs:
             continue
         tensors = []
         for argument in call.args:

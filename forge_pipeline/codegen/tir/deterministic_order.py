@@ -7,7 +7,7 @@ import tvm
 PREFIX = "shape_func"
 
 
-def in_order(module: tvm.IRModule) -> tvm.IRModule:
+def sort_shape_stores(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` with the stores of every shape function sorted by the slot that they fill.
 
     ``VMShapeLower`` collects them in a hash table keyed by pointers, so that their order changes from process to

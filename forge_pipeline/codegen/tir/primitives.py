@@ -1,4 +1,4 @@
-"""Moves that schedules share: finding blocks, fusing what follows into a tile, loops to threads and vectors."""
+"""Schedule primitives: finding blocks, fusing what follows into a tile, loops to threads and vectors."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def is_costly(sch: Schedule, block: SBlockRV) -> bool:
     return bool(_operators(sch, block) & COSTLY)
 
 
-def chooses(sch: Schedule, block: SBlockRV) -> bool:
+def is_select(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block picks among its operands by position, as concatenation does."""
     return "tirx.if_then_else" in _operators(sch, block)
 
 
-def moves_values(sch: Schedule, block: SBlockRV) -> bool:
+def is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block reads from a tensor of another shape than it writes, as a transposition does."""
     shapes = [[str(extent) for extent in region.source.ty.shape] for region in sch.get(block).reads]
     written = [str(extent) for extent in sch.get(block).writes[0].source.ty.shape]
@@ -107,7 +107,7 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
     Return the blocks that it reads (in order) and the block that writes the output.
 
     What follows the anchor is inlined into the last block; without any, a copy becomes the last block. What a last
-    block packs stays a block of its own (``integer_pack.hold``).
+    block packs stays a block of its own (`int8.x86.narrow_store`).
     """
     before = ancestors(sch, anchor)
     names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
@@ -124,12 +124,12 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
 def ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
     """Return the blocks that a block reads, and those that they read, in program order."""
     found: dict[str, SBlockRV] = {}
-    waiting = list(sch.get_producers(block))
-    while waiting:
-        producer = waiting.pop()
+    stack = list(sch.get_producers(block))
+    while stack:
+        producer = stack.pop()
         if sch.get(producer).name_hint not in found:
             found[sch.get(producer).name_hint] = producer
-            waiting += sch.get_producers(producer)
+            stack += sch.get_producers(producer)
     return [found[name] for name in (sch.get(item).name_hint for item in blocks(sch)) if name in found]
 
 
@@ -178,7 +178,7 @@ def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
         sch.parallel(loop)
 
 
-def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
     loops = sch.get_loops(block)
     lanes = machine.lanes
@@ -207,7 +207,7 @@ def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     if work < lanes:
         return
-    if len(loops) > 1 and (chooses(sch, block) or moves_values(sch, block)):  # rows are LLVM's to vectorize
+    if len(loops) > 1 and (is_select(sch, block) or is_data_movement(sch, block)):  # rows are LLVM's to vectorize
         parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
         return
     flat = fuse(sch, loops)

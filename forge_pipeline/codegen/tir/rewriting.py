@@ -1,4 +1,4 @@
-"""Rewriting kernels where TVM's schedules cannot: what is read, replaced and renewed in loops and blocks."""
+"""Rewriting kernels where TVM's schedules cannot: reading, substituting and cloning loops and blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def conjuncts(condition: Any) -> list[Any]:
     return [] if isinstance(condition, tirx.IntImm) else [condition]
 
 
-def replaced(tree: Any, new: Callable[[Any], Any]) -> Any:
+def substitute(tree: Any, new: Callable[[Any], Any]) -> Any:
     """Return ``tree`` with ``new(variable)`` for each variable where that is not None but a number or more."""
 
     def replace(variable: Any) -> Any:
@@ -63,10 +63,10 @@ def replaced(tree: Any, new: Callable[[Any], Any]) -> Any:
 
 def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
     """Return ``expression`` with zero for each of ``variables``."""
-    return replaced(expression, lambda seen: 0 if any(seen.same_as(variable) for variable in variables) else None)
+    return substitute(expression, lambda seen: 0 if any(seen.same_as(variable) for variable in variables) else None)
 
 
-def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
+def clone(body: Any, buffers: Sequence[Any] = ()) -> Any:
     """Return ``body`` with loop variables of its own, and new buffers for ``buffers``."""
     fresh: dict[Any, Any] = {
         buffer: tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
@@ -75,10 +75,10 @@ def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
 
     for loop in loops(body):
         fresh[loop.loop_var] = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
-    return replaced(body, fresh.get)
+    return substitute(body, fresh.get)
 
 
-def with_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
+def map_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
     """Return ``body`` with ``change`` done to each of its blocks that have axes."""
 
     def changed(realize: SBlockRealize) -> SBlockRealize:
@@ -92,9 +92,9 @@ def with_own_axes(body: Any) -> Any:
 
     def own(realize: SBlockRealize) -> SBlockRealize:
         fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in realize.block.iter_vars}
-        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, replaced(realize.block, fresh.get))
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, substitute(realize.block, fresh.get))
 
-    return with_realizes(body, own)
+    return map_realizes(body, own)
 
 
 def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> SBlockRealize:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv3d import Depth, folded, in_images, taken_apart, unfolded
+from forge_pipeline.codegen.float32.conv3d import Depth, as_images, fold_depth, split_depth, unfold_depth
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, Pictured, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
@@ -26,7 +26,7 @@ class Conv3d:
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Unfold the depth, convolve images, fold it again."""
         dynamic = convolution.dynamic
-        source, weight, geometry = unfolded(
+        source, weight, geometry = unfold_depth(
             graph, graph.plain(convolution.source), convolution.weight, self.depth, self.geometry,
             *(() if dynamic is None else (dynamic.zero,)), filler=convolution.zero,
         )  # fmt: skip
@@ -44,7 +44,7 @@ class Folded:
 
     def emit(self, graph: Graph) -> Value:
         """Emit them."""
-        return folded(graph, graph.blocked(self.images), self.images.channels, self.depth)
+        return fold_depth(graph, graph.blocked(self.images), self.images.channels, self.depth)
 
 
 def stacked(images: Value, depth: int) -> Pictured:
@@ -54,13 +54,13 @@ def stacked(images: Value, depth: int) -> Pictured:
 
 def images_of(graph: Graph, source: Value) -> Value:
     """Return volumes as a blocked batch of images."""
-    return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
+    return source.image if isinstance(source, Pictured) else as_images(graph, graph.plain(source))
 
 
 def over_volume(call: relax.Call, kernel: Array) -> Conv3d:
     """Return how a kernel is moved over (batch, channels, depth, height, width)."""
     attributes = call.attrs
-    depth, geometry = taken_apart(
+    depth, geometry = split_depth(
         kernel,
         size=shape_of(call.args[0])[1:],
         strides=ints(attributes.strides),

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
 from forge_pipeline.codegen.int8.conv import dynamic_shape
 from forge_pipeline.codegen.int8.conv.packed_channels import Entry, pack_int32, quantize_and_pack_int32
@@ -63,7 +63,7 @@ def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geomet
     packed = pack_weight(weight, lanes, dot.k_inner if is_packed else lanes, dot.k_inner)
     rows, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
-    in_place = not geometry.is_sized and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
+    in_place = not geometry.is_static and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
         for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
@@ -136,16 +136,16 @@ def sums_of(
     out_h, out_w = geometry.output
     if in_place:
         padded = image
-    elif not geometry.is_sized:
+    elif not geometry.is_static:
         read = to_int16(image) if dot.widens and not is_packed else image
-        padded = surround(read, _with_margin(geometry, tile.pixels), filler)
+        padded = pad_image(read, _with_margin(geometry, tile.pixels), filler)
     else:
         out_w = -(-out_w // tile.pixels) * tile.pixels
         if dot.widens and not is_packed and geometry.kernel == (1, 1) and not any(geometry.padding):
             padded, geometry = _pixels_to_int16(image, geometry, out_w), replace(geometry, strides=(1, 1))
         else:
-            peeled = dot.is_single and not is_packed
-            padded = surround(image, geometry.padded_for(out_w), filler, by_rows=enters, peeled=peeled)
+            peel = dot.is_single and not is_packed
+            padded = pad_image(image, geometry.padded_for(out_w), filler, by_rows=enters, peel=peel)
             padded = to_int16(padded) if dot.widens and not is_packed else padded
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
@@ -253,7 +253,7 @@ def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: boo
         primitives.parallel_if_worth(sch, primitives.fuse(sch, sch.get_loops(block)[:-1]), values)
         return
     if EDGES not in sch.get(block).annotations:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
         return
     values = primitives.product(primitives.extents(sch, block))
     *places, _, lane = sch.get_loops(block)

@@ -1,7 +1,7 @@
 """Convolutions of bytes over images whose height and width are known only when they run: as ``unsized`` has floats.
 
 Pixels of a pointwise convolution whose bytes are read where they lie are one row (``flat``), whose last tile is moved
-back (``tails``). Every other one reads a copy of some rows, which it needs anyway, with a margin for whole tiles.
+back (`tail_tiles`). Every other one reads a copy of some rows, which it needs anyway, with a margin for whole tiles.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.direct import PIXELS, VECTORS
-from forge_pipeline.codegen.float32.dynamic_shape import BAND
+from forge_pipeline.codegen.float32.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.int8.isa.dot_product import READS, WEIGHTS, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS
@@ -46,7 +46,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
     else:
-        row_block, h_in = sch.split(h, [None, BAND])
+        row_block, h_in = sch.split(h, [None, ROW_BLOCK])
         w_out, w_in = sch.split(w, [None, pixels])
         outer, inner = ([n, row_block], [row_out, h_in, w_out]) if before else ([n, row_block, row_out], [h_in, w_out])
     sch.annotate(w_out, MARGIN, pixels)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
 from forge_pipeline.codegen.int8.algorithm import first_result
 from forge_pipeline.codegen.int8.conv import depthwise
@@ -114,7 +114,7 @@ class Reshaped:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it."""
-        return Value(plain=graph.emit(_reshaped(graph.plain(self.image), self.shape)))
+        return Value(plain=graph.emit(relax.op.reshape(graph.plain(self.image), self.shape)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +137,12 @@ def row_of(graph: Graph, source: Value) -> Value:
         return source.image
     plain = graph.plain(source)
     batch, channels, width = shape_of(plain)
-    return Value(plain=graph.emit(_reshaped(plain, (batch, channels, 1, width))))
+    return Value(plain=graph.emit(relax.op.reshape(plain, (batch, channels, 1, width))))
 
 
 def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
     """Return an image as a value of another shape."""
     return Pictured(image=image, deferred=Reshaped(image=image, shape=shape))
-
-
-def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
-    return relax.op.reshape(value, shape)
 
 
 def by_filter(weight: Array) -> Array:
@@ -174,7 +170,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    return convolution_of(graph, call, Conv2d(geometry=over_image(call, kernel.shape)))
+    return convolution_of(graph, call, Conv2d(geometry=conv2d_geometry(call, kernel.shape)))
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
@@ -183,7 +179,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
         return None
     return convolution_of(
-        graph, call, Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+        graph, call, Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))
     )
 
 

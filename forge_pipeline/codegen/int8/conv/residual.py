@@ -186,7 +186,7 @@ def _is_direct(machine: Machine, convolution: Convolution) -> bool:
     strategy = convolution.strategy
     if not isinstance(strategy, Conv2d) or convolution.dynamic is not None:
         return False
-    if not strategy.geometry.is_sized:
+    if not strategy.geometry.is_static:
         return False
     geometry = strategy.geometry
     if instruction_set(machine).micro_kernels or machine.amx:

@@ -34,7 +34,7 @@ def emit(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
-    if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_sized:
+    if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_static:
         return None
     geometry, weight = merge_groups(geometry, weight, LANES)
     plan = choose_plan(graph.machine, geometry)

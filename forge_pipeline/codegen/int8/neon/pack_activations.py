@@ -49,7 +49,7 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
     micro, (top, left, bottom, right) = plan.kernel, geometry.padding
     out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
-    whole = max(width + left + right, geometry.reach(out_w))
+    whole = max(width + left + right, geometry.input_width(out_w))
     whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // micro.k_inner) * micro.k_inner // LANES
     first, last = left * LANES, (left + width) * LANES
     filler = tirx.const(zero - 128, "int8") if micro.signed else tirx.const(zero, "uint8")
@@ -89,7 +89,7 @@ def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by int32."""
     kind = str(sch.get(block).annotations.get(COPY, ""))
     if not kind:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
         return
     loops = sch.get_loops(block)
     work = primitives.product(primitives.extents(sch, block))

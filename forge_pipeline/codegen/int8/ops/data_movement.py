@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import elementwise, resample
-from forge_pipeline.codegen.float32.concat import joined
+from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Curve, curve_of, reals
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float
@@ -149,11 +149,11 @@ def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
     lanes = graph.machine.lanes
     in_blocks = axis in (1, -3) and all(graph.is_blocked(source) for source in sources)
     if in_blocks and not any(source.channels % lanes for source in sources):
-        whole = joined(graph, [source.blocked for source in sources], axis=1)
+        whole = concatenate(graph, [source.blocked for source in sources], axis=1)
         return Value(blocked=whole, channels=sum(source.channels for source in sources))
     plain = [graph.plain(source) for source in sources]
     if axis in (1, -3) and all(len(shape_of(source)) == IMAGE for source in plain):
-        return Value(plain=joined(graph, plain, axis=1))
+        return Value(plain=concatenate(graph, plain, axis=1))
     return Value(plain=graph.emit(relax.op.concat(plain, axis=axis)))
 
 

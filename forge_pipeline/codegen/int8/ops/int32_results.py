@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy
@@ -115,8 +115,8 @@ def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvSt
     if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
         return None
     if rank == 3:
-        return Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
-    return Conv2d(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
+        return Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))
+    return Conv2d(geometry=conv2d_geometry(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
 
 
 LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}

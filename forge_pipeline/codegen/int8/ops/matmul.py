@@ -189,7 +189,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     m, panel, column, group, byte = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (m, panel, column, group)]
     m_out, m_in = sch.split(m, [None, mr])

@@ -43,7 +43,7 @@ class Window:
     after: int = 0
 
     @property
-    def reach(self) -> int:
+    def input_width(self) -> int:
         """How far the last one reaches, from the first pixel on."""
         return (self.output - 1) * self.stride + (self.size - 1) * self.dilation + 1 - self.before
 
@@ -53,7 +53,7 @@ class Window:
 
     def outside(self, place: Any) -> list[Any]:
         """Return the conditions under which there is a pixel at a place."""
-        if self.before <= 0 and self.reach <= self.extent:
+        if self.before <= 0 and self.input_width <= self.extent:
             return []
         return [place >= 0, place < self.extent]
 

@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax, s_tir, te, tirx
 
 from forge_pipeline.codegen.float32 import resample
-from forge_pipeline.codegen.float32.conv_geometry import simplified
+from forge_pipeline.codegen.float32.conv_geometry import simplify
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized
@@ -134,7 +134,7 @@ def interpolate(
             ways[line.axis], shape[line.axis] = partial(_listed, pixels, shares), pixels.shape[0]
         else:
             ways[line.axis] = partial(line.choice.mixed, size=size)
-            shape[line.axis] = simplified(line.choice.axis(size).output)
+            shape[line.axis] = simplify(line.choice.axis(size).output)
 
     def element(*at: Any) -> Any:
         total: Any = None
@@ -159,7 +159,7 @@ def _listed(pixels: te.Tensor, shares: te.Tensor, at: Any) -> tuple[list[Any], l
 
 def linear(graph: Graph, call: relax.Call) -> Value | None:
     """Take one axis of an image of bytes of known extent, where results read two pixels each."""
-    found = resample.described(graph, call)
+    found = resample.match_resample(graph, call)
     if found is None:
         return None
     source, axis, first, weights = found

@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.int8.isa.amx import (
     BYTES,
     K_INNER,
@@ -45,7 +45,7 @@ def emit(
     lanes = graph.machine.lanes
     if not graph.machine.amx or lanes != LANES or geometry.groups != 1 or geometry.channels < lanes:
         return None
-    if not geometry.is_sized:
+    if not geometry.is_static:
         return None
     filters, channels, height, width = weight.shape
     blocks = -(-channels // lanes)
@@ -113,7 +113,7 @@ def convolve(
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
     batch, blocks, _, _, lanes = image.shape
     blocks, lanes, chunks = int(blocks), int(lanes), int(panels.shape[1])
-    padded = surround(image, geometry, zero)
+    padded = pad_image(image, geometry, zero)
     height, width = geometry.output
     taps = geometry.kernel[0] * geometry.kernel[1]
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
@@ -175,7 +175,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(block, shared)
             sch.vectorize(sch.split(sch.get_loops(block)[-1], [None, machine.lanes])[1])
         else:
-            primitives.spread(sch, block, machine)
+            primitives.schedule_elementwise(sch, block, machine)
     primitives.parallel_if_worth(sch, shared, panels * padded_rows * nr * chunks * BYTES * LANES)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     zeros = sch.decompose_reduction(anchor, chunk)

@@ -111,7 +111,7 @@ def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
 
     def at(tree: Any, pixel: int) -> Any:
         chosen = {loop.loop_var: pixel, lane: 0}
-        return rewriting.replaced(tree, lambda seen: next((n for v, n in chosen.items() if seen.same_as(v)), None))
+        return rewriting.substitute(tree, lambda seen: next((n for v, n in chosen.items() if seen.same_as(v)), None))
 
     while first < extent:
         count = next(size for size in TOGETHER if size <= extent - first)
@@ -130,7 +130,7 @@ def _alone(loop: tirx.For, realize: SBlockRealize, pixel: int) -> Any:
     """Return the store of one pixel under its own condition."""
 
     def at(tree: Any) -> Any:
-        return rewriting.replaced(
+        return rewriting.substitute(
             tree, lambda seen: pixel if seen.same_as(loop.loop_var) else 0 if seen.same_as(loop.body.loop_var) else None
         )
 
@@ -147,7 +147,7 @@ def _block(block: Any, count: int) -> Any:
     source, target = read.source, store.buffer
     fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in block.iter_vars}
     axes = [tirx.IterVar(axis.dom, fresh[axis.var], axis.iter_type) for axis in block.iter_vars]
-    *outer, pixel, lane = (rewriting.replaced(index, fresh.get) for index in store.indices)
+    *outer, pixel, lane = (rewriting.substitute(index, fresh.get) for index in store.indices)
 
     def place(offset: int, width: int) -> list[Any]:
         first = tirx.const(0, lane.ty.dtype)

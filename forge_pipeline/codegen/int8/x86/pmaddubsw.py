@@ -18,7 +18,7 @@ from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32 import weight_decode
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.direct import RESIDENT
 from forge_pipeline.codegen.int8.isa import pmaddubsw as isa
 from forge_pipeline.codegen.int8.isa.dot_product import products
@@ -49,7 +49,7 @@ def emit(
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
     lanes = graph.machine.lanes
-    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_sized:
+    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_static:
         return None
     if not _serves(graph.machine, weight):
         return None
@@ -105,7 +105,7 @@ def _constants(graph: Graph, panels: Panels, place: Array, epilogue: Epilogue, *
     packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
     if panels.complemented:
         bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
-        packed.append(graph.kernel(weight_decode.masks, graph.constant(bits), name="complement_masks"))
+        packed.append(graph.kernel(weight_decode.unpack_masks, graph.constant(bits), name="complement_masks"))
     started = replace(epilogue, bias=epilogue.bias + panels.bias)
     return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
 
@@ -129,7 +129,7 @@ def convolve(
     ``places`` count from a pixel's first byte, beyond its block: memory is one row of bytes.
     """
     masks, constants = _split(rest, complemented)
-    padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
+    padded = pad_image(image, _with_whole_tiles(geometry, pixels), zero)
     lanes, (stride_h, stride_w), (out_h, width) = int(image.shape[-1]), geometry.strides, geometry.output
     rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
     total = _sums(
@@ -208,7 +208,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     n, row, h, w, out = sch.get_loops(anchor)
     rows, height, width = (primitives.static(sch, loop) for loop in (row, h, w))
     steps = sum(primitives.static(sch, sch.get_loops(block)[-2]) for block in parts)
@@ -274,7 +274,7 @@ def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
         fresh = s_tir.SBlock(block.iter_vars, [region], block.writes, block.name_hint, body)
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, fresh)
 
-    return function.with_body(rewriting.with_realizes(function.body, change))
+    return function.with_body(rewriting.map_realizes(function.body, change))
 
 
 def _starts(block: Any, sums: Any) -> bool:
