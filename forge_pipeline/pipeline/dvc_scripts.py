@@ -16,12 +16,12 @@ from forge_pipeline.text import shown
 
 def run(stage: str) -> None:
     """Run a stage: for the target named on the command line, or once for all; targets with the same needs share."""
-    row = STAGES[stage]
+    entry = STAGES[stage]
 
     def each() -> None:
-        if row.per_target:
+        if entry.per_target:
             run_stage(stage, _argument(stage))
-        elif row.differs_by_target:
+        elif entry.differs_by_target:
             for target in resolving.targets():
                 run_stage(stage, target)
         else:

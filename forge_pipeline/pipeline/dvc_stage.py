@@ -12,7 +12,7 @@ import yaml
 from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError
-from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, opened_store
+from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store
 from forge_pipeline.pipeline.deliver import export
 from forge_pipeline.pipeline.receipts import clear, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
@@ -60,7 +60,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
     passwords = tuple(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
-    with opened_store({**places["store"], "remote": None}) as store:
+    with open_store({**places["store"], "remote": None}) as store:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last

@@ -11,12 +11,12 @@ from forge_pipeline.content import Made
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.artifact import FileOrBytes, named, opened_library
+from forge_pipeline.runtime.artifact import FileOrBytes, name_of, open_library
 from forge_pipeline.runtime.host import ask_for_tiles
 from forge_pipeline.runtime.interface import Interface, Tensor
 from forge_pipeline.runtime.limits import Limits
 from forge_pipeline.runtime.machine import Machine, available_cores
-from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
+from forge_pipeline.runtime.profile import Clock, KernelTime, profile
 
 
 class Engine:
@@ -58,19 +58,19 @@ class Engine:
             del given
         folder = None if plaintext_folder is None else Path(plaintext_folder)
         limits = Limits.of(max_bytes, max_kdf_bytes)
-        self._where = named(library, "model library")
-        with opened_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
+        self._where = name_of(library, "model library")
+        with open_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
             if found.metadata.get("compile", {}).get("amx", False):
                 ask_for_tiles(where=self._where)
-            self._machine = Machine(path, interface, threads=_checked_threads(threads), where=self._where)
+            self._machine = Machine(path, interface, threads=_check_threads(threads), where=self._where)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.
 
         Shapes and dtypes must be those of ``inputs``; nothing is cast. Raises DataError, naming the input.
         """
-        return self._machine(self._interface.checked(self._interface.positional(args, named)))
+        return self._machine(self._interface.check(self._interface.positional(args, named)))
 
     def run(self, *args: object, **named: object) -> dict[str, Array]:
         """Do as a call does; return outputs by name."""
@@ -81,13 +81,13 @@ class Engine:
 
         Inputs are given as in a call. No other thread may use this engine meanwhile.
         """
-        arrays = self._interface.checked(self._interface.positional(args, named))
+        arrays = self._interface.check(self._interface.positional(args, named))
 
         def run(clock: Clock) -> None:
             with self._machine.observed(clock):
                 self._machine(arrays)
 
-        return profiled(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
+        return profile(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -111,7 +111,7 @@ class Engine:
         return f"Engine({self._where}: {listed(self.inputs)} -> {listed(self.outputs)})"
 
 
-def _checked_threads(threads: int | None) -> int:
+def _check_threads(threads: int | None) -> int:
     cpus = os.cpu_count() or 1
     if threads is None:
         return available_cores()
