@@ -70,7 +70,7 @@ class Engine:
 
         Shapes and dtypes must be those of ``inputs``; nothing is cast. Raises DataError, naming the input.
         """
-        return self._machine(self._interface.check(self._interface.positional(args, named)))
+        return self._machine(self._interface.checked(self._interface.positional(args, named)))
 
     def run(self, *args: object, **named: object) -> dict[str, Array]:
         """Do as a call does; return outputs by name."""
@@ -81,7 +81,7 @@ class Engine:
 
         Inputs are given as in a call. No other thread may use this engine meanwhile.
         """
-        arrays = self._interface.check(self._interface.positional(args, named))
+        arrays = self._interface.checked(self._interface.positional(args, named))
 
         def run(clock: Clock) -> None:
             with self._machine.observed(clock):
