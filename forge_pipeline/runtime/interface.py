@@ -64,11 +64,11 @@ class Interface:
                 "use the release of forge-pipeline that built the library, or build it anew",
             )
         table = list(metadata.get("weights", ()))
-        arrays = [_weight(entry, weights, f"weight {index} of {where}") for index, entry in enumerate(table)]
-        is_raw = [entry.get("prepare", False) is True for entry in table]
+        arrays = [_weight(row, weights, f"weight {index} of {where}") for index, row in enumerate(table)]
+        is_raw = [row.get("prepare", False) is True for row in table]
         return cls(
-            inputs=tuple(_tensor(entry, f"input of {where}") for entry in metadata["inputs"]),
-            outputs=tuple(_tensor(entry, f"output of {where}") for entry in metadata["outputs"]),
+            inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
+            outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
             single=metadata.get("single"),
@@ -89,29 +89,29 @@ class Interface:
             return list(args)
         names = [tensor.name for tensor in self.inputs]
         if len(args) > len(names):
-            raise self._error(f"{len(args)} arrays", "pass one array for each input")
+            raise self._refused(f"{len(args)} arrays", "pass one array for each input")
         values = dict(zip(names, args, strict=False))
         for name, value in named.items():
             if name not in names or name in values:
                 found = f"{name!r} twice" if name in names else f"unknown input {name!r}"
-                raise self._error(found, f"{did_you_mean(name, names)}pass each input once")
+                raise self._refused(found, f"{did_you_mean(name, names)}pass each input once")
             values[name] = value
         missing = [name for name in names if name not in values]
         if missing:
-            raise self._error(f"no {', '.join(missing)}", "pass one array for each input")
+            raise self._refused(f"no {', '.join(missing)}", "pass one array for each input")
         return [values[name] for name in names]
 
-    def _error(self, found: str, fix: str) -> DataError:
+    def _refused(self, found: str, fix: str) -> DataError:
         expected = ", ".join(f"{tensor.name} {tensor}" for tensor in self.inputs)
         return DataError("inputs", expected, found, fix)
 
-    def check(self, values: Sequence[object]) -> list[Array]:
+    def checked(self, values: Sequence[object]) -> list[Array]:
         """Return the inputs once they are known to be what the model takes.
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
         extents: dict[str, tuple[int, int, str]] = {}
-        return [_check(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+        return [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
 
 
 def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
@@ -137,7 +137,7 @@ def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
     return np.frombuffer(section[offset : offset + size], dtype).reshape(shape)
 
 
-def _check(tensor: Tensor, value: object, extents: dict[str, tuple[int, int, str]]) -> Array:
+def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, int, str]]) -> Array:
     if not isinstance(value, np.ndarray):
         raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
     if value.dtype != tensor.dtype:
