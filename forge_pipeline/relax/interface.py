@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tvm
+from tvm import relax
 
 from forge_pipeline.errors import ModelError
-
-if TYPE_CHECKING:
-    import tvm
-
-    from forge_pipeline.ir.onnx_module import Shape
-    from forge_pipeline.relax.graph import Node
+from forge_pipeline.ir.onnx_module import Shape
+from forge_pipeline.relax.graph import Node
 
 
 def checked(mod: tvm.IRModule) -> tvm.IRModule:
     """Return ``mod`` where it has a function `main` in Relax. Raises ModelError where not."""
-    import tvm
-    from tvm import relax
-
     known = isinstance(mod, tvm.IRModule)
     names = [str(variable.name_hint) for variable in mod.functions] if known else []
     if not known or "main" not in names or not isinstance(mod["main"], relax.Function):
