@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
 import tvm
 from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
@@ -26,9 +27,6 @@ from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
 from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def _model(work: Lowering) -> onnx.ModelProto:

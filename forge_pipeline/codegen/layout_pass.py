@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from forge_pipeline.codegen.families import handlers_of
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
@@ -65,8 +66,6 @@ def _emit(graph: Graph, binding: relax.Binding) -> Value:
 
 
 def _value(graph: Graph, expression: relax.Expr) -> Value:
-    from forge_pipeline.codegen.families import handlers_of
-
     if isinstance(expression, relax.Var | GenericConst | relax.Tuple):
         return graph.look(expression)
     if isinstance(expression, relax.TupleGetItem):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
 import tvm
 
 from forge_pipeline.codegen.options import Options
@@ -14,9 +15,6 @@ from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

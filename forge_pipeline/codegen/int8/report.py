@@ -5,6 +5,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax, s_tir, tirx
 
+from forge_pipeline.codegen.tir import primitives
+
 CONVERSIONS = (
     "quantize", "dequantize", "finish_", "pack", "unpack", "T_concat", "T_reshape", "T_strided_slice", "T_transpose",
     "unfold_depth", "fold_depth", "side_by_side",
@@ -37,8 +39,6 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 
 
 def _computes_in_float(function: tirx.PrimFunc) -> bool:
-    from forge_pipeline.codegen.tir import primitives
-
     sch = s_tir.Schedule(function)
     found = primitives.blocks(sch)
     if any(primitives.family_of(sch, block).startswith("integer") for block in found):
