@@ -11,8 +11,7 @@ import tvm
 from forge_pipeline.errors import ModelError
 from forge_pipeline.relax import fold, tensorrt
 from forge_pipeline.relax.batch_size import with_batch_size
-from forge_pipeline.relax.interface import checked
-from forge_pipeline.relax.view import RelaxView
+from forge_pipeline.relax.view import RelaxView, checked
 
 IRModule = Any  # tvm.IRModule: TVM's classes carry no types
 

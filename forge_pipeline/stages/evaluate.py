@@ -135,7 +135,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
 
 
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:
-    from forge_pipeline.evaluation.machine import cpu_name
+    from forge_pipeline.evaluation.latency import cpu_name
 
     return {
         "latency_median_ms": _rounded(timed.median_ms),

@@ -17,7 +17,7 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
-from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL
+from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target

@@ -6,6 +6,7 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,8 +18,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
-from forge_pipeline.codegen.int8.conv import dynamic_shape
-from forge_pipeline.codegen.int8.conv.packed_channels import Entry, pack_int32, quantize_and_pack_int32
+from forge_pipeline.codegen.float32.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
     PACKED,
@@ -34,12 +34,52 @@ from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, NARROW, TILES
+
+Entry = tuple[Affine, tuple[int, ...]]
+"""How a model's input is quantized, and the order of its axes that makes it an image."""
+
+
+def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
+    """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
+    return _pack_int32(image.shape, image, k_inner)
+
+
+def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
+    scale = tirx.const(affine.scale, "float32")
+
+    def read(*at: Any) -> Any:
+        place = [at[axes.index(axis)] for axis in range(len(axes))]
+        return stored(image(*place) / scale, affine, Clip())
+
+    return _pack_int32([image.shape[axis] for axis in axes], read, k_inner)
+
+
+def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
+    batch, _, height, width = shape
+    channels = int(shape[1])
+
+    def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
+        total: Any = None
+        for place in range(min(k_inner, channels)):
+            at = packed * k_inner + place
+            byte = read(n, at, h, w).astype("int32")
+            if channels > k_inner and channels % k_inner:
+                byte = tirx.if_then_else(at < channels, byte, 0)
+            byte = byte << (32 // k_inner * place) if place else byte
+            total = byte if total is None else total | byte
+        return total
+
+    return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
+
 
 NAME = "integer_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -193,7 +233,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     annotations = sch.get(anchor).annotations
     if None in primitives.extents(sch, anchor)[2:4]:
-        dynamic_shape.schedule_direct(sch, machine, anchor)
+        _schedule_dynamic_shape(sch, machine, anchor)
         return
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     before, last = primitives.split_around(sch, anchor)
@@ -273,3 +313,55 @@ def rows_of_block(machine: Machine, height: int, row_values: int) -> int:
     room = machine.l2 // 4 // (2 * row_values)
     fitting = [rows for rows in divisors(height, max(1, room)) if height // rows >= 2 * machine.cores]
     return max(fitting or [1])
+
+
+MOST_PIXELS = 1024
+"""Pixels that a thread computes at once, of an image whose pixels are one row."""
+
+
+def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
+    """Do as `schedule` does where height and width are known only when the kernel runs.
+
+    Pixels of a pointwise convolution whose bytes are read where they lie are one row (`flatten_pixels`), whose last
+    tile is moved back (`tail_tiles`). Every other one reads a copy of some rows, which it needs anyway, with a margin
+    for whole tiles.
+    """
+    annotations = sch.get(anchor).annotations
+    pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
+    reads, weights = str(annotations[READS]), str(annotations[WEIGHTS])
+    in_place = ANY_ORDER in annotations
+    if in_place and NARROW in (sch.mod["main"].attrs or {}):
+        pixels = 1
+    before, last = primitives.split_around(sch, anchor)
+    for block in before[:-1]:
+        sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
+    n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    rows, lanes = (primitives.static(sch, loop) for loop in (row, out))
+    steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
+    row_out, row_in = sch.split(row, [None, vectors])
+    if in_place:
+        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
+        row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+        outer, inner = [n, h, row_block, row_out], [w_out]
+        if pixels > 1:
+            sch.annotate(w_out, TILES, pixels)
+    else:
+        row_block, h_in = sch.split(h, [None, ROW_BLOCK])
+        w_out, w_in = sch.split(w, [None, pixels])
+        outer, inner = ([n, row_block], [row_out, h_in, w_out]) if before else ([n, row_block, row_out], [h_in, w_out])
+    sch.annotate(w_out, MARGIN, pixels)
+    sch.reorder(*outer, *inner, *reduction, w_in, row_in, out, byte)
+    shared = primitives.fuse(sch, outer)
+    stores = narrow_store.compute_at(sch, last, w_out)
+    for block in before[-1:]:
+        sch.compute_at(block, shared)
+        if primitives.extents(sch, block)[-1] == lanes:
+            sch.vectorize(sch.get_loops(block)[-1])
+    primitives.parallel_if_worth(sch, shared, rows * lanes * primitives.UNKNOWN**2 * steps // STEPS)
+    for loop in (w_in, row_in, reduction[-1]):
+        sch.unroll(loop)
+    depth = 1 + len(inner)
+    for block in stores:
+        primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
+    tensorize(sch, out, machine, dot_product(machine), reads, weights, later=True)

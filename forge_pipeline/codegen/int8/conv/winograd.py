@@ -9,13 +9,14 @@ weights). So nothing is rounded before the result is stored, and it equals the d
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.float32 import winograd_tiles
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.winograd_tiles import (
     Extents,
@@ -26,14 +27,56 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
     schedule_image,
     schedule_results,
 )
-from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
+
+INT32_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform(winograd_tiles.Transform):
+    """F(m x m, 3 x 3) with integers; results are ``odd << shift`` times too large."""
+
+    odd: int
+    shift: int
+
+    def of_kernel(self, weight: Array) -> Array:
+        """Return (filters, channels, 3, 3), transformed."""
+        return self.kernel @ weight.astype(np.int64) @ self.kernel.T
+
+    def fits(self, weight: Array) -> bool:
+        """Whether transformed weights fit int16, and every sum of products by bytes what the shift leaves of int32."""
+        largest = int(np.abs(weight.astype(np.int64)).sum(axis=(1, 2, 3)).max(initial=0)) * LEVELS
+        inside = int(np.abs(self.of_kernel(weight)).max(initial=0)) < 1 << 15
+        return inside and largest < 1 << (INT32_BITS - 1 - self.shift)
+
+
+def _in_integers(real: winograd_tiles.Transform, multiples: tuple[int, ...]) -> Transform:
+    """Return ``real`` with the rows of its kernel matrix multiplied until they are whole numbers.
+
+    The result's matrix makes up for what a row is multiplied by less than the others.
+    """
+    rows = np.array(multiples, np.int64)
+    largest = int(rows.max())
+    shift = (largest**2 & -(largest**2)).bit_length() - 1
+    return Transform(
+        image=real.image.astype(np.int64),
+        kernel=np.rint(real.kernel * rows[:, None]).astype(np.int64),
+        result=real.result.astype(np.int64) * (largest // rows),
+        odd=largest**2 >> shift,
+        shift=shift,
+    )
+
+
+SMALL = _in_integers(winograd_tiles.SMALL, (2, 2, 2, 2))
+LARGE = _in_integers(winograd_tiles.LARGE, (24, 24, 24, 24, 24, 1))
+
 
 NAME = "integer_winograd"
 EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
@@ -140,7 +183,7 @@ def convolve(
         name="products",
     )
     result = results(sums, "uint32", geometry, transform)
-    inverse = tirx.const(pow(transform.odd, -1, 1 << WORD_BITS), "uint32")
+    inverse = tirx.const(pow(transform.odd, -1, 1 << INT32_BITS), "uint32")
 
     def total(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         value = result(n, row, h, w, out)
