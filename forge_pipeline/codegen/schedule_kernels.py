@@ -23,7 +23,7 @@ ROOT = "root"
 Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
 
 REWRITES: tuple[Rewrite, ...] = (
-    pmaddubsw.continued,  # masks of the steps that need them
+    pmaddubsw.continue_sums,  # masks of the steps that need them
     peel_padding.peel,  # padded copies without tests in their loops
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
@@ -122,7 +122,7 @@ def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.Pr
     if tail_tiles.has_tail_tiles(done):
         narrow = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, True), rule, machine))
         done = tail_tiles.shift_tail_tiles(done, narrow)
-    return narrow_store.packed(done).with_attr("tirx.is_scheduled", True)
+    return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 
 def _rewrite_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -78,8 +78,8 @@ def quantized_operands(graph: Graph, call: relax.Call, arrange: Callable[[Array]
     if not isinstance(source, Dequantized | DynamicallyQuantized) or not (weight.scale > 0).all():
         return None
     integers, spread = weight.integers, [1] * weight.integers.ndim
-    held = weights.held(graph.machine, arrange(integers))
-    if held is None:
+    narrow = weights.to_int8_or_int16(graph.machine, arrange(integers))
+    if narrow is None:
         return None
     if weight.scale.size > 1:
         spread[weight.axis] = -1
@@ -89,7 +89,7 @@ def quantized_operands(graph: Graph, call: relax.Call, arrange: Callable[[Array]
         return None
     affine = source.affine if isinstance(source, Dequantized) else Affine(scale=1.0, zero=0)
     return {
-        "source": source.source, "zero": affine.zero, "weight": held, "bias": np.zeros(len(scales), np.int64),
+        "source": source.source, "zero": affine.zero, "weight": narrow, "bias": np.zeros(len(scales), np.int64),
         "scale": (np.float32(affine.scale) * scales[:, 0]).astype(np.float32),
         "dynamic": source if isinstance(source, DynamicallyQuantized) else None,
     }  # fmt: skip

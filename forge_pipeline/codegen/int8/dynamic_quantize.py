@@ -133,7 +133,7 @@ def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, element, name="quantize")
 
 
-def padded(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
+def pad_image(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
     """Return an image of bytes with the measured zero point around it, and a convolution that pads no more."""
     if not any(geometry.padding):
         return image, geometry

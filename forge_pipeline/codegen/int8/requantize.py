@@ -52,8 +52,8 @@ class Epilogue:
 
     def largest(self, weight: Array) -> Array:
         """Return the most that results of bytes times ``weight`` (channels, ...) can be, for each channel."""
-        wide = weight.reshape(len(weight), -1).astype(np.int64)
-        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
+        integers = weight.reshape(len(weight), -1).astype(np.int64)
+        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(integers, 0), np.maximum(integers, 0))]
         most: Array = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
         return most if self.float_bias is None else most + abs(self.float_bias)
 
@@ -62,10 +62,10 @@ class Epilogue:
         arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
         if self.float_bias is not None:
             arrays.append(self.float_bias.astype(np.float32))
-        constants = [graph.constant(_filled(array, shape)) for array in arrays]
+        constants = [graph.constant(_fill(array, shape)) for array in arrays]
         if self.dynamic is not None:
             scale, zero = self.dynamic.scale, self.dynamic.zero
-            sums = graph.constant(_filled(self.dynamic.sums, shape))
+            sums = graph.constant(_fill(self.dynamic.sums, shape))
             constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
             if not self.raw:
                 constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
@@ -90,7 +90,7 @@ class Epilogue:
         return (rounded(value) if self.affine is None else value) + float_bias[0]
 
 
-def _filled(array: Array, shape: tuple[int, ...]) -> Array:
+def _fill(array: Array, shape: tuple[int, ...]) -> Array:
     full = np.zeros(shape, array.dtype)
     full.reshape(-1)[: array.size] = array
     return full

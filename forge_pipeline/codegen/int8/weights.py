@@ -20,7 +20,7 @@ LARGEST, BYTE = 127, 255
 """What every dot product can take of both signs, and what two bytes differ at most."""
 
 
-def held(machine: Machine, integers: Array) -> Array | None:
+def to_int8_or_int16(machine: Machine, integers: Array) -> Array | None:
     """Return weights, those of a result along all axes but the first, as int8 or int16; None where no kernel does.
 
     int16 are for machines that widen, or for ``in_parts``.
@@ -35,7 +35,7 @@ def held(machine: Machine, integers: Array) -> Array | None:
     return None if BYTE * int(totals.max()) >= SUM_LIMIT else integers.astype(np.int16)
 
 
-def in_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
+def split_into_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
     """Return weights whose parts in int8 follow each other along ``axis``, and how many there are."""
     if weight.dtype == np.int8 or dot_product(machine).widens:
         return weight, 1

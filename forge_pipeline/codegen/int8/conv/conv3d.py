@@ -32,7 +32,7 @@ class Conv3d:
         )  # fmt: skip
         flat = replace(convolution, source=source, weight=weight, strategy=Conv2d(geometry=geometry))
         images = flat.strategy.emit(graph, flat, affine)
-        return stacked(images, self.depth.output)
+        return stack_images(images, self.depth.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Folded:
         return fold_depth(graph, graph.blocked(self.images), self.images.channels, self.depth)
 
 
-def stacked(images: Value, depth: int) -> Pictured:
+def stack_images(images: Value, depth: int) -> Pictured:
     """Return a blocked batch of images as volumes of ``depth`` images each."""
     return Pictured(image=images, deferred=Folded(images=images, depth=depth))
 

@@ -143,7 +143,7 @@ def convolve(
 
     output = (image.shape[0], blocks, *geometry.output, lanes)
     if not narrows:
-        return x86_narrow_store.requantized(output, epilogue, total, constants)
+        return x86_narrow_store.requantize(output, epilogue, total, constants)
 
     def narrowed(n: Any, block: Any, h: Any, t: Any, pixel: Any, lane: Any) -> Any:
         at = (n, block, h, t * NEON_PIXELS + pixel, lane)

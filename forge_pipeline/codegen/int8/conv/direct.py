@@ -101,18 +101,18 @@ def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geomet
     else:
         image = graph.blocked(source)
     packed = pack_weight(weight, lanes, dot.k_inner if is_packed else lanes, dot.k_inner)
-    rows, blocks = packed.shape[:2]
+    oc_blocks, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
     in_place = not geometry.is_static and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
-        for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
+        for stored in ((oc_blocks, oc_blocks + 1) if geometry.groups == 1 else (oc_blocks,))
     ]
     if tiles[-1].cycles < tiles[0].cycles:  # one more vector of filters, of zeros, makes them divide into wider tiles
         packed = np.concatenate([packed, np.zeros_like(packed[:1])])
-        rows += 1
+        oc_blocks += 1
     tile = min(tiles, key=lambda tile: (tile.cycles, tile.pixels, tile.vectors))
-    constants = epilogue.constants(graph, (rows, lanes))
+    constants = epilogue.constants(graph, (oc_blocks, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
         name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, tile=tile, dot=dot,
@@ -128,10 +128,10 @@ def is_pointwise(geometry: Geometry) -> bool:
 def pack_weight(weight: Array, lanes: int, inner: int, k_inner: int) -> Array:
     """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
     filters, channels, height, width = weight.shape
-    rows, blocks = -(-filters // lanes), -(-channels // inner)
-    full = np.zeros((rows * lanes, blocks * inner, height, width), weight.dtype)
+    oc_blocks, blocks = -(-filters // lanes), -(-channels // inner)
+    full = np.zeros((oc_blocks * lanes, blocks * inner, height, width), weight.dtype)
     full[:filters, :channels] = weight
-    split = full.reshape(rows, lanes, blocks, inner // k_inner, k_inner, height, width)
+    split = full.reshape(oc_blocks, lanes, blocks, inner // k_inner, k_inner, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
@@ -149,7 +149,7 @@ def convolve(
         image = quantize_and_pack_int32(image, dot.k_inner, *entry)
     lanes, geometry = int(weight.shape[5]), geometry.of(image)
     total = sums_of(image, weight, geometry, zero, tile, dot, enters=entry is not None, in_place=in_place)
-    return narrow_store.requantized(
+    return narrow_store.requantize(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         epilogue,
         total,
@@ -165,8 +165,8 @@ def sums_of(
 
     ``enters``: the image is made by this kernel, from the model's input.
     """
-    rows, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
-    rows_per_group = rows // geometry.groups
+    oc_blocks, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
+    oc_blocks_per_group = oc_blocks // geometry.groups
     is_packed = len(image.shape) == 4
     filler = zero
     if is_packed:
@@ -195,13 +195,13 @@ def sums_of(
     byte = te.reduce_axis((long(0), long(dot.k_inner)), "byte")
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        first = row // rows_per_group * blocks if geometry.groups > 1 else 0
+        first = row // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         y, x = (h, w) if in_place else (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         at = (n, first + block, y, x)
         value = unpack_int32(padded(*at), byte, dot) if is_packed else padded(*at, k_outer * dot.k_inner + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, k_outer, out, byte)), axis=[*axes, byte])
 
-    shape = (image.shape[0], rows, out_h, out_w, lanes)
+    shape = (image.shape[0], oc_blocks, out_h, out_w, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
     attributes[READS] = PACKED if is_packed else BYTES
     attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
@@ -239,16 +239,16 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # a copy with a margin, into the one that widens it
-    n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
-    rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
+    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    oc_blocks, height, width, lanes = (primitives.static(sch, loop) for loop in (oc, h, w, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = dot_product(machine).k_inner * lanes * rows * steps
+    weight_bytes = dot_product(machine).k_inner * lanes * oc_blocks * steps
     enters = ENTERS in annotations
     is_widened = dot_product(machine).widens and annotations[READS] == BYTES and bool(before)
     image_bytes = primitives.static(sch, reduction[0]) * height * width * lanes
     if is_widened:  # where pixels are strided, that is more than there are results
         image_bytes = primitives.product(primitives.extents(sch, before[-1]))
-    row_out, row_in = sch.split(row, [None, vectors])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
     in_row_blocks = (enters or is_widened) and not weights_first
@@ -257,13 +257,13 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             _row_values(sch, before[-1], height) if enters else primitives.static(sch, reduction[0]) * width * lanes
         )
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, values)])
-        inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
+        inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
     else:
-        inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
+        inner, shared_loops = [w_out], [n, oc_out, h] if weights_first else [n, h, oc_out]
     block_in, kernel_h, kernel_w, k_outer = reduction
     shares = SHARES in annotations
     steps_in = [k_outer, w_in, kernel_w] if shares else [kernel_w, k_outer, w_in]
-    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, row_in, out, byte)
+    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, oc_in, out, byte)
     shared = primitives.fuse(sch, shared_loops)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:
@@ -273,8 +273,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
                 sch.vectorize(sch.get_loops(block)[-1])
         else:
             spread_copy(sch, block, machine, is_row=enters)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
-    for loop in (w_in, row_in, kernel_w if shares else k_outer):
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * steps // STEPS)
+    for loop in (w_in, oc_in, kernel_w if shares else k_outer):
         sch.unroll(loop)
     depth = 1 + len(inner)
     for block in stores:
@@ -335,30 +335,30 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
-    n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
-    rows, lanes = (primitives.static(sch, loop) for loop in (row, out))
+    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    row_out, row_in = sch.split(row, [None, vectors])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     if in_place:
         tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
         row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
-        outer, inner = [n, h, row_block, row_out], [w_out]
+        outer, inner = [n, h, row_block, oc_out], [w_out]
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
     else:
         row_block, h_in = sch.split(h, [None, ROW_BLOCK])
         w_out, w_in = sch.split(w, [None, pixels])
-        outer, inner = ([n, row_block], [row_out, h_in, w_out]) if before else ([n, row_block, row_out], [h_in, w_out])
+        outer, inner = ([n, row_block], [oc_out, h_in, w_out]) if before else ([n, row_block, oc_out], [h_in, w_out])
     sch.annotate(w_out, MARGIN, pixels)
-    sch.reorder(*outer, *inner, *reduction, w_in, row_in, out, byte)
+    sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, byte)
     shared = primitives.fuse(sch, outer)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:
         sch.compute_at(block, shared)
         if primitives.extents(sch, block)[-1] == lanes:
             sch.vectorize(sch.get_loops(block)[-1])
-    primitives.parallel_if_worth(sch, shared, rows * lanes * primitives.UNKNOWN**2 * steps // STEPS)
-    for loop in (w_in, row_in, reduction[-1]):
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS)
+    for loop in (w_in, oc_in, reduction[-1]):
         sch.unroll(loop)
     depth = 1 + len(inner)
     for block in stores:

@@ -89,9 +89,9 @@ class Conv2d:
         epilogue = convolution.epilogue(graph.machine, affine, convolution.weight.astype(np.int64).sum(axis=(1, 2, 3)))
         source, geometry = convolution.source, self.geometry
         if convolution.dynamic is not None:
-            source, geometry = dynamic_quantize.padded(graph, source, convolution.dynamic, geometry)
+            source, geometry = dynamic_quantize.pad_image(graph, source, convolution.dynamic, geometry)
         by_rows = depthwise.takes(geometry)
-        weight, times = weights.in_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
+        weight, times = weights.split_into_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
         if times > 1 and not by_rows:
             source = weights.channels_again(graph, source, times, geometry.groups)
             geometry = replace(geometry, channels=geometry.channels * times)

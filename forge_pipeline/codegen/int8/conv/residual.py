@@ -124,23 +124,23 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_inline(block)
     for block in (*anchors, steps):
         sch.set_scope(block, 0, "local")
-    n, row, h, w, out = sch.get_loops(steps)
-    rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
+    n, oc, h, w, out = sch.get_loops(steps)
+    oc_blocks, height, width, lanes = (primitives.static(sch, loop) for loop in (oc, h, w, out))
     blocks, per_result = 0, 0
     for anchor in anchors:
         block, *others = (primitives.static(sch, loop) for loop in sch.get_loops(anchor)[SPATIAL:-1])
         blocks, per_result = blocks + block, per_result + block * primitives.product(others)
-    weight_bytes = dot_product(machine).k_inner * lanes * rows * per_result
-    row_out, row_in = sch.split(row, [None, vectors])
+    weight_bytes = dot_product(machine).k_inner * lanes * oc_blocks * per_result
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(blocks * height * width * lanes, RESIDENT)
     in_row_blocks = dot_product(machine).widens and not weights_first
     if in_row_blocks:
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, blocks * width * lanes)])
-        inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
+        inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
     else:
-        inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
-    sch.reorder(*shared_loops, *inner, w_in, row_in, out)
+        inner, shared_loops = [w_out], [n, oc_out, h] if weights_first else [n, h, oc_out]
+    sch.reorder(*shared_loops, *inner, w_in, oc_in, out)
     for anchor in anchors:
         sch.compute_at(anchor, w_out, preserve_unit_loops=True)
     sch.reverse_compute_at(last, w_out)
@@ -151,14 +151,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.vectorize(sch.get_loops(block)[-1])
         else:
             spread_copy(sch, block, machine)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * per_result // STEPS)
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * per_result // STEPS)
     depth = 1 + len(inner)
     for block in (steps, last):
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for anchor, notes in zip(anchors, annotations, strict=True):
-        _, row_in, _, w_in, out, *reduction, byte = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
-        sch.reorder(*reduction, w_in, row_in, out, byte)
-        for loop in (w_in, row_in, reduction[-1]):
+        _, oc_in, _, w_in, out, *reduction, byte = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
+        sch.reorder(*reduction, w_in, oc_in, out, byte)
+        for loop in (w_in, oc_in, reduction[-1]):
             sch.unroll(loop)
         start = sch.decompose_reduction(anchor, reduction[0])
         primitives.vectorize_and_unroll(sch, start, below=depth, lanes=lanes)

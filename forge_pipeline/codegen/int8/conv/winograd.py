@@ -131,14 +131,14 @@ def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transfo
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
     out_h, out_w = geometry.output
-    rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
+    oc_blocks, ic_blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
     dot = dot_product(machine)
     efficiency = WHOLE_EFFICIENCY if dot.is_single else EFFICIENCY
 
     def per_product(by: DotProduct) -> float:
-        return rows * blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
+        return oc_blocks * ic_blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
 
-    weights = rows * blocks * machine.lanes**2
+    weights = oc_blocks * ic_blocks * machine.lanes**2
     if transform is None:
         return out_h * out_w * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
@@ -147,17 +147,17 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
     products = size * size * per_product(_int16(machine))
-    return tiles * (products + blocks * per_image + rows * per_result) + reading
+    return tiles * (products + ic_blocks * per_image + oc_blocks * per_result) + reading
 
 
 def pack_weight(weight: Array, lanes: int, k_inner: int, transform: Transform) -> Array:
     """Return (filters, channels, 3, 3), transformed: (rows, i, j, channels / lanes, lanes / group, lanes, group)."""
     filters, channels, _, _ = weight.shape
-    rows, blocks = -(-filters // lanes), -(-channels // lanes)
+    oc_blocks, ic_blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
-    full = np.zeros((rows * lanes, blocks * lanes, size, size), np.int16)
+    full = np.zeros((oc_blocks * lanes, ic_blocks * lanes, size, size), np.int16)
     full[:filters, :channels] = transform.of_kernel(weight)
-    split = full.reshape(rows, lanes, blocks, lanes // k_inner, k_inner, size, size)
+    split = full.reshape(oc_blocks, lanes, ic_blocks, lanes // k_inner, k_inner, size, size)
     return np.ascontiguousarray(split.transpose(0, 5, 6, 2, 3, 1, 4))
 
 
@@ -167,12 +167,12 @@ def convolve(
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
     batch, lanes = image.shape[0], image.shape[4]
-    rows, size, _, blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
-    transformed = image_components(image, tirx.const(zero, "uint8"), "int16", blocks, geometry, transform)
-    block, k_outer = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, k_outers), "quad")
+    oc_blocks, size, _, ic_blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
+    transformed = image_components(image, tirx.const(zero, "uint8"), "int16", ic_blocks, geometry, transform)
+    block, k_outer = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, k_outers), "quad")
     byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
     sums = te.compute(
-        (batch, rows, size, size, transformed.shape[4], lanes),
+        (batch, oc_blocks, size, size, transformed.shape[4], lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
                 transformed[n, i, j, block, t, k_outer * dot.k_inner + byte],
@@ -191,8 +191,8 @@ def convolve(
 
     if dot.multiplies + dot.others > 1:
         epilogue = replace(epilogue, bounded=False)  # one by one: whether packing pays here was not measured
-    return narrow_store.requantized(
-        (batch, rows, *geometry.output, lanes),
+    return narrow_store.requantize(
+        (batch, oc_blocks, *geometry.output, lanes),
         epilogue,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),

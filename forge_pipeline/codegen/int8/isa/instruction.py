@@ -52,7 +52,7 @@ def reinterpret(value: str, dtype: str) -> str:
     return f"T.reinterpret({value}, dtype='{dtype}')"
 
 
-def fenced(sums: str, lanes: int, dtype: str = "int32") -> str:
+def fence(sums: str, lanes: int, dtype: str = "int32") -> str:
     """Return the script of sums that LLVM must have as they are at this place.
 
     Behind an addition, a fence keeps LLVM from adding up the products of several steps first, for which registers do
@@ -62,9 +62,9 @@ def fenced(sums: str, lanes: int, dtype: str = "int32") -> str:
     return reinterpret(call("llvm.arithmetic.fence", floats, reinterpret(sums, floats)), f"{dtype}x{lanes}")
 
 
-def added_modulo(sums: str, product: str, lanes: int) -> str:
+def add_modulo(sums: str, product: str, lanes: int) -> str:
     """Return the script of sums and a product of int32, between fences; there is no overflow modulo 2^32."""
-    return fenced(f"{fenced(sums, lanes, 'uint32')} + {reinterpret(product, f'uint32x{lanes}')}", lanes)
+    return fence(f"{fence(sums, lanes, 'uint32')} + {reinterpret(product, f'uint32x{lanes}')}", lanes)
 
 
 def extents_of(shape: Sequence[int]) -> str:

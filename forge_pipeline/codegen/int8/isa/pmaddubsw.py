@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import (
     Instruction,
-    added_modulo,
+    add_modulo,
     multiply_add,
     register,
     reinterpret,
@@ -91,7 +91,7 @@ def intrinsic(lanes: int, *, masked: bool) -> str:
         "mask_buffer": f"M = T.match_buffer(m, ({lanes}, 4), 'uint8', offset_factor=1)" if masked else "",
         "mask_read": f"M[0:{lanes}, 0:4], " if masked else "",
     }
-    register(name, _FRAME, pattern, f"{sums} = {added_modulo(sums, product, lanes)}", params)
+    register(name, _FRAME, pattern, f"{sums} = {add_modulo(sums, product, lanes)}", params)
     return name
 
 

@@ -33,18 +33,18 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
     def element(_: Any, block: Any, __: Any, m: Any, *channel: Any) -> Any:
         at = block * micro.k_inner + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
         row = tirx.min(m, rows - 1) if padded_rows != rows else m
-        return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
+        return _to_signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
 
     inner = (2, LANES) if micro.reads_halves else (LANES,)
     shape = (1, -(-steps // micro.k_inner), 1, padded_rows, *inner)
     return te.compute(shape, element, name="matrix", attrs={COPY: "matrix"})
 
 
-def _signed(byte: Any, signed: bool) -> Any:
+def _to_signed(byte: Any, signed: bool) -> Any:
     return (byte.astype("int32") - 128).astype("int8") if signed else byte
 
 
-def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
+def pad_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
     """Describe a copy (N, blocks, H, W * 4) with the padding, and with pixels that only fill the last tile."""
     micro, (top, left, bottom, right) = plan.kernel, geometry.padding
     out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
@@ -61,7 +61,7 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
         conditions += [at < last] if last != whole * LANES else []
         from_block = tirx.min(block, blocks - 1) if even != blocks else block
         byte = image(n, from_block, h - top, (at - first) // LANES, (at - first) % LANES)
-        pixel = _signed(byte, micro.signed)
+        pixel = _to_signed(byte, micro.signed)
         return tirx.if_then_else(tirx.all(*conditions), pixel, filler) if conditions else pixel
 
     attributes: dict[str, Any] = {COPY: "rows"}

@@ -33,7 +33,7 @@ Shape = tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair(DeferredKernel):
+class Binary(DeferredKernel):
     """Two operands whose combination is a ``DeferredResult``.
 
     At least one is dequantized; the other may be a constant, or deferred sums (which are then left in float).
@@ -143,7 +143,7 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
         if str(own) != str(other) and own != 1 and other != 1:
             return None
     return Value(
-        deferred=Pair(
+        deferred=Binary(
             operator=call.op.name, operands=(operands[0], operands[1]), shapes=(shapes[0], shapes[1]), clip=Clip()
         )
     )

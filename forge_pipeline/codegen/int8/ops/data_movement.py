@@ -41,9 +41,9 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
     """Move integers instead of floats, and constants at once."""
     value = graph.look(call.args[0])
     if isinstance(value, IntegerWeight):
-        return _moved_weight(value, call) or _moved_block(_as_block(value), call)
+        return _move_weight(value, call) or _move_block(_as_block(value), call)
     if isinstance(value, BlockWeight):
-        return _moved_block(value, call)
+        return _move_block(value, call)
     if not isinstance(value, Dequantized):
         return None
     source = value.source
@@ -59,7 +59,7 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
     return dequantized(Value(plain=moved), value.affine)
 
 
-def _moved_weight(value: IntegerWeight, call: relax.Call) -> Value | None:
+def _move_weight(value: IntegerWeight, call: relax.Call) -> Value | None:
     assert value.constant is not None  # noqa: S101 - an integer weight always has one
     if call.op.name == "relax.permute_dims" and call.attrs.axes is not None:
         axes = [int(axis) for axis in call.attrs.axes]
@@ -90,7 +90,7 @@ def _as_block(value: IntegerWeight) -> BlockWeight:
     return BlockWeight(integers=value.integers, scales=scales, constant=value.constant)
 
 
-def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
+def _move_block(value: BlockWeight, call: relax.Call) -> Value | None:
     """Move integers and scales alike."""
     if call.op.name == "relax.permute_dims":
         axes = None if call.attrs.axes is None else ints(call.attrs.axes)
@@ -104,7 +104,7 @@ def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Concatenated:
     """Values side by side, each with its own scale, until they have one: a ``DeferredResult``."""
 
     parts: tuple[Value, ...]
@@ -127,7 +127,7 @@ class Joined:
             inside = None if curve is None else replace(curve, values=np.clip(curve.values, low, high))
             value = None if inside is None else lookup_table.stored(inside, affine)
             moved.append(divided(graph, part, affine, self.clip) if value is None else value)
-        return _joined(graph, moved, self.axis)
+        return _concatenate(graph, moved, self.axis)
 
 
 def concat(graph: Graph, call: relax.Call) -> Value | None:
@@ -138,13 +138,13 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
     known: list[Any] = list(parts)
     axis = int(call.attrs.axis)
     if all(isinstance(part, Dequantized) and part.affine == known[0].affine for part in known):
-        return dequantized(_joined(graph, [part.source for part in known], axis), known[0].affine)
+        return dequantized(_concatenate(graph, [part.source for part in known], axis), known[0].affine)
     if any(part.values.dtype != np.float32 for part in known if isinstance(part, Curve)):
         return None
-    return Value(deferred=Joined(parts=tuple(parts), axis=axis, clip=Clip()))
+    return Value(deferred=Concatenated(parts=tuple(parts), axis=axis, clip=Clip()))
 
 
-def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
+def _concatenate(graph: Graph, sources: list[Value], axis: int) -> Value:
     """Concatenate bytes: whole blocks where every part fills its own."""
     lanes = graph.machine.lanes
     in_blocks = axis in (1, -3) and all(graph.is_blocked(source) for source in sources)

@@ -86,14 +86,14 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a matrix of bytes times constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
     integers = _weights(left, weight, rank=2)
-    held = None if integers is None else weights.held(graph.machine, integers.T)
-    if held is None or not isinstance(left, Widened):
+    narrow = None if integers is None else weights.to_int8_or_int16(graph.machine, integers.T)
+    if narrow is None or not isinstance(left, Widened):
         return None
     shape = shape_of(call)
     symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
     if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
         return None
-    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(held)), weight=held.T, shape=shape)))
+    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(narrow)), weight=narrow.T, shape=shape)))
 
 
 def convolve(graph: Graph, call: relax.Call) -> Value | None:
@@ -101,12 +101,12 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
     image, weight = (graph.look(argument) for argument in call.args)
     shape = shape_of(call.args[0])
     integers = _weights(image, weight, rank=len(shape))
-    held = None if integers is None else weights.held(graph.machine, integers)
-    strategy = None if held is None else _strategy(call, held, shape)
-    if held is None or strategy is None or not isinstance(image, Widened):
+    narrow = None if integers is None else weights.to_int8_or_int16(graph.machine, integers)
+    strategy = None if narrow is None else _strategy(call, narrow, shape)
+    if narrow is None or strategy is None or not isinstance(image, Widened):
         return None
-    convolution = Convolution(**image.operands(graph, len(held)), weight=held, strategy=strategy)
-    return Value(deferred=Sums(inner=convolution), channels=len(held))
+    convolution = Convolution(**image.operands(graph, len(narrow)), weight=narrow, strategy=strategy)
+    return Value(deferred=Sums(inner=convolution), channels=len(narrow))
 
 
 def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvStrategy | None:

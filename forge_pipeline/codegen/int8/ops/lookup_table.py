@@ -100,10 +100,10 @@ def stored(curve: Curve, affine: Affine) -> Value | None:
     if values.dtype != np.float32 or np.isnan(values).any():
         return None
     table = steps_of(values, affine)
-    return source if np.array_equal(table, BYTES) else looked_up(source, table)
+    return source if np.array_equal(table, BYTES) else look_up(source, table)
 
 
-def looked_up(source: Value, table: Array) -> Lookup:
+def look_up(source: Value, table: Array) -> Lookup:
     """Return the bytes that ``table`` has for those of ``source``."""
     return Lookup(source=source, table=table, channels=source.channels, deferred=LookedUp(source=source, table=table))
 

@@ -41,7 +41,7 @@ class Product(DeferredSums):
     shape: tuple[Extent, ...]
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        weight, times = weights.in_parts(graph.machine, self.weight, axis=0)
+        weight, times = weights.split_into_parts(graph.machine, self.weight, axis=0)
         if times > 1:
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import pool
-from forge_pipeline.codegen.int8.conv.conv3d import images_of, stacked
+from forge_pipeline.codegen.int8.conv.conv3d import images_of, stack_images
 from forge_pipeline.codegen.int8.conv.match import Pictured, pictured, row_of
 from forge_pipeline.codegen.int8.ops import pool_dynamic_shape
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
@@ -89,7 +89,7 @@ class Pooled:
         """Return the result for that of the images."""
         image = Value(blocked=blocked, channels=self.source.channels)
         if len(self.windows) > PLANE:
-            return stacked(image, self.windows[0].output)
+            return stack_images(image, self.windows[0].output)
         return image if len(self.shape) == 2 + PLANE else pictured(image, self.shape)
 
 
@@ -136,7 +136,7 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     pooled = Pooled.of(graph, value.source, windows, result)
     if is_largest:
         return _largest(graph, pooled, value.affine)
-    counts = [line.counts(padding=bool(attributes.count_include_pad)) for line in pooled.windows]
+    counts = [each.counts(padding=bool(attributes.count_include_pad)) for each in pooled.windows]
     return _mean(pooled, value.affine, 1.0 / reduce(np.multiply.outer, counts))
 
 
@@ -161,7 +161,7 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
 
 def _mean(pooled: Pooled, affine: Affine, shares: Array) -> Value | None:
     """Return means; None where int32 has no room for their sums."""
-    if LEVELS * math.prod(line.size for line in pooled.windows) >= SUM_LIMIT:
+    if LEVELS * math.prod(each.size for each in pooled.windows) >= SUM_LIMIT:
         return None
     return Value(deferred=Mean(pooled=pooled, affine=affine, shares=shares.astype(np.float32), clip=Clip()))
 
@@ -173,21 +173,21 @@ def _largest(graph: Graph, pooled: Pooled, affine: Affine) -> Value:
 
 def _pick(image: te.Tensor, windows: Windows, filler: int) -> tuple[tuple[Any, ...], Any, list[Any]]:
     """Return the result's shape, a function from a place in it to the pixel of a window, and the axes in that."""
-    axes = [te.reduce_axis((0, line.size), name) for line, name in zip(windows, NAMES[-len(windows) :], strict=True)]
+    axes = [te.reduce_axis((0, each.size), name) for each, name in zip(windows, NAMES[-len(windows) :], strict=True)]
     images = image.shape[0]
     if len(windows) > PLANE:
         images = images // windows[0].extent * windows[0].output
 
     def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         at, source = _at(windows, n, h, w), n
-        places = [line.place(own, tap) for line, own, tap in zip(windows, at, axes, strict=True)]
+        places = [each.place(own, tap) for each, own, tap in zip(windows, at, axes, strict=True)]
         if len(windows) > PLANE:
             source = n // windows[0].output * windows[0].extent + places[0]
         value = image(source, block, *places[-PLANE:], lane)
-        inside = [part for line, place in zip(windows, places, strict=True) for part in line.outside(place)]
+        inside = [part for each, place in zip(windows, places, strict=True) for part in each.outside(place)]
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filler, "uint8")) if inside else value
 
-    shape = (images, image.shape[1], *(line.output for line in windows[-PLANE:]), image.shape[4])
+    shape = (images, image.shape[1], *(each.output for each in windows[-PLANE:]), image.shape[4])
     return shape, pixel, axes
 
 
@@ -213,7 +213,7 @@ def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, ep
         name="pool",
         attrs={primitives.FAMILY: pool.NAME},
     )
-    bias = tirx.const(-zero * math.prod(line.size for line in windows), "int32")
+    bias = tirx.const(-zero * math.prod(each.size for each in windows), "int32")
     return te.compute(
         shape,
         lambda n, block, h, w, lane: epilogue.result(total(n, block, h, w, lane), bias, shares(*_at(windows, n, h, w))),

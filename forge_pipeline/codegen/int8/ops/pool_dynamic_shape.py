@@ -58,18 +58,18 @@ def whole(graph: Graph, value: Dequantized, call: relax.Call) -> Value:
 
 def average(image: te.Tensor, attributes: Any, before: Affine, after: Affine | None, clip: Clip) -> te.Tensor:
     """Describe means of a blocked image."""
-    wide = te.compute(image.shape, lambda *at: image(*at).astype("int32") - before.zero, name="widen")
+    widened = te.compute(image.shape, lambda *at: image(*at).astype("int32") - before.zero, name="widen")
     epilogue = Epilogue.of(np.ones(1), np.zeros(1), None, after, clip)
     one, scale = tirx.const(1.0, "float32"), tirx.const(before.scale, "float32")
     if attributes is None:
-        total = pool.reduce_pixels(wide, te.sum)
+        total = pool.reduce_pixels(widened, te.sum)
         pixels = image.shape[2] * image.shape[3]
 
         def share(_h: Any, _w: Any) -> Any:
             return one / pixels.astype("float32")
 
     else:
-        total, share = pool.pool_windows(wide, attributes, tirx.const(0, "int32"), te.sum)
+        total, share = pool.pool_windows(widened, attributes, tirx.const(0, "int32"), te.sum)
     zero, unit = tirx.const(0, "int32"), tirx.const(1.0 if after is None else after.scale, "float32")
 
     def result(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:

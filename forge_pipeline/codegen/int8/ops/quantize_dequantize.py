@@ -53,9 +53,11 @@ def _weight(graph: Graph, call: relax.Call, stored: Array) -> Value | None:
     spread = [1] * stored.ndim
     if max(scale.size, zero.size) > 1:
         spread[axis] = -1
-    wide = stored.astype(np.int64) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(np.int64)
+    codes = stored.astype(np.int64) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(np.int64)
     factors = scale.reshape(spread if scale.size > 1 else [1] * stored.ndim)
-    return IntegerWeight(integers=wide, scale=scale.reshape(-1), axis=axis, constant=wide.astype(np.float32) * factors)
+    return IntegerWeight(
+        integers=codes, scale=scale.reshape(-1), axis=axis, constant=codes.astype(np.float32) * factors
+    )
 
 
 def quantize(graph: Graph, call: relax.Call) -> Value | None:

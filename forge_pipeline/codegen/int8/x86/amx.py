@@ -158,12 +158,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a few tiles along all steps, then what follows from memory; patches of some rows serve all filters."""
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
-    n, panel, m, v, column, chunk, quad, byte = sch.get_loops(anchor)
+    n, panel, m, v, column, chunk, k_outer, byte = sch.get_loops(anchor)
     panels, padded_rows, nr, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, chunk))
     mr = 2 if padded_rows % (2 * ROWS) == 0 else 1
     m_out, m_in = sch.split(m, [None, ROWS * mr])
     inside = [chunk, m_in, v] if nr > 1 else [v, chunk, m_in]
-    sch.reorder(n, m_out, panel, *inside, column, quad, byte)
+    sch.reorder(n, m_out, panel, *inside, column, k_outer, byte)
     rows_only = padded_rows // (ROWS * mr) >= 2 * machine.cores or panels == 1
     if len(sch.get_loops(last)) == IMAGE:
         columns = primitives.static(sch, sch.get_loops(last)[3])

@@ -35,7 +35,7 @@ TO_INT16 = {4: "llvm.x86.sse2.packssdw.128", 8: "llvm.x86.avx2.packssdw", 16: "l
 TO_UINT8 = {4: "llvm.x86.sse2.packuswb.128", 8: "llvm.x86.avx2.packuswb", 16: "llvm.x86.avx512.packuswb.512"}
 
 
-def requantized(
+def requantize(
     shape: Sequence[Any],
     epilogue: Epilogue,
     total: Callable[..., Any],
@@ -79,17 +79,17 @@ def compute_at(sch: Schedule, last: SBlockRV, tile: LoopRV) -> list[SBlockRV]:
     return [real, last]
 
 
-def packed(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def pack_stores(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel that stores bytes of neighbouring pixels together where a block asks for it."""
 
     def pack(loop: tirx.For, mutator: Any) -> Any:
-        realize = _stored_by(loop)
-        return mutator.default_mutate(loop) if realize is None else _packed(loop, realize)
+        realize = _match_store(loop)
+        return mutator.default_mutate(loop) if realize is None else _pack_stores(loop, realize)
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, pack)]))
 
 
-def _stored_by(loop: tirx.For) -> SBlockRealize | None:
+def _match_store(loop: tirx.For) -> SBlockRealize | None:
     """Return the block in a loop over pixels whose only content is a loop over lanes with one to be packed."""
     inner = loop.body
     if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
@@ -104,7 +104,7 @@ def _stored_by(loop: tirx.For) -> SBlockRealize | None:
     return realize if starts_with and isinstance(loop.extent, tirx.IntImm) else None
 
 
-def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
+def _pack_stores(loop: tirx.For, realize: SBlockRealize) -> Any:
     """Return the stores of all pixels of a loop, as many together as there are."""
     lane, extent, first, parts = loop.body.loop_var, int(loop.extent), 0, []
     conditions = rewriting.conjuncts(realize.predicate)
@@ -154,7 +154,7 @@ def _block(block: Any, count: int) -> Any:
         return [*outer, pixel + offset if offset else pixel, tirx.Ramp(first, tirx.const(1, lane.ty.dtype), width)]
 
     floats = [tirx.BufferLoad(source, place(offset, lanes)) for offset in range(count)]
-    value = narrowed(floats, lanes, zero, int(notes[LOW]), int(notes[HIGH]))
+    value = narrow(floats, lanes, zero, int(notes[LOW]), int(notes[HIGH]))
 
     def region(buffer: Any) -> Any:
         ranges = [Range.from_min_extent(index, 1) for index in outer]
@@ -165,10 +165,10 @@ def _block(block: Any, count: int) -> Any:
     return s_tir.SBlock(axes, [region(source)], [region(target)], block.name_hint, body)
 
 
-def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:
+def narrow(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:
     """Return one, two or four vectors of float32, rounded, moved to ``zero`` and clipped, as bytes in order."""
     int16 = f"int16x{2 * lanes}"
-    integers = [_converted(value, lanes) for value in floats]
+    integers = [_convert(value, lanes) for value in floats]
     pairs = [integers[:2], integers[2:]] if len(integers) == 4 else [integers]
     halves = []
     for pair in pairs:
@@ -181,14 +181,14 @@ def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) 
         narrow = tirx.max(narrow, tirx.const(low, f"uint8x{4 * lanes}"))
     if high < LEVELS:
         narrow = tirx.min(narrow, tirx.const(high, f"uint8x{4 * lanes}"))
-    order = in_order(lanes, len(floats))
+    order = group_order(lanes, len(floats))
     if order == list(range(lanes)):
         return narrow
     integers_in_order = tirx.Shuffle([tirx.reinterpret(f"int32x{lanes}", narrow)], order)
     return tirx.reinterpret(f"uint8x{lanes * len(floats)}", integers_in_order)
 
 
-def in_order(lanes: int, vectors: int) -> list[int]:
+def group_order(lanes: int, vectors: int) -> list[int]:
     """Return which groups of four bytes, of what packing makes of one, two or four ``vectors``, come first, second ...
 
     Instructions pack 128 bits of their operands each: every 16 bytes hold four of each vector, or of two, or one again.
@@ -197,7 +197,7 @@ def in_order(lanes: int, vectors: int) -> list[int]:
     return [4 * quarter + vector for vector in range(vectors) for quarter in range(quarters)]
 
 
-def _converted(value: Any, lanes: int) -> Any:
+def _convert(value: Any, lanes: int) -> Any:
     kind = f"int32x{lanes}"
     if lanes < 16:
         return tirx.call_llvm_pure_intrin(kind, CONVERT[lanes], value)

@@ -136,7 +136,7 @@ def convolve(
         lambda n, h, w, place: padded(n, 0, h * stride_h, w * stride_w, place),
         (weight, places, masks), (image.shape[0], rows, out_h, -(-width // pixels) * pixels, lanes), pixels,
     )  # fmt: skip
-    return narrow_store.requantized(
+    return narrow_store.requantize(
         (image.shape[0], -(-geometry.filters // lanes), out_h, width, lanes),
         epilogue,
         total,
@@ -209,25 +209,25 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_inline(block)
     for block in before[-1:]:
         primitives.schedule_elementwise(sch, block, machine)
-    n, row, h, w, out = sch.get_loops(anchor)
-    rows, height, width = (primitives.static(sch, loop) for loop in (row, h, w))
+    n, oc, h, w, out = sch.get_loops(anchor)
+    oc_blocks, height, width = (primitives.static(sch, loop) for loop in (oc, h, w))
     steps = sum(primitives.static(sch, sch.get_loops(block)[-2]) for block in parts)
-    weights_first = rows * lanes * steps * K_INNER > min(steps * K_INNER * height * width, RESIDENT)
-    row_out, row_in = sch.split(row, [None, vectors])
+    weights_first = oc_blocks * lanes * steps * K_INNER > min(steps * K_INNER * height * width, RESIDENT)
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
-    shared_loops, inner = [n, h], [w_out, row_out]
+    shared_loops, inner = [n, h], [w_out, oc_out]
     if weights_first:
-        shared_loops, inner = [n, row_out, h], [w_out]
+        shared_loops, inner = [n, oc_out, h], [w_out]
     if height == 1:  # a matrix: its rows are shared out as well
-        shared_loops, inner = [n, h, *([row_out, w_out] if weights_first else [w_out, row_out])], []
-    sch.reorder(*shared_loops, *inner, w_in, row_in, out)
+        shared_loops, inner = [n, h, *([oc_out, w_out] if weights_first else [w_out, oc_out])], []
+    sch.reorder(*shared_loops, *inner, w_in, oc_in, out)
     shared = primitives.fuse(sch, shared_loops)
     tile, depth = (inner[-1] if inner else shared), 1 + len(inner)
     stores = narrow_store.compute_at(sch, last, tile)
     for block in parts:
         sch.set_scope(block, 0, "local")
         sch.compute_at(block, tile, preserve_unit_loops=True)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * steps // STEPS)
     for block in [anchor, *stores]:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for block in parts:
@@ -246,7 +246,7 @@ def _multiply(sch: Schedule, block: SBlockRV, depth: int, lanes: int) -> None:
     sch.tensorize(out, isa.intrinsic(lanes, masked=sch.get(block).name_hint.startswith(COMPLEMENTED)))
 
 
-def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def continue_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose second sum starts where the first ends, in the same registers.
 
     One that plain loops serve, where each sum starts for itself, stays as it is.
