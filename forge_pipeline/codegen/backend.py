@@ -7,7 +7,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import tvm
+from tvm.relax.backend import cpu_generic
+from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
@@ -22,17 +27,13 @@ from forge_pipeline.codegen.onnx_import.importer import imported, interface, pre
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
-from forge_pipeline.codegen.tir.deterministic_order import in_order
+from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
 from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
-    import tvm
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -93,17 +94,12 @@ def separate_weights(work: Lowering) -> None:
 
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
-    import tvm
-
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
     with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
         yield machine
 
 
 def _pipeline(target: Target) -> Any:
-    from tvm.relax.backend import cpu_generic
-    from tvm.relax.backend.cuda import pipeline as cuda
-
     return cuda if target.kind == "cuda" else cpu_generic.pipeline
 
 
@@ -115,25 +111,19 @@ def place_values(work: Lowering) -> None:
 
 def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Return scheduled kernels and their callers with the memory that values between them take."""
-    import tvm
-
     module = tvm.transform.Sequential(_pipeline(target).dataflow_lower_passes(target.tvm()))(module)
     return module if target.kind == "cuda" else plan_memory(module)
 
 
 def finalize(work: Lowering) -> None:
     """Bring the callers into the virtual machine's form."""
-    import tvm
-
     with _compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
-        work.module = in_order(tvm.transform.Sequential(passes)(work.module))
+        work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
 
 def generate_code(work: Lowering) -> None:
     """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
-    import tvm
-
     install()
     local_buffers.install()
     refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []

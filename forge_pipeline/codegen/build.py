@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.entries import entries
@@ -14,9 +15,6 @@ from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def build(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import (
     channels_last,
@@ -51,9 +52,6 @@ from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.trees import kernel as trees
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 Scheduler = Callable[["Schedule", Machine], None]
 

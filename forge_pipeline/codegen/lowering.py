@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import tvm
 
 from forge_pipeline.codegen import backend, stock, tiled
 from forge_pipeline.codegen.onnx_import.importer import first_line
@@ -15,9 +16,6 @@ from forge_pipeline.codegen.step import Entry, Lowering, Step
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.registry import Registry
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import tvm
 
 IMPORT = Step(
     name="import",

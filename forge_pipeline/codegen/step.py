@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
+import tvm
+
+from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.program import Program
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
-    import tvm
-
-    from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
-    from forge_pipeline.codegen.schedule_kernels import Scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
@@ -29,9 +32,6 @@ from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
-
-if TYPE_CHECKING:
-    import tvm
 
 FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
@@ -67,8 +67,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 
     @wraps(change)
     def run(work: Lowering) -> None:
-        import tvm
-
         with work.target.tvm(), tvm.transform.PassContext(opt_level=3):
             for entry in work.entries:
                 change(work, entry)
@@ -79,8 +77,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 @_on_each
 def simplify_graph(work: Lowering, entry: Entry) -> None:
     """Bring the graph into the form that the families expect."""
-    from tvm import relax
-
     module = entry.module
     entry.is_quantized = is_quantized(module)
     if entry.is_quantized and work.options.channel_layout == "last":
@@ -117,10 +113,6 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
 @_on_each
 def legalize(work: Lowering, entry: Entry) -> None:
     """Make kernels of the operators that are left."""
-    import tvm
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
-
     passes = [
         relax.transform.DecomposeOpsForInference(),
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
@@ -135,8 +127,6 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    from tvm import relax
-
     module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
         module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
@@ -169,8 +159,6 @@ def rewrite(work: Lowering, entry: Entry) -> None:
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:
     """Raise CompileError for an operator that TVM could not make a kernel of."""
-    from tvm import relax
-
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
@@ -186,16 +174,12 @@ def _refuse_leftovers(module: tvm.IRModule) -> None:
 
 
 def _has_casts(module: tvm.IRModule) -> bool:
-    from tvm import relax
-
     bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
     return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     """Tell TVM's fusion what it may fuse into a kernel that a family made."""
-    from tvm import s_tir, tirx
-
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
@@ -209,7 +193,7 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE)
             elif families == {concat.NAME}:
-                module[variable] = function.with_attr(concat.JOINS, True)
+                module[variable] = function.with_attr(concat.IS_CONCAT, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
                 anchors.add(variable.name_hint)

@@ -9,7 +9,7 @@ import numpy as np
 
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime import program as p
-from forge_pipeline.runtime.arguments import Array, aligned
+from forge_pipeline.runtime.arguments import Array, align
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.program import Block, Program, Step
@@ -77,7 +77,7 @@ class Execution:
             case p.Split():
                 sizes = None if step.sizes == -1 else _array(values[step.sizes])
                 parts = _split(_array(values[step.input]), sizes, step)
-                values[step.output] = [self._wrap(aligned(part)) for part in parts]
+                values[step.output] = [self._wrap(align(part)) for part in parts]
             case p.Join():
                 values[step.output] = self._wrap(_joined([_array(part) for part in values[step.list]], step))
             case _:
@@ -97,7 +97,7 @@ class Execution:
                 stack.append(_array(share))
             turn += 1
         made = [_stack(stack, kind) for stack, kind in zip(stacks, step.stacked, strict=True)]
-        return [*carried, *(self._wrap(aligned(stack)) for stack in made)]
+        return [*carried, *(self._wrap(align(stack)) for stack in made)]
 
     def _of_sizes(self, sizes: Array) -> Tensor:
         shape = tuple(int(size) for size in sizes.reshape(-1))
@@ -161,7 +161,8 @@ def _joined(parts: list[Array], step: p.Join) -> Array:
     if not parts:
         raise _refused("a list with something in it", "an empty one, to concatenate")
     try:
-        return aligned(np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis))
+        joined: Array = np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis)
+        return align(joined)
     except (ValueError, IndexError) as error:
         raise _refused("arrays that go together", f"{[part.shape for part in parts[:4]]}: {error}") from error
 

@@ -59,7 +59,7 @@ class Machine:
         weakref.finalize(self, _unload, self._loaded, self._lock, self._release).atexit = False
         use_of_threads.wait_for_fork()
         with self._lock:
-            use_of_threads.computed(self._load, (path, interface, wrap, where), threads)
+            use_of_threads.compute(self._load, (path, interface, wrap, where), threads)
 
     def _load(self, source: tuple[str, Interface, Callable[[Array], Any], str]) -> None:
         (path, interface, wrap, where), loaded, (ffi, _) = source, self._loaded, runtime()
@@ -98,10 +98,10 @@ class Machine:
             shapes = [array.shape for array in arrays]
             self._runs += 1
             if shapes == self._shapes and self._runs % _RUNS_KEPT:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             self._release()
             try:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             finally:
                 self._release()  # what the virtual machine held of the run before, too
                 self._shapes = shapes

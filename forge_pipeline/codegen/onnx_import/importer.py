@@ -99,11 +99,11 @@ def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> 
         found = _attempt(model, progress)
         if isinstance(found, Imported):
             return found
-        written_out = defined(model, [refused.place for refused in found])
+        refused, written_out = found, defined(model, [item.place for item in found])
         if written_out is None:
             break
         model = written_out
-    raise _error(model, found)
+    raise _error(model, refused)
 
 
 def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:

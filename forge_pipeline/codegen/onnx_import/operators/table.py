@@ -41,7 +41,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {"Resize": (3,)}
 def _adapted(convert: Callable[..., Any], node: NodeImport) -> Any:
     from tvm.relax.frontend.onnx.onnx_frontend import onnx_input
 
-    inputs = []
+    inputs: list[Any] = []
     for index in range(len(node.proto.input)):
         if not node.has(index):
             inputs.append(None)

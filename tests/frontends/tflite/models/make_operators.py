@@ -5,9 +5,9 @@ Needs the package ai-edge-litert; run it in this folder. What is made is kept, s
 
 from __future__ import annotations
 
+import mediapipe
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-import mediapipe
 from operators import CASES
 from writer import File
 

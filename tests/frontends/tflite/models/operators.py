@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from flatbuffers import flexbuffers
-from writer import File, Graph
+from writer import Graph
 
 random = np.random.default_rng(0)
 CASES = {}
