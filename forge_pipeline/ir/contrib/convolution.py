@@ -23,7 +23,7 @@ def _convolution(writer: Writer, node: NodeProto) -> None:
     value = op("Conv", x, weight, *([bias] * bool(bias)), **own)
     if other:
         value = op("Add", value, other)
-    op.give(0, activated(op, value, op.text("activation"), list(op.attributes.get("activation_params", ()))))
+    op.give(0, activated(op, value, op.text("activation"), op.listed("activation_params", float)))
 
 
 def _channels_last(writer: Writer, node: NodeProto) -> None:
@@ -36,7 +36,7 @@ def _channels_last(writer: Writer, node: NodeProto) -> None:
     value = op("Conv", nhwc.first(writer, x), weight, *([bias] * bool(bias)), **own)
     if other:
         value = op("Add", value, nhwc.first(writer, other))
-    value = activated(op, value, op.text("activation"), list(op.attributes.get("activation_params", ())))
+    value = activated(op, value, op.text("activation"), op.listed("activation_params", float))
     nhwc.moved(writer, value, op.base)
 
 
@@ -45,7 +45,7 @@ def _transposed(writer: Writer, node: NodeProto) -> None:
     op = Emitter(writer, node)
     own = dict(op.attributes)
     if op.input(2):
-        own["pads"] = [int(pad) for pad in op.array(op.input(2), "a padding").reshape(-1)]
+        own["pads"] = [int(pad) for pad in op.array(op.input(2), "a padding").reshape(-1)] or [0]
     bias = op.input(3)
     op.result(0, "ConvTranspose", op.input(0), op.input(1), *([bias] * bool(bias)), **own)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import onnx
-from onnx import NodeProto
+from onnx import AttributeProto, NodeProto
 
 from forge_pipeline.ir.contrib.writer import MICROSOFT, Unusual
 
@@ -60,8 +60,21 @@ NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Attributes of com.microsoft's operators without which they mean nothing."""
 
 
+INTEGERS = ("K", "N", "axis", "bits", "block_size", "gather_axis", "hidden_size", "keepdims", "opset", "quant_type",
+            "quantize_axis", "transA", "transB", "weight_prepacked")  # fmt: skip
+KINDS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(INTEGERS, AttributeProto.INT),
+        **dict.fromkeys(("axes", "dilations", "kernel_shape", "pads", "strides"), AttributeProto.INTS),
+        "alpha": AttributeProto.FLOAT,
+    }
+)
+"""Types of attributes of com.microsoft's operators, whichever has one of that name."""
+
+
 def check(node: NodeProto, opset: int) -> None:
     """Raise Unusual for a node without what its operator needs, in ONNX's operator set ``opset``."""
+    kinds: Mapping[str, int] = KINDS
     if node.domain == MICROSOFT:
         least, needed = LEAST_INPUTS.get(node.op_type, 0), NEEDED.get(node.op_type, ())
     else:
@@ -70,8 +83,12 @@ def check(node: NodeProto, opset: int) -> None:
         except onnx.defs.SchemaError as error:
             raise Unusual(f"no {node.op_type} in operator set {opset}") from error
         least, needed = schema.min_input, tuple(name for name, item in schema.attributes.items() if item.required)
+        kinds = {name: item.type.value for name, item in schema.attributes.items()}
     if len(node.input) < least:
         raise Unusual(f"{len(node.input)} inputs, {least} at least")
     missing = [name for name in needed if name not in {item.name for item in node.attribute}]
     if missing:
         raise Unusual(f"no attribute {', '.join(missing)}")
+    wrong = [item.name for item in node.attribute if item.name in kinds and item.type != kinds[item.name]]
+    if wrong:
+        raise Unusual(f"an attribute {wrong[0]} of another type")
