@@ -221,6 +221,16 @@ def test_a_model_of_an_older_operator_set_is_written_in_one_that_has_what_it_tak
     assert written.opset_import[0].version == 13
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_pairs_of_words_are_written_in_an_operator_set_that_has_them(dtype: Any) -> None:
+    random: Any = np.random.default_rng(10)
+    constants = {"s": np.float32(0.001), "z": dtype(100)}
+    nodes = [own("QuantizeLinear", ["x", "s", "z"], ["q"]), own("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    feeds = [{"x": random.standard_normal((rows, 4)).astype(np.float32)} for rows in (2, 3)]
+    written = assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=13), feeds)
+    assert written.opset_import[0].version == (13 if dtype == np.uint8 else 21)
+
+
 def test_what_cannot_be_written_out_leaves_the_whole_model_as_it_was() -> None:
     feeds = {"x": np.ones((2, 3), np.float32)}
     nodes = [own("Gelu", ["x"], ["g"]), own("SampleOp", ["g"], ["y"])]
