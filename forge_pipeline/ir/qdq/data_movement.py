@@ -7,7 +7,6 @@ from onnx import NodeProto, TensorProto, helper
 from forge_pipeline.ir.contrib import nhwc
 from forge_pipeline.ir.contrib.writer import MICROSOFT, Unusual, Writer, attributes_of, given
 
-
 FIRST = {
     **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 19),
     **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
