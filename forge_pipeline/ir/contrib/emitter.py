@@ -25,10 +25,13 @@ class Emitter:
         self.writer, self.node = writer, node
         self.attributes = attributes_of(node)
         self.base = next((name for name in node.output if name), node.op_type)
+        self._made = set[str]()
 
     def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, and return the name of its result."""
-        return self.writer.node(operator, list(inputs), f"{self.base}/{operator}", **attributes)
+        name = self.writer.node(operator, list(inputs), f"{self.base}/{operator}", **attributes)
+        self._made.add(name)
+        return name
 
     def input(self, place: int) -> str:
         """Return the name of an input, empty where it is absent."""
@@ -49,7 +52,7 @@ class Emitter:
         name, last = self.output(place), self.writer.nodes[-1:]
         if not name:
             return value
-        if last and last[0].name == value and list(last[0].output) == [value]:  # read by nobody so far
+        if value in self._made and list(last[0].output) == [value]:  # read by nobody so far
             last[0].output[0] = name
             self.writer.known_as(value, name)
         else:

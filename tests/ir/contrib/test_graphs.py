@@ -16,6 +16,7 @@ from forge_pipeline.frontends.source import Source
 from forge_pipeline.ir.contrib.table import REASONS
 from forge_pipeline.ir.qdq.qoperator import RULES
 from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import MICROSOFT, assert_same_results, model, own, with_open_sizes
 
 
@@ -67,6 +68,21 @@ def test_a_shape_that_no_file_states_follows_through_operators_that_onnx_does_no
     feeds = [{"x": floats(7, 2, n)} for n in (3, 4)]
     written = assert_same_results(with_open_sizes(nodes, feeds, {"one": np.array([1])}, ["y"]), feeds)
     assert "Transpose" in {node.op_type for node in written.graph.node}
+
+
+def test_a_node_whose_name_is_that_of_its_result_keeps_it() -> None:
+    """What gives its operand back as it is makes no other name for it."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="r"),
+        own("BitmaskDropout", ["r"], ["d"]),
+        helper.make_node("Add", ["d", "r"], ["y"]),
+    ]
+    feeds = {"x": floats(13, 2, 3)}
+    net = model(nodes, feeds, {}, "y", opset=17)
+    before = net.SerializeToString()
+    written = in_standard(net)
+    assert net.SerializeToString() == before
+    np.testing.assert_array_equal(Interpreter(written)(feeds)["y"], 2 * np.maximum(feeds["x"], 0))
 
 
 def test_every_operator_of_onnx_runtime_has_a_rule_or_a_reason() -> None:
