@@ -27,12 +27,18 @@ def _convolution(writer: Writer, node: NodeProto) -> None:
 
 
 def _channels_last(writer: Writer, node: NodeProto) -> None:
-    """NhwcConv (X, W, B) and NhwcFusedConv (X, W, B, Z): images with channels last, filters with channels second."""
+    """NhwcConv (X, W, B) and NhwcFusedConv (X, W, B, Z): images with channels last.
+
+    Filters of the former have channels last too: so the optimizer writes them that makes them, and its kernel for GPUs
+    reads them. Filters of the latter have them second.
+    """
     op = Emitter(writer, node)
     if op.rank(op.input(1), "filters") != nhwc.RANK:
         raise Unusual("channels last over other than two axes")
     own = {name: value for name, value in op.attributes.items() if name not in FUSED}
     x, weight, bias, other = (op.input(place) for place in range(4))
+    if node.op_type == "NhwcConv":
+        weight = op.transpose(weight, *nhwc.TO_FIRST)
     value = op("Conv", nhwc.first(writer, x), weight, *([bias] * bool(bias)), **own)
     if other:
         value = op("Add", value, nhwc.first(writer, other))
