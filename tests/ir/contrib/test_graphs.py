@@ -15,7 +15,7 @@ from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.frontends.source import Source
 from forge_pipeline.ir.contrib.table import REASONS
 from forge_pipeline.ir.qdq.qoperator import RULES
-from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.qdq.to_standard import in_standard, kept
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import MICROSOFT, assert_same_results, model, own, with_open_sizes
 
@@ -118,6 +118,25 @@ def test_all_that_is_refused_is_named_in_one_message(tmp_path: Path) -> None:
         "'com.microsoft.nchwc.Conv' in 'n5' (channels in blocks, for one kind of machine: save the model at "
         "ORT_ENABLE_EXTENDED)"
     )
+
+
+def test_an_operator_set_that_cannot_be_raised_is_the_reason() -> None:
+    """Sequences of several lengths: Scan has them in operator set 8 only."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["b"])],
+        "body",
+        [value("a", TensorProto.FLOAT, [3])],
+        [value("b", TensorProto.FLOAT, [3])],
+    )
+    nodes = [
+        helper.make_node("Scan", ["n", "x"], ["s"], body=body, num_scan_inputs=1),
+        own("Gelu", ["s"], ["y"]),
+    ]
+    net = model(nodes, {"x": floats(14, 1, 2, 3)}, {"n": np.array([2])}, "y", opset=8)
+    written = in_standard(net)
+    assert written is net
+    assert "does not bring operator set 8" in kept(written)["y"]
 
 
 def test_what_is_in_standard_already_is_left_alone() -> None:
