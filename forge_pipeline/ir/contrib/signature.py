@@ -15,23 +15,23 @@ from forge_pipeline.ir.contrib.writer import MICROSOFT, Unusual
 
 LEAST_INPUTS: Mapping[str, int] = MappingProxyType(
     {
-        "Attention": 2, "BiasAdd": 3, "BiasDropout": 2, "BiasGelu": 2, "BiasSoftmax": 2, "BiasSplitGelu": 2,
-        "BitmaskDropout": 1, "BranchwiseRMSNorm": 1, "CDist": 2, "CausalConvWithState": 2, "ComplexMul": 2,
-        "ComplexMulConj": 2, "ConvTransposeWithDynamicPads": 2, "CropAndResize": 4,
+        "Affine": 1, "Attention": 2, "BiasAdd": 3, "BiasDropout": 2, "BiasGelu": 2, "BiasSoftmax": 2,
+        "BiasSplitGelu": 2, "BitmaskDropout": 1, "BranchwiseRMSNorm": 1, "CDist": 2, "CausalConvWithState": 2,
+        "ComplexMul": 2, "ComplexMulConj": 2, "ConvTransposeWithDynamicPads": 2, "Crop": 1, "CropAndResize": 4,
         "DecoderMaskedMultiHeadAttention": 1, "DequantizeLinear": 2, "DynamicQuantizeLSTM": 12,
-        "DynamicQuantizeMatMul": 3, "EmbedLayerNormalization": 7, "ExpandDims": 2, "FastGelu": 1, "FusedConv": 2,
-        "FusedGemm": 2, "FusedMatMul": 2, "FusedMatMulActivation": 2, "GatedAdd": 3, "GatedRMSNorm": 3,
+        "DynamicQuantizeMatMul": 3, "DynamicSlice": 3, "EmbedLayerNormalization": 7, "ExpandDims": 2, "FastGelu": 1,
+        "FusedConv": 2, "FusedGemm": 2, "FusedMatMul": 2, "FusedMatMulActivation": 2, "GatedAdd": 3, "GatedRMSNorm": 3,
         "GatherBlockQuantized": 3, "GatherND": 2, "Gelu": 1, "GemmFastGelu": 2, "GridSample": 2, "GroupNorm": 3,
-        "GroupQueryAttention": 7, "Inverse": 1, "LayerNormalization": 2, "LinearAttention": 3,
+        "GroupQueryAttention": 7, "ImageScaler": 1, "Inverse": 1, "LayerNormalization": 2, "LinearAttention": 3,
         "LinearAttentionGate": 3, "MRotaryEmbedding": 4, "MatMulBnb4": 3, "MatMulInteger16": 2,
         "MatMulIntegerToFloat": 4, "MatMulNBits": 3, "MulInteger": 3, "MultiHeadAttention": 1, "NhwcConv": 2,
-        "NhwcFusedConv": 2, "NhwcMaxPool": 1, "Pad": 2, "QAttention": 5, "QEmbedLayerNormalization": 18, "QGemm": 6,
-        "QLinearAdd": 7, "QLinearAveragePool": 4, "QLinearConcat": 3, "QLinearConv": 8, "QLinearGlobalAveragePool": 5,
-        "QLinearLeakyRelu": 4, "QLinearMul": 7, "QLinearReduceMean": 4, "QLinearSigmoid": 4, "QLinearSoftmax": 5,
-        "QLinearWhere": 9, "QuantizeLinear": 2, "QuickGelu": 1, "Range": 2, "ReduceSumInteger": 1,
-        "RotaryEmbedding": 4, "ScaledSiLU": 1, "SimplifiedLayerNormalization": 2, "SkipGroupNorm": 4,
-        "SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "TransposeMatMul": 2, "Trilu": 1,
-        "UnfoldTensor": 1, "Unique": 1,
+        "NhwcFusedConv": 2, "NhwcMaxPool": 1, "Pad": 2, "ParametricSoftplus": 1, "QAttention": 5,
+        "QEmbedLayerNormalization": 18, "QGemm": 6, "QLinearAdd": 7, "QLinearAveragePool": 4, "QLinearConcat": 3,
+        "QLinearConv": 8, "QLinearGlobalAveragePool": 5, "QLinearLeakyRelu": 4, "QLinearMul": 7,
+        "QLinearReduceMean": 4, "QLinearSigmoid": 4, "QLinearSoftmax": 5, "QLinearWhere": 9, "QuantizeLinear": 2,
+        "QuickGelu": 1, "Range": 2, "ReduceSumInteger": 1, "RotaryEmbedding": 4, "Scale": 1, "ScaledSiLU": 1,
+        "ScaledTanh": 1, "SimplifiedLayerNormalization": 2, "SkipGroupNorm": 4, "SkipLayerNormalization": 3,
+        "SkipSimplifiedLayerNormalization": 3, "TransposeMatMul": 2, "Trilu": 1, "UnfoldTensor": 1, "Unique": 1,
     }
 )  # fmt: skip
 """How many inputs com.microsoft's operators have at least: ONNX Runtime's schemas."""
@@ -39,6 +39,7 @@ LEAST_INPUTS: Mapping[str, int] = MappingProxyType(
 NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Attention": ("num_heads",),
+        "Crop": ("border",),
         "DecoderMaskedMultiHeadAttention": ("num_heads",),
         "DynamicQuantizeLSTM": ("hidden_size",),
         "GroupNorm": ("activation", "groups"),
@@ -49,10 +50,12 @@ NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "MatMulNBits": ("K", "N", "block_size"),
         "MultiHeadAttention": ("num_heads",),
         "NhwcMaxPool": ("kernel_shape",),
+        "ParametricSoftplus": ("alpha", "beta"),
         "QAttention": ("num_heads",),
         "QLinearAveragePool": ("kernel_shape",),
         "QLinearConcat": ("axis",),
         "ReduceSumInteger": ("axes",),
+        "ScaledTanh": ("alpha", "beta"),
         "SkipGroupNorm": ("activation", "groups"),
         "UnfoldTensor": ("size",),
     }
