@@ -245,6 +245,14 @@ def test_a_softmax_of_bytes_is_over_the_axes_that_its_operator_set_means(axis: i
     assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=opset), feeds, atol=1.1 / 256)
 
 
+def test_a_form_that_cannot_be_written_out_is_refused_with_its_reason() -> None:
+    constants = {"s": np.float32(0.05), "z": np.uint8(100)}
+    names = ["x", "s", "z", "s", "z"]
+    node = own("QLinearAveragePool", names, ["y"], channels_last=1, kernel_shape=[2])
+    net = model([node], {"x": np.ones((1, 4, 8), np.uint8)}, constants, "y", opset=17)
+    assert kept(in_standard(net)) == {"y": "channels last, over other than two axes"}
+
+
 def test_what_cannot_be_written_out_leaves_the_whole_model_as_it_was() -> None:
     feeds = {"x": np.ones((2, 3), np.float32)}
     nodes = [own("Gelu", ["x"], ["g"]), own("SampleOp", ["g"], ["y"])]
