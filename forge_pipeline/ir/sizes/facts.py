@@ -119,7 +119,7 @@ class Facts:
             self._replace(atom, solved[atom])
 
     def _one_sided(self, solved: Mapping[Atom, Whole], text: str) -> bool:
-        """Record that ``max(a, 0)`` is ``a``, or 0, as ``a >= 0``, or ``a <= 0``, which says more: return whether it is."""
+        """Record that ``max(a, 0)`` is ``a`` or 0 as ``a >= 0`` or ``a <= 0``, which says more; return whether it is."""
         for atom, value in solved.items():
             if atom.kind == "positive" and value in (0, atom.sizes[0]):
                 self.require_not_negative(-atom.sizes[0] if value == 0 else value, text)

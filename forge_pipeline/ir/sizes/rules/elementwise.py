@@ -218,7 +218,8 @@ SAME_SHAPE: Final = (
     "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu",
     "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
     "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax",
-    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
+    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization",
+    "InstanceNormalization", "LRN",
     "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
     "ReverseSequence", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
 )  # fmt: skip
