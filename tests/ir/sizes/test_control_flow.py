@@ -71,6 +71,30 @@ def test_what_a_branch_demands_is_demanded_where_it_runs():
     assert differences(graph, {"x": single(5, 4), "flag": np.array(False)}) == []
 
 
+SQUEEZED = """g (float[n, d, 4] x, float[1, 12, 4] w, float[1, 12, 3] r) => (y) <int64 one = {1}, int64[1] axis = {1},
+    int64 ten = {10}> { s = Shape(x) h = Gather(s, one) c = Equal(h, one) z = If (c)
+        <then_branch = a () => (float[i, j] p) { p = Squeeze(x, axis) },
+         else_branch = b () => (float[k, l, o] q) { q = Identity(x) }>
+        BEHIND }"""
+
+
+def test_only_the_branch_that_something_can_be_done_with_runs():
+    """Older exporters write ``squeeze(1)`` so: where the axis is longer than 1, what follows would fail."""
+    graph = model(SQUEEZED.replace("BEHIND", "f = Unsqueeze(z, axis) y, _ = LSTM <hidden_size = 3> (f, w, r)"))
+    sizes = analyse(graph)
+    assert sizes.shape("z") == (N, 4)
+    assert sizes.shape("y") == (N, 1, 1, 3)
+    assert [str(constraint.size) for constraint in sizes.constraints] == ["d - 1"]
+    weights = {"w": single(1, 12, 4), "r": single(1, 12, 3)}
+    assert differences(graph, {"x": single(5, 1, 4), **weights}) == []
+
+
+def test_a_rank_is_open_where_both_branches_can_go_on():
+    sizes = analyse(model(SQUEEZED.replace("BEHIND", "y = Relu(z)")))
+    assert sizes.shape("y") is None
+    assert sizes.constraints[0].graph == "z.then_branch"
+
+
 def loop(body, carried, count="m"):
     return model(f"""g (float[n, 4] x, bool yes, int64 m) => (y, z) <int64 five = {{5}}, int64[1] front = {{0}}> {{
         y, z = Loop ({count}, yes, {carried}) <body =

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, whole
 from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape, of_array
 
 BRANCHES: Final = {True: "then_branch", False: "else_branch"}
@@ -25,12 +25,26 @@ def condition(op: Operation) -> bool | None:
     return bool(entry) if isinstance(entry, int) else None
 
 
+def needed_contents(op: Operation) -> list[Whole]:
+    """Return the condition of an If, which is made of sizes. Raises Unknown where it is not."""
+    contents = op.input(0).contents
+    if contents is None:
+        raise Unknown
+    return [whole(entry) for entry in contents.reshape(-1).tolist()]
+
+
 def if_(op: Operation) -> Sequence[Known]:
     """The branch that is decided; else what both have in common, and extents of their own for the rest."""
-    decided = condition(op)
+    decided, choice = condition(op), op.context.choice()
+    if decided is None and choice is not None:
+        (entry,) = needed_contents(op)
+        op.context.require(entry - int(choice), f"{op.title}: it can go on only where its condition is {choice}")
+        decided = choice
     if decided is not None:
         return op.context.graph(BRANCHES[decided], (), certain=True)[0]
     (yes, inner), (no, other) = (op.context.graph(BRANCHES[choice], (), certain=False) for choice in (True, False))
+    if any(a.rank != b.rank for a, b in zip(yes, no, strict=True)) and op.input(0).contents is not None:
+        op.context.leave_open()
     return [_either(op, a, b, inner | other, index) for index, (a, b) in enumerate(zip(yes, no, strict=True))]
 
 

@@ -16,10 +16,10 @@ def recurrent(op: Operation) -> Sequence[Known]:
     directions, hidden = weight[0], weight[2]
     op.require_equal(data[2], needed(op.shape(1))[2], "the extents of data and weights differ")
     if op.attribute("layout", 0):
-        batch, steps = data[:2]
+        batch, steps, _ = data
         whole, last = (batch, steps, directions, hidden), (batch, directions, hidden)
     else:
-        steps, batch = data[:2]
+        steps, batch, _ = data
         batch = _agreed(op, batch)
         whole, last = (steps, directions, batch, hidden), (directions, batch, hidden)
     found = [Known(dtype, whole), Known(dtype, last), Known(dtype, last)]
