@@ -1,7 +1,7 @@
-"""A second entry for the batch that is asked for most, one: its extents are numbers, so its memory is planned, its
-tiles fit, and no shape is computed at run time.
+"""An entry for the batch that is asked for most, one, beside each other: its extents are numbers, so its memory is
+planned, its tiles fit, and no shape is computed at run time.
 
-Both entries take the same weights. What the two pack alike is stored once (``weights``).
+All entries take the same weights. What they pack alike is stored once (``weights``).
 """
 
 from __future__ import annotations
@@ -9,28 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
+from forge_pipeline.runtime.entries import MAIN
+
 if TYPE_CHECKING:
     import tvm
 
-ENTRY = "main_of_one"
-"""The name of the function for a batch of one, beside `main` for any."""
-
 SUFFIX = "_of_one"
+"""What the name of a function for a batch of one, and of a kernel that it alone calls, ends in."""
 
 
-def batch_of_one(module: tvm.IRModule) -> tvm.IRModule | None:
-    """Return ``module`` with the first axis of every input fixed to one where it is symbolic; None where none is."""
+def batch_of_one(
+    module: tvm.IRModule, extents: Sizes | None
+) -> tuple[tvm.IRModule, Sizes | None, dict[str, int]] | None:
+    """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
+    symbolic, and these axes' names.
+
+    None where there is no such axis, or where it cannot be one.
+    """
     from tvm import relax, tirx
 
     first = {}
     for parameter in module["main"].params:
         shape = getattr(parameter.ty, "shape", None)
-        extents = list(shape.values) if shape is not None else []
-        if extents and isinstance(extents[0], tirx.Var):
-            first[extents[0]] = 1
+        axes = list(shape.values or ()) if shape is not None else []
+        if axes and isinstance(axes[0], tirx.Var) and parameter.name != PARAMETER:
+            first[axes[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
-    return relax.transform.BindSymbolicVars(first)(module)
+    names = {str(variable.name): 1 for variable in first}
+    if extents is None:
+        return relax.transform.BindSymbolicVars(first)(module), None, names
+    return *fixed(module, extents, names), names
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
@@ -50,15 +60,31 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
     return False
 
 
-def join(module: tvm.IRModule, single: tvm.IRModule) -> tvm.IRModule:
-    """Return ``module`` with the `main` of ``single`` as ENTRY, and with the kernels that it calls."""
+def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """Return one module with the `main` of each under its name, and with the kernels that they call.
+
+    Kernels whose names are taken by others get what the name has behind `main` at their end.
+    """
+    import tvm
     from tvm import relax
 
-    builder = relax.BlockBuilder(module)
+    first = next(iter(modules))
+    builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
+    for name, module in modules.items():
+        if name != MAIN:
+            _add(builder, name, module)
+    return builder.finalize()
+
+
+def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
+    """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
+    from tvm import relax
+
+    suffix = name.removeprefix(MAIN) if name.startswith(MAIN) else ""
     renamed: dict[Any, Any] = {}
-    for variable, function in single.functions_items():
-        if variable.name_hint != "main":  # equal kernels stay one
-            renamed[variable] = builder.add_func(function, f"{variable.name_hint}{SUFFIX}")
+    for variable, function in module.functions_items():
+        if variable.name_hint != MAIN:
+            renamed[variable] = builder.add_func(function, f"{variable.name_hint}{suffix}")
 
     @relax.expr_functor.mutator
     class Rename(relax.PyExprMutator):  # type: ignore[misc]
@@ -66,10 +92,9 @@ def join(module: tvm.IRModule, single: tvm.IRModule) -> tvm.IRModule:
             arguments = [renamed.get(item, item) for item in op.args]
             return super().visit_call_(relax.Call(op.op, arguments, op.attrs, op.ty_args))
 
-    main = single["main"]
-    body = Rename(single).visit_expr(main.body)
+    main = module[MAIN]
+    body = Rename(module).visit_expr(main.body)
     entry = relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(
-        {**dict(main.attrs or {}), "global_symbol": ENTRY}
+        {**dict(main.attrs or {}), "global_symbol": name}
     )
-    builder.add_func(entry, ENTRY)
-    return builder.finalize()
+    builder.add_func(entry, name)

@@ -7,6 +7,7 @@ from typing import Final
 
 from onnx import NodeProto
 
+from forge_pipeline.ir.program_operators import DOMAIN
 from forge_pipeline.ir.sizes.operation import Rule
 from forge_pipeline.ir.sizes.rules import (
     attention,
@@ -17,6 +18,7 @@ from forge_pipeline.ir.sizes.rules import (
     microsoft,
     ml,
     normalization,
+    program,
     rearranging,
     recurrent,
     reduction,
@@ -53,6 +55,7 @@ DOMAINS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "ai.onnx": RULES,
     "ai.onnx.ml": ml.RULES,
     "com.microsoft": microsoft.RULES,
+    DOMAIN: program.RULES,
 }
 """Operators by domain and name."""
 

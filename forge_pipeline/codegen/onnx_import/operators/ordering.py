@@ -1,0 +1,61 @@
+"""Operators that order values along an axis, add them up along it, or put them where indices say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.sorting.cumulative import cumulative
+from forge_pipeline.codegen.sorting.extreme import extreme
+from forge_pipeline.codegen.sorting.scatter import scatter_elements, scatter_nd
+from forge_pipeline.codegen.sorting.top_k import top_k
+
+
+def _top_k(node: NodeImport) -> Any:
+    """TopK, always sorted; the number of results is an operand from set 10 on, and any extent."""
+    axis = node.axis(-1)
+    largest = bool(node.attributes.get("largest", 1))
+    return top_k(node.scope.builder, node.input(0), node.size(node.result_shape()[axis]), axis=axis, largest=largest)
+
+
+def _cumulative(node: NodeImport, *, product: bool) -> Any:
+    (axis,) = node.needed(1, "axes").reshape(-1).tolist()
+    exclusive, reverse = (bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse"))
+    return cumulative(
+        node.scope.builder, node.input(0), axis=axis, product=product, exclusive=exclusive, reverse=reverse
+    )
+
+
+def _extreme(node: NodeImport, *, largest: bool) -> Any:
+    axis, last = node.axis(0), bool(node.attributes.get("select_last_index", 0))
+    places = extreme(node.scope.builder, node.input(0), axis=axis, largest=largest, last=last)
+    return node.reshape(places, node.result_shape())
+
+
+def _scatter_elements(node: NodeImport) -> Any:
+    """ScatterElements, and Scatter, which it was before set 11."""
+    reduction = node.text("reduction", "none")
+    operands = (node.input(0), node.input(1), node.input(2))
+    return scatter_elements(node.scope.builder, *operands, axis=node.axis(0), reduction=reduction)
+
+
+def _scatter_nd(node: NodeImport) -> Any:
+    depth = node.shape(1)[-1]
+    if not isinstance(depth, int):
+        raise NotImplementedError("a number of indices that is not known")
+    operands = (node.input(0), node.input(1), node.input(2))
+    return scatter_nd(node.scope.builder, *operands, depth=depth, reduction=node.text("reduction", "none"))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "ArgMax": partial(_extreme, largest=True),
+    "ArgMin": partial(_extreme, largest=False),
+    "CumProd": partial(_cumulative, product=True),
+    "CumSum": partial(_cumulative, product=False),
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "TopK": _top_k,
+}
