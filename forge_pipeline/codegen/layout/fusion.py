@@ -61,8 +61,8 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
     given, results = function.params[:operands], function.params[operands:]
     if not all(hasattr(parameter.ty, "shape") for parameter in given):
         return True
-    known = set[Any]().union(*map(variables, given))
-    return not set[Any]().union(*map(variables, results)) <= known
+    known, own = (set[Any]().union(*map(variables, parameters)) for parameters in (given, results))
+    return not own <= known
 
 
 def cut_chains(module: tvm.IRModule) -> tvm.IRModule:

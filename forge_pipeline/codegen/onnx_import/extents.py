@@ -87,7 +87,7 @@ def fixed(module: tvm.IRModule, extents: Sizes, numbers: Mapping[str, int]) -> t
     known = {name: size for name, size in left if isinstance(size, int)}
     found = _variables(module["main"].params)
     bound = {found[name]: number for name, number in {**numbers, **known}.items() if name in found}
-    module = _with_arguments(relax.transform.BindSymbolicVars(bound)(module), bound)
+    module = _specialized(_with_arguments(relax.transform.BindSymbolicVars(bound)(module), bound))
     if not extents or len(known) < len(left):
         return module, left
     parameters, _ = _apart(module["main"])
@@ -117,6 +117,59 @@ def _with_arguments(module: tvm.IRModule, values: Mapping[Any, Any]) -> tvm.IRMo
 
     main = module["main"]
     return _with_main(module, list(main.params), Replace(module).visit_expr(main.body))
+
+
+def _specialized(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` where kernels know the numbers that the extents of their operands and results are by now."""
+    import tvm
+    from tvm import relax, tirx
+
+    call_tir = tvm.ir.Op.get("relax.call_tir")
+    builder = relax.BlockBuilder(module)
+
+    @relax.expr_functor.mutator
+    class Specialize(relax.PyExprMutator):  # type: ignore[misc]
+        def visit_call_(self, op: Any) -> Any:
+            if op.op != call_tir:
+                return super().visit_call_(op)
+            operands, results = list(op.args[1].fields), op.ty_args[0]
+            outputs = list(results.fields) if isinstance(results, relax.TupleType) else [results]
+            kernel = module[op.args[0]]
+            kinds = [*(operand.ty for operand in operands), *outputs]
+            known = {
+                parameter: found
+                for parameter, kind in zip(kernel.params, kinds, strict=True)
+                if (found := _buffer_of(parameter, kind)) is not None
+            }
+            numbers = {
+                parameter: operand
+                for parameter, operand in zip(kernel.params, operands, strict=False)
+                if isinstance(operand, tirx.IntImm)
+            }
+            if not known and not numbers:
+                return super().visit_call_(op)
+            special = builder.add_func(kernel.specialize({**known, **numbers}), op.args[0].name_hint)
+            left = [self.visit_expr(operand) for operand in operands if not isinstance(operand, tirx.IntImm)]
+            return relax.Call(op.op, [special, relax.Tuple(left), *op.args[2:]], op.attrs, op.ty_args)
+
+    body = Specialize(module).visit_expr(module["main"].body)
+    return _with_main(builder.get(), list(module["main"].params), body)
+
+
+def _buffer_of(parameter: Any, kind: Any) -> Any:
+    """Return a kernel's operand with the numbers that its extents are; None where it has no variable that is one."""
+    from tvm import relax, tirx
+
+    if not isinstance(kind, relax.TensorType) or not hasattr(parameter.ty, "shape"):
+        return None
+    own, wanted = list(parameter.ty.shape), list(kind.shape.values)
+    pairs = [
+        (a, b) if isinstance(a, tirx.Var) and isinstance(b, tirx.IntImm) else (a, a)
+        for a, b in zip(own, wanted, strict=True)
+    ]
+    if all(a is b for a, b in pairs):
+        return None
+    return tirx.decl_buffer([b for _, b in pairs], parameter.ty.dtype, parameter.name)
 
 
 def _as_expression(value: Any) -> Any:

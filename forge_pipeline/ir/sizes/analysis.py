@@ -20,6 +20,7 @@ from forge_pipeline.ir.sizes.expression import Overgrown, Whole
 from forge_pipeline.ir.sizes.facts import Constraint, Facts
 from forge_pipeline.ir.sizes.interface import inputs_of
 from forge_pipeline.ir.sizes.operation import Operation, Unknown
+from forge_pipeline.ir.sizes.polynomial import Memo
 from forge_pipeline.ir.sizes.rules import rule_of
 from forge_pipeline.ir.sizes.rules.fallback import inferred
 from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Known, Shape, of_array
@@ -84,13 +85,14 @@ class _Walk:
         self._seen: dict[str, int] = {}
         weights = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in weights]
-        self._values = inputs_of(inputs, limits)
+        memo: Memo = {}
+        self._values = inputs_of(inputs, limits, memo)
         self._axes: dict[str, list[tuple[str, int]]] = {}
         for name, known in self._values.items():
             for axis, size in enumerate(known.shape or ()):
                 for extent in sorted(e.names(size)):
                     self._axes.setdefault(extent, []).append((name, axis))
-        self.facts = Facts(limits, list(self._axes))
+        self.facts = Facts(limits, list(self._axes), memo)
         self._nodes(model.graph)
 
     def sizes(self, stated: Sequence[Constraint]) -> Sizes:

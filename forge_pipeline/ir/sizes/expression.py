@@ -1,8 +1,8 @@
 """Whole numbers made of extents: a polynomial normal form, so that equal sizes are seen to be equal.
 
 A size is a sum of whole coefficients times products of atoms. An atom is a named extent, which is never negative, or
-what no polynomial says: a floor division, a minimum, a maximum, a comparison (1 where it holds, else 0), or a float
-expression cut to a whole number (``ir.sizes.real``). Arithmetic is that of the whole numbers: a size is taken to fit
+what no polynomial says: a floor division, what is positive of a size (and 0 where it is negative), a comparison (1
+where it holds, else 0), or a float expression cut to a whole number (``ir.sizes.real``). Arithmetic is that of the whole numbers: a size is taken to fit
 the element type that holds it.
 
 Two sizes that are equal as Python objects are equal for all extents. The reverse holds for polynomials, and for floor
@@ -13,7 +13,7 @@ can prove, and leave the rest open.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from forge_pipeline.ir.sizes.division import ceildiv, floordiv, mod
 from forge_pipeline.ir.sizes.interval import atom_of, bounds
@@ -22,6 +22,7 @@ from forge_pipeline.ir.sizes.polynomial import (
     Atom,
     Float,
     Interval,
+    Memo,
     Overgrown,
     Size,
     Substitution,
@@ -39,13 +40,14 @@ __all__ = [
     "negated", "product", "replaced", "select", "substitute", "total", "truncation", "truncdiv", "weight",
 ]  # fmt: skip
 
-Extreme = Literal["min", "max"]
 
+def extent(name: str, high: int | None = None, low: int = 0, memo: Memo | None = None) -> Size:
+    """Return an extent by its name; it lies between ``low`` and ``high``.
 
-def extent(name: str, high: int | None = None, low: int = 0) -> Size:
-    """Return an extent by its name; it lies between ``low`` and ``high``."""
+    ``memo`` takes the bounds of what is made of the extent: extents that share it are the same where their names are.
+    """
     text = name if name.isidentifier() else repr(name)
-    return of_atom(Atom("extent", text, (name,), names=frozenset((name,)), weight=1, bounds=(low, high)))
+    return of_atom(Atom("extent", text, (name,), names=frozenset((name,)), weight=1, bounds=(low, high), memo=memo))
 
 
 def truncdiv(a: Whole, b: Whole) -> Whole:
@@ -68,12 +70,41 @@ def truncdiv(a: Whole, b: Whole) -> Whole:
 
 def minimum(*sizes: Whole) -> Whole:
     """Return the least of the sizes."""
-    return _extreme("min", sizes)
+    first, *others = sizes
+    for other in others:
+        first = first + other - _greater(first, other)
+    return first
 
 
 def maximum(*sizes: Whole) -> Whole:
     """Return the greatest of the sizes."""
-    return _extreme("max", sizes)
+    first, *others = sizes
+    for other in others:
+        first = _greater(first, other)
+    return first
+
+
+def _greater(a: Whole, b: Whole) -> Whole:
+    """Return ``b + max(a - b, 0)``, or the same of ``b - a``: the one whose leading coefficient is positive.
+
+    So there is one spelling: a minimum is a sum less a maximum, and what two maxima have in common cancels out.
+    """
+    difference = a - b
+    if isinstance(difference, int):
+        return a if difference >= 0 else b
+    low, high = bounds(difference)
+    if low is not None and low >= 0:
+        return a
+    if high is not None and high <= 0:
+        return b
+    if leading(difference) < 0:
+        difference, b = -difference, a
+    divisor, constant = content(difference)
+    if constant % divisor == 0:
+        difference = floordiv(difference, divisor)
+    else:
+        divisor = 1
+    return b + divisor * atom_of("positive", f"max({difference}, 0)", (difference,))
 
 
 def equal(a: Whole, b: Whole) -> Whole:
@@ -196,39 +227,6 @@ def replaced(size: Whole, change: Substitution) -> Whole:
     return result
 
 
-def _extreme(kind: Extreme, sizes: tuple[Whole, ...]) -> Whole:
-    """Return a minimum or maximum without the arguments that another one is proved to outdo."""
-    flat: list[Whole] = []
-    for size in sizes:
-        flat.extend(_arguments(kind, size))
-    kept: list[Whole] = []
-    for size in dict.fromkeys(flat):
-        if any(_outdone(kind, size, other) for other in kept):
-            continue
-        kept = [other for other in kept if not _outdone(kind, other, size)] + [size]
-    if len(kept) == 1:
-        return kept[0]
-    shift = min(content(size)[1] for size in kept)
-    kept = sorted((size - shift for size in kept), key=str)
-    return shift + atom_of(kind, f"{kind}({', '.join(map(str, kept))})", tuple(kept))
-
-
-def _arguments(kind: Extreme, size: Whole) -> list[Whole]:
-    """Return the arguments of an extreme within an extreme, what is added to it added to each."""
-    if isinstance(size, Size):
-        shift = content(size)[1]
-        inner = size - shift
-        atom = inner.atom if isinstance(inner, Size) else None
-        if atom is not None and atom.kind == kind:
-            return [arg + shift for arg in atom.sizes]
-    return [size]
-
-
-def _outdone(kind: Extreme, size: Whole, other: Whole) -> bool:
-    low = bounds(other - size)[0] if kind == "max" else bounds(size - other)[0]
-    return low is not None and low >= 0
-
-
 def _evaluated(atom: Atom, extents: Mapping[str, int]) -> int:
     (first, *_) = atom.args
     if isinstance(first, str):
@@ -243,8 +241,7 @@ def _evaluated(atom: Atom, extents: Mapping[str, int]) -> int:
 
 _ON_NUMBERS: Final[Mapping[str, Callable[[list[int]], int]]] = {
     "floordiv": lambda values: values[0] // values[1],
-    "min": min,
-    "max": max,
+    "positive": lambda values: max(values[0], 0),
     "is_zero": lambda values: int(values[0] == 0),
     "not_negative": lambda values: int(values[0] >= 0),
 }
@@ -263,8 +260,7 @@ def _replaced(atom: Atom, change: Substitution) -> Whole:
 
 ON_SIZES: Final[Mapping[str, Callable[[list[Whole]], Whole]]] = {
     "floordiv": lambda args: floordiv(args[0], args[1]),
-    "min": lambda args: minimum(*args),
-    "max": lambda args: maximum(*args),
+    "positive": lambda args: maximum(args[0], 0),
     "is_zero": lambda args: equal(args[0], 0),
     "not_negative": lambda args: at_least(args[0], 0),
 }

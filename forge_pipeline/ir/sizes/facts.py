@@ -12,7 +12,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Size, Substitution, Whole
 from forge_pipeline.ir.sizes.interface import Limits, unused
-from forge_pipeline.ir.sizes.polynomial import Atom, leading
+from forge_pipeline.ir.sizes.polynomial import Atom, Memo, leading
 from forge_pipeline.ir.sizes.real import Real
 from forge_pipeline.ir.sizes.solving import limits_of, solutions
 from forge_pipeline.ir.sizes.value import Element, Known
@@ -39,11 +39,12 @@ class Constraint:
 class Facts:
     """Demands so far, and what is equal because of them; extents that only data decides."""
 
-    def __init__(self, limits: Limits, names: Sequence[str]) -> None:
+    def __init__(self, limits: Limits, names: Sequence[str], memo: Memo) -> None:
         self.graph = ""
         self.version = 0
         self.data: dict[str, Whole | None] = {}
         self._limits = limits
+        self._memo = memo
         self._order = {name: place for place, name in enumerate(names)}
         self._taken = set(names)
         self._constraints: dict[tuple[Whole, bool, str], Constraint] = {}
@@ -87,7 +88,7 @@ class Facts:
         name = unused(name, self._taken)
         self.data[name] = high
         self._order[name] = len(self._order)
-        return e.extent(name, e.bounds(high)[1] if high is not None else None)
+        return e.extent(name, e.bounds(high)[1] if high is not None else None, memo=self._memo)
 
     def require(self, difference: Whole, text: str) -> None:
         """Record that ``difference`` is 0, and replace a part of it by the rest from now on.
@@ -118,15 +119,13 @@ class Facts:
             self._replace(atom, solved[atom])
 
     def _one_sided(self, solved: Mapping[Atom, Whole], text: str) -> bool:
-        """Record that ``min(a, b) == a`` as ``b >= a``, which says more; return whether it was that."""
+        """Record that ``max(a, 0)`` is ``a``, or 0, as ``a >= 0``, or ``a <= 0``, which says more: return whether it is."""
         for atom, value in solved.items():
-            if atom.kind not in ("min", "max") or value not in atom.sizes:
-                continue
-            for other in atom.sizes:
-                self.require_not_negative(other - value if atom.kind == "min" else value - other, text)
-            if not self.graph:
-                self._replace(atom, value)
-            return True
+            if atom.kind == "positive" and value in (0, atom.sizes[0]):
+                self.require_not_negative(-atom.sizes[0] if value == 0 else value, text)
+                if not self.graph:
+                    self._replace(atom, value)
+                return True
         return False
 
     def require_not_negative(self, size: Whole, text: str) -> None:

@@ -10,6 +10,7 @@ from onnx import TypeProto, ValueInfoProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Whole
+from forge_pipeline.ir.sizes.polynomial import Memo
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
 
 _LONGEST: Final = 256
@@ -19,7 +20,7 @@ _LONGEST: Final = 256
 Limits = Mapping[str, "tuple[int, int | None]"]
 
 
-def inputs_of(values: Iterable[ValueInfoProto], limits: Limits) -> dict[str, Known]:
+def inputs_of(values: Iterable[ValueInfoProto], limits: Limits, memo: Memo) -> dict[str, Known]:
     """Return what a graph's inputs are, by name.
 
     A dimension's name is an extent. A dimension without name, or whose number is not positive, is an extent of its
@@ -30,19 +31,19 @@ def inputs_of(values: Iterable[ValueInfoProto], limits: Limits) -> dict[str, Kno
     written = {text for value in values for text in _texts(value.type)}
     plain = {text for text in written if text.isidentifier()}
     taken = set(written)
-    extents = _Extents(limits, plain, taken)
+    extents = _Extents(limits, plain, taken, memo)
     return {value.name: _known(value.type, value.name, extents) for value in values}
 
 
 class _Extents:
     """Extents by their names."""
 
-    def __init__(self, limits: Limits, plain: set[str], taken: set[str]) -> None:
-        self.limits, self.plain, self.taken = limits, plain, taken
+    def __init__(self, limits: Limits, plain: set[str], taken: set[str], memo: Memo) -> None:
+        self.limits, self.plain, self.taken, self.memo = limits, plain, taken, memo
 
     def named(self, name: str) -> Whole:
         low, high = self.limits.get(name, (0, None))
-        return e.extent(name, high, low)
+        return e.extent(name, high, low, self.memo)
 
 
 def parsed(text: str, extents: Mapping[str, Whole]) -> Whole | None:

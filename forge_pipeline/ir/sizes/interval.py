@@ -1,7 +1,7 @@
 """Bounds of sizes, from extents that are never negative.
 
 A sum's bounds are those of its terms added up. Where that says nothing, a floor division is set between the quotient
-and less than 1 under it, a maximum above each of its arguments, and a comparison to both of its values; and what is
+and less than 1 under it, what is positive of a size above the size, and a comparison to both of its values; and what is
 linear in floor divisions of a single extent repeats itself, so that one period of it says all.
 """
 
@@ -28,7 +28,8 @@ from forge_pipeline.ir.sizes.polynomial import (
     weight,
 )
 
-Sum: TypeAlias = "dict[Monomial, Fraction]"
+Number: TypeAlias = "int | Fraction"
+Sum: TypeAlias = "dict[Monomial, Number]"
 _DEPTH: Final = 4
 """How many atoms of a sum are replaced by what they lie above, one after the other."""
 _PERIOD: Final = 128
@@ -40,12 +41,29 @@ def bounds(size: Whole) -> Interval:
     if isinstance(size, int):
         return size, size
     if size.known_bounds is None:
-        terms = {monomial: Fraction(c) for monomial, c in size.terms}
-        low = _lowest(terms, _DEPTH)
-        high = _lowest({monomial: -c for monomial, c in terms.items()}, _DEPTH)
-        found = (None if low is None else math.ceil(low), None if high is None else math.floor(-high))
-        size.known_bounds = _tighter(found, _periodic(size)) if None in found or found[0] != found[1] else found
+        memo = size.terms[0][0][0].memo
+        found = None if memo is None else memo.get(size.terms)
+        if found is None:
+            found = _bounds(size)
+            if memo is not None:
+                memo[size.terms] = found
+        size.known_bounds = found
     return size.known_bounds
+
+
+def _bounds(size: Size) -> Interval:
+    """Return the bounds of the terms added up, and better ones where terms of both signs may cancel."""
+    terms: Sum = dict(size.terms)
+    negative: Sum = {monomial: -c for monomial, c in size.terms}
+    if len({c > 0 for monomial, c in size.terms if monomial}) == 1:
+        low, high = _interval_low(terms), _interval_low(negative)
+        return _whole(low), None if high is None else math.floor(-high)
+    low, high = _lowest(terms, _DEPTH), _lowest(negative, _DEPTH)
+    return _tighter((_whole(low), None if high is None else math.floor(-high)), _periodic(size))
+
+
+def _whole(low: Number | None) -> int | None:
+    return None if low is None else math.ceil(low)
 
 
 def atom_of(kind: Kind, text: str, args: tuple[Arg, ...]) -> Size:
@@ -57,7 +75,8 @@ def atom_of(kind: Kind, text: str, args: tuple[Arg, ...]) -> Size:
         raise Overgrown
     found = frozenset().union(*map(names, sizes), *(part.names for part in floats))
     limits = floats[0].bounds() if floats else _atom_bounds(kind, sizes)
-    return of_atom(Atom(kind, text, args, names=found, weight=whole, bounds=limits))
+    memo = next((size.terms[0][0][0].memo for size in sizes if isinstance(size, Size)), None)
+    return of_atom(Atom(kind, text, args, names=found, weight=whole, bounds=limits, memo=memo))
 
 
 def _atom_bounds(kind: Kind, args: list[Whole]) -> Interval:
@@ -66,11 +85,8 @@ def _atom_bounds(kind: Kind, args: list[Whole]) -> Interval:
     intervals = [bounds(arg) for arg in args]
     if kind == "floordiv":
         return _quotient_bounds(*intervals)
-    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
-    known_lows, known_highs = [x for x in lows if x is not None], [x for x in highs if x is not None]
-    if kind == "min":
-        return (min(known_lows) if len(known_lows) == len(lows) else None), min(known_highs, default=None)
-    return max(known_lows, default=None), (max(known_highs) if len(known_highs) == len(highs) else None)
+    ((low, high),) = intervals
+    return max(low or 0, 0), None if high is None else max(high, 0)
 
 
 def _quotient_bounds(a: Interval, b: Interval) -> Interval:
@@ -88,32 +104,31 @@ def _tighter(a: Interval, b: Interval) -> Interval:
     return max(lows, default=None), min(highs, default=None)
 
 
-def _lowest(terms: Sum, depth: int) -> Fraction | None:
+def _lowest(terms: Sum, depth: int) -> Number | None:
     """Return a lower bound of a sum."""
     plain = _interval_low(terms)
     if not depth:
         return plain
-    flag = next((atom for monomial in terms for atom in monomial if atom.is_flag), None)
-    if flag is not None:
-        cases = [_lowest(_fixed(terms, flag, value), depth - 1) for value in (0, 1)]
+    for atom, sums in _cases(terms):
+        cases = [_lowest(_with(terms, atom, value), depth - 1) for value in sums]
         return _greater(plain, None if None in cases else min(case for case in cases if case is not None))
     for monomial, coefficient in terms.items():
         found = plain
         for relaxed in _relaxations(monomial, coefficient):
             others = {m: c for m, c in terms.items() if m != monomial}
             for m, c in relaxed.items():
-                others[m] = others.get(m, Fraction(0)) + c
+                others[m] = others.get(m, 0) + c
             found = _greater(found, _lowest({m: c for m, c in others.items() if c}, depth - 1))
         if found != plain:
             return found
     return plain
 
 
-def _greater(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+def _greater(a: Number | None, b: Number | None) -> Number | None:
     return a if b is None else (b if a is None else max(a, b))
 
 
-def _relaxations(monomial: Monomial, coefficient: Fraction) -> Iterator[Sum]:
+def _relaxations(monomial: Monomial, coefficient: Number) -> Iterator[Sum]:
     """Yield sums that ``coefficient * monomial`` is at least, its last atom of a kind that has one replaced.
 
     The other factors are not negative.
@@ -130,32 +145,44 @@ def _joined(a: Monomial, b: Monomial) -> Monomial:
     return tuple(sorted((*a, *b), key=lambda atom: atom.text)) if b else a
 
 
-def _below(atom: Atom, coefficient: Fraction) -> Iterator[Sum]:
+def _below(atom: Atom, coefficient: Number) -> Iterator[Sum]:
     if atom.kind == "floordiv" and isinstance(atom.args[1], int):
         x, b = atom.sizes
         if isinstance(b, int):
-            part = {m: c * coefficient / b for m, c in terms_of(x)}
+            part: Sum = {m: Fraction(c * coefficient) / b for m, c in terms_of(x)}
             if coefficient > 0:
-                part[()] = part.get((), Fraction(0)) - coefficient * Fraction(b - 1, b)
+                part[()] = part.get((), 0) - coefficient * Fraction(b - 1, b)
             yield part
-    elif atom.kind == ("max" if coefficient > 0 else "min"):
-        for arg in atom.sizes:
-            yield {m: c * coefficient for m, c in terms_of(arg)}
+    elif atom.kind == "positive" and coefficient > 0:
+        yield {m: c * coefficient for m, c in terms_of(atom.sizes[0])}
 
 
-def _fixed(terms: Sum, flag: Atom, value: int) -> Sum:
+def _cases(terms: Sum) -> Iterator[tuple[Atom, tuple[Sum, Sum]]]:
+    """Yield an atom that is one of two sums, with both: a flag, and what is positive where that is taken away."""
+    for monomial, coefficient in terms.items():
+        for atom in monomial:
+            if atom.is_flag:
+                yield atom, ({}, {(): 1})
+                return
+            if atom.kind == "positive" and coefficient < 0:
+                yield atom, ({}, dict(terms_of(atom.sizes[0])))
+                return
+
+
+def _with(terms: Sum, atom: Atom, value: Sum) -> Sum:
+    """Return a sum with an atom replaced, as often as its power says."""
     result: Sum = {}
     for monomial, c in terms.items():
-        if flag not in monomial:
-            result[monomial] = result.get(monomial, Fraction(0)) + c
-        elif value:
-            left = tuple(atom for atom in monomial if atom != flag)
-            result[left] = result.get(left, Fraction(0)) + c
+        parts: Sum = {tuple(other for other in monomial if other != atom): c}
+        for _ in range(len(monomial) - len(next(iter(parts)))):
+            parts = {_joined(m, n): a * b for m, a in parts.items() for n, b in value.items()}
+        for m, a in parts.items():
+            result[m] = result.get(m, 0) + a
     return {monomial: c for monomial, c in result.items() if c}
 
 
-def _interval_low(terms: Sum) -> Fraction | None:
-    low = Fraction(0)
+def _interval_low(terms: Sum) -> Number | None:
+    low: Number = 0
     for monomial, coefficient in terms.items():
         least, most = _monomial_bounds(monomial)
         end = least if coefficient > 0 else most

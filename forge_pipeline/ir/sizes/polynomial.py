@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, Protocol, TypeAlias
 
-Kind = Literal["extent", "floordiv", "min", "max", "is_zero", "not_negative", "truncation"]
+Kind = Literal["extent", "floordiv", "positive", "is_zero", "not_negative", "truncation"]
 Interval: TypeAlias = "tuple[int | None, int | None]"
 Whole: TypeAlias = "int | Size"
 
@@ -47,15 +47,27 @@ Arg: TypeAlias = "int | Size | Float | str"
 
 
 class Atom:
-    """One factor of a product. Two are equal where their texts are: an extent's bounds take no part."""
+    """One factor of a product. Two are equal where their texts are: an extent's bounds take no part.
 
-    __slots__ = ("_hash", "args", "high", "kind", "low", "names", "text", "weight")
+    ``memo`` is shared by what is made of extents that were made together: there, one text has one pair of bounds.
+    """
+
+    __slots__ = ("_hash", "args", "high", "kind", "low", "memo", "names", "text", "weight")
 
     def __init__(
-        self, kind: Kind, text: str, args: tuple[Arg, ...], *, names: frozenset[str], weight: int, bounds: Interval
+        self,
+        kind: Kind,
+        text: str,
+        args: tuple[Arg, ...],
+        *,
+        names: frozenset[str],
+        weight: int,
+        bounds: Interval,
+        memo: Memo | None,
     ) -> None:
         self.kind, self.text, self.args, self.names, self.weight = kind, text, args, names, weight
         self.low, self.high = bounds
+        self.memo = memo
         self._hash = hash(text)
 
     def __hash__(self) -> int:
@@ -80,6 +92,7 @@ class Atom:
 
 Monomial: TypeAlias = tuple[Atom, ...]  # sorted by text, an atom as often as its power says; () is the constant 1
 Terms: TypeAlias = "dict[Monomial, int]"
+Memo: TypeAlias = "dict[tuple[tuple[Monomial, int], ...], Interval]"
 
 
 class Size:

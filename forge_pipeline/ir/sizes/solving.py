@@ -77,6 +77,4 @@ def _grows(atom: Atom) -> bool:
         return True
     if atom.kind == "floordiv":
         return isinstance(atom.args[1], int) and direction(atom.sizes[0]) > 0
-    if atom.kind in ("min", "max"):
-        return all(isinstance(arg, int) or direction(arg) > 0 for arg in atom.sizes)
-    return False
+    return atom.kind == "positive" and direction(atom.sizes[0]) > 0
