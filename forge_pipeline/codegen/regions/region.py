@@ -14,8 +14,8 @@ from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.program_operators import DOMAIN, SIZES
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.analysis import Sizes
-from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.encoding import to_json
+from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.interface import parsed
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
 
