@@ -1,4 +1,4 @@
-"""Each operator of TensorFlow Lite computes in ONNX what the interpreter computed, also in the calls after the first."""
+"""Each operator computes in ONNX what TensorFlow Lite's interpreter computed, also in the calls after the first."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from forge_pipeline.frontends.tflite.builder import Builder, Converter, option, unsupported, value_info
 from forge_pipeline.frontends.tflite.model import Operator
+from forge_pipeline.frontends.tflite.operators.trip_count import Counter, counters, integer
 
 
 def branch(b: Builder, op: Operator) -> None:
@@ -25,11 +26,18 @@ def branch(b: Builder, op: Operator) -> None:
 
 
 def loop(b: Builder, op: Operator) -> None:
-    """WHILE: ONNX's Loop is told at the end of a step whether there is another one, and once before the first."""
+    """WHILE: ONNX's Loop is told at the end of a step whether there is another one, and once before the first.
+
+    Where it is known how often it runs at most, it is told that; and nothing else, where nothing else ends the loop.
+    """
     if option(op, "CondSubgraphIndex", None) is None:
         raise unsupported("a loop without its graphs", "a condition and a body")
     given = [b.stored(index) for index in op.inputs]
-    first = _condition(b, op, given)
+    tests = _tests(b, op)
+    counts = [_count(b, op, test) for test in tests if test is not None]
+    exact = bool(counts) and len(counts) == len(tests)
+    count = _least(b, counts) if counts else ""
+    first = "" if exact else _condition(b, op, given)
     iteration, going = b.fresh("iteration"), b.fresh("going")
     names = [b.fresh("carried") for _ in op.inputs]
     body = b.nested(op.options.BodySubgraphIndex(), names)
@@ -39,9 +47,45 @@ def loop(b: Builder, op: Operator) -> None:
         value_info(name, body.tensor(index).dtype, body.shape(index))
         for name, index in zip(names, body.source.inputs.values(), strict=True)
     ]
-    again = _condition(body, op, body.results())
+    again = going if exact else _condition(body, op, body.results())
     graph = body.body("body", inputs, [again])
-    _give(b, op, b.node("Loop", ["", first, *given], len(op.outputs), body=graph))
+    _give(b, op, b.node("Loop", [count, first, *given], len(op.outputs), body=graph))
+
+
+def _tests(b: Builder, op: Operator) -> list[Counter | None]:
+    graphs, places = b.shared.model.graphs, (op.options.CondSubgraphIndex(), op.options.BodySubgraphIndex())
+    if any(not 0 <= place < len(graphs) for place in places):
+        return [None]
+    condition, body = (graphs[place] for place in places)
+    return counters(condition, body)
+
+
+def _least(b: Builder, counts: list[int | str]) -> str:
+    known = [count for count in counts if isinstance(count, int)]
+    names = [count for count in counts if isinstance(count, str)]
+    names += [b.constant(np.int64(min(known)))] if known else []
+    return b.node("Min", names) if len(names) > 1 else names[0]
+
+
+def _count(b: Builder, op: Operator, counter: Counter) -> int | str:
+    """Return how often ``counter`` is below its limit, as a number or a value; it starts where the operands say."""
+    start = integer(b.tensor(op.inputs[counter.place]).data)
+    limit = counter.limit
+    if counter.limit_place is not None:
+        limit = integer(b.tensor(op.inputs[counter.limit_place]).data)
+    if start is not None and limit is not None:
+        return max(0, -(-(limit - start) // counter.step))
+    scalar = b.constant(np.zeros(0, np.int64))
+    first = b.node("Reshape", [b.int64(op.inputs[counter.place]), scalar])
+    if limit is not None:
+        last = b.constant(np.int64(limit))
+    else:
+        last = b.node("Reshape", [b.int64(op.inputs[counter.limit_place or 0]), scalar])
+    way = b.node("Max", [b.node("Sub", [last, first]), b.constant(np.int64(0))])
+    if counter.step == 1:
+        return way
+    step = b.constant(np.int64(counter.step))
+    return b.node("Div", [b.node("Add", [way, b.constant(np.int64(counter.step - 1))]), step])
 
 
 def _condition(b: Builder, op: Operator, values: list[str]) -> str:
