@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forge_pipeline.frontends.tflite.builder import Builder, Converter, option, unsupported, value_info
+from forge_pipeline.frontends.tflite.builder import Builder, option, unsupported, value_info
 from forge_pipeline.frontends.tflite.model import Operator
 from forge_pipeline.frontends.tflite.operators.trip_count import Counter, counters, integer
 
@@ -17,10 +17,10 @@ def branch(b: Builder, op: Operator) -> None:
     condition = _flag(b, b.stored(op.inputs[0]))
     given = [b.stored(index) for index in op.inputs[1:]]
     bodies = []
-    for side in ("Then", "Else"):
-        inner = b.nested(getattr(op.options, f"{side}SubgraphIndex")(), given)
+    for side, graph in zip(("then", "else"), op.graphs, strict=True):
+        inner = b.nested(graph, given)
         _check_count(op, inner)
-        bodies.append(inner.body(side.lower(), []))
+        bodies.append(inner.body(side, []))
     name = b.node("If", [condition], len(op.outputs), then_branch=bodies[0], else_branch=bodies[1])
     _give(b, op, name)
 
@@ -30,8 +30,6 @@ def loop(b: Builder, op: Operator) -> None:
 
     Where it is known how often it runs at most, it is told that; and nothing else, where nothing else ends the loop.
     """
-    if option(op, "CondSubgraphIndex", None) is None:
-        raise unsupported("a loop without its graphs", "a condition and a body")
     given = [b.stored(index) for index in op.inputs]
     tests = _tests(b, op)
     counts = [_count(b, op, test) for test in tests if test is not None]
@@ -40,7 +38,7 @@ def loop(b: Builder, op: Operator) -> None:
     first = "" if exact else _condition(b, op, given)
     iteration, going = b.fresh("iteration"), b.fresh("going")
     names = [b.fresh("carried") for _ in op.inputs]
-    body = b.nested(op.options.BodySubgraphIndex(), names)
+    body = b.nested(op.graphs[1], names)
     _check_count(op, body)
     inputs = [value_info(iteration, "int64", ()), value_info(going, "bool", ())]
     inputs += [
@@ -53,10 +51,10 @@ def loop(b: Builder, op: Operator) -> None:
 
 
 def _tests(b: Builder, op: Operator) -> list[Counter | None]:
-    graphs, places = b.shared.model.graphs, (op.options.CondSubgraphIndex(), op.options.BodySubgraphIndex())
-    if any(not 0 <= place < len(graphs) for place in places):
+    graphs = b.shared.model.graphs
+    if any(not 0 <= place < len(graphs) for place in op.graphs):
         return [None]
-    condition, body = (graphs[place] for place in places)
+    condition, body = (graphs[place] for place in op.graphs)
     return counters(condition, body)
 
 
@@ -89,7 +87,7 @@ def _count(b: Builder, op: Operator, counter: Counter) -> int | str:
 
 
 def _condition(b: Builder, op: Operator, values: list[str]) -> str:
-    (flag,) = b.nested(op.options.CondSubgraphIndex(), values, inline=True).results()
+    (flag,) = b.nested(op.graphs[0], values, inline=True).results()
     return _flag(b, flag)
 
 
@@ -108,17 +106,13 @@ def _give(b: Builder, op: Operator, name: str) -> None:
         b.give(index, f"{name}_{place}" if place else name)
 
 
-def call(field_name: str) -> Converter:
+def call(b: Builder, op: Operator) -> None:
     """CALL, STABLEHLO_COMPOSITE: another graph in the place of the operator."""
-
-    def convert(b: Builder, op: Operator) -> None:
-        given = [b.stored(index) for index in op.inputs]
-        inner = b.nested(int(option(op, field_name, -1)), given, inline=True)
-        _check_count(op, inner)
-        for index, name in zip(op.outputs, inner.results(), strict=True):
-            b.give(index, name)
-
-    return convert
+    given = [b.stored(index) for index in op.inputs]
+    inner = b.nested(op.graphs[0], given, inline=True)
+    _check_count(op, inner)
+    for index, name in zip(op.outputs, inner.results(), strict=True):
+        b.give(index, name)
 
 
 # Variables that operators read and write by a handle.
@@ -127,7 +121,7 @@ def call(field_name: str) -> Converter:
 def call_once(b: Builder, op: Operator) -> None:
     """CALL_ONCE: a graph that runs before the first call and tells with what variables begin."""
     b.at_top("a graph that runs once")
-    place, graphs = int(option(op, "InitSubgraphIndex", -1)), b.shared.model.graphs
+    place, graphs = op.graphs[0], b.shared.model.graphs
     if not 0 <= place < len(graphs):
         raise unsupported(f"subgraph {place} of {len(graphs)}", "one of the file's")
     graph, keys = graphs[place], dict[int, str]()

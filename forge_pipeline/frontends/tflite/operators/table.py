@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forge_pipeline.frontends.tflite.builder import Builder, Converter, option, unsupported
+from forge_pipeline.frontends.tflite.builder import Builder, Converter, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
 from forge_pipeline.frontends.tflite.operators import (
     control_flow,
@@ -40,7 +40,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "BROADCAST_ARGS": moves.broadcast_shapes,
     "BROADCAST_TO": moves.broadcast_to,
     "BUCKETIZE": elementwise.bucket,
-    "CALL": control_flow.call("Subgraph"),
+    "CALL": control_flow.call,
     "CALL_ONCE": control_flow.call_once,
     "CAST": moves.cast,
     "CEIL": elementwise.unary("Ceil"),
@@ -174,7 +174,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "STABLEHLO_ADD": elementwise.plain("Add"),
     "STABLEHLO_AND": elementwise.both,
     "STABLEHLO_CBRT": elementwise.cube_root,
-    "STABLEHLO_COMPOSITE": control_flow.call("DecompositionSubgraphIndex"),
+    "STABLEHLO_COMPOSITE": control_flow.call,
     "STABLEHLO_MAXIMUM": elementwise.plain("Max"),
     "STABLEHLO_MINIMUM": elementwise.plain("Min"),
     "STABLEHLO_MULTIPLY": elementwise.plain("Mul"),
@@ -192,13 +192,6 @@ OPERATORS: Final[dict[str, Converter]] = {
     "custom TransformTensorBilinear": mediapipe.crop,
 }  # builtin operator of schema.fbs -> its converter
 
-_GRAPHS: Final = {
-    "CALL": ("Subgraph",),
-    "CALL_ONCE": ("InitSubgraphIndex",),
-    "IF": ("ThenSubgraphIndex", "ElseSubgraphIndex"),
-    "STABLEHLO_COMPOSITE": ("DecompositionSubgraphIndex",),
-    "WHILE": ("CondSubgraphIndex", "BodySubgraphIndex"),
-}
 _OF_COMPLEX: Final = frozenset({"RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
 _MOVING: Final = frozenset({
     "BROADCAST_TO", "CONCATENATION", "EXPAND_DIMS", "GATHER", "PACK", "RESHAPE", "REVERSE_V2", "SLICE", "SPLIT",
@@ -215,8 +208,3 @@ def convert(b: Builder, op: Operator) -> None:
         with b.imaginary():
             OPERATORS[op.name](b, op)
     OPERATORS[op.name](b, op)
-
-
-def runs(op: Operator) -> list[int]:
-    """Return the subgraphs that an operator runs."""
-    return [int(option(op, name, -1)) for name in _GRAPHS.get(op.name, ())]

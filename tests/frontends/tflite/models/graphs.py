@@ -120,7 +120,7 @@ def composite(g):
 
 @case
 def half(g):
-    """Weights in half precision, and half of them sparse: see sparse.py."""
+    """Weights in half precision."""
     kernel = g.const(weights(3, 2, 2, 2), "float16")
     made = g.op("DEQUANTIZE", [kernel], [((3, 2, 2, 2),)], "DequantizeOptions")
     g.output(
@@ -136,3 +136,22 @@ def half(g):
             dilationHFactor=1,
         )
     )
+
+
+@case
+def sparse(g):
+    """By rows, by columns, and in blocks of two by two."""
+    rows = g.sparse((3, 4), [1, 2, 3], (0, 1), [3, ([0, 2, 2, 3], [0, 3, 1])])
+    columns = g.sparse((3, 4), [1, 2, 3], (1, 0), [4, ([0, 1, 1, 3, 3], [2, 0, 1])])
+    blocks = g.sparse((4, 4), range(1, 9), (0, 1, 2, 3), [2, ([0, 1, 2], [1, 0]), 2, 2], blocks=(0, 1))
+    values = g.input((4, 4))
+    for index, shape in ((rows, (3, 4)), (columns, (3, 4)), (blocks, (4, 4))):
+        made = g.op("DENSIFY", [index], [(shape,)], "DensifyOptions")
+        g.output(
+            g.op(
+                "MUL",
+                [made, g.op("SLICE", [values, g.const([0, 0]), g.const(list(shape))], [(shape,)])],
+                [(shape,)],
+                "MulOptions",
+            )
+        )

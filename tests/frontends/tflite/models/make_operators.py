@@ -9,6 +9,7 @@ from importlib import import_module
 
 import mediapipe
 import numpy as np
+import refused
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from cases import CASES
 from writer import File
@@ -67,7 +68,7 @@ def main():
             print(name, error)
             continue
         made[f"{name}/model"] = np.frombuffer(content, np.uint8)
-    for name, fill in mediapipe.CASES.items():
+    for name, fill in (mediapipe.CASES | refused.CASES).items():
         file = File()
         fill(file.graph())
         made[f"{name}/model"] = np.frombuffer(file.to_bytes(), np.uint8)
