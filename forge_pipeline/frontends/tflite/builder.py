@@ -369,7 +369,8 @@ class Builder:
         """Return the finished main graph, with the interface of the source and then what it keeps between calls."""
         kept = self.carried()
         for constant in self.shared.state.constants():
-            self.shared.weights.append(numpy_helper.from_array(constant.initial, constant.before))
+            value = [self.constant(constant.initial), self.integers(*constant.shape)]
+            self.nodes.insert(0, helper.make_node("Expand", value, [constant.before]))
         inputs = [self._open(name, index) for name, index in self.source.inputs.items()]
         inputs += [value_info(one.before, one.tensor.dtype, one.shape) for one in kept]
         outputs = []

@@ -101,6 +101,26 @@ def variable(g):
 
 
 @case
+def variables_of_several_numbers(g):
+    """One that is only read, and one that is moved along by what is given."""
+    first, numbers = g.file.graph("first"), np.arange(6, dtype=np.float32).reshape(2, 3)
+    for graph in (first, g):
+        handles = [
+            graph.op("VAR_HANDLE", [], [((), "resource")], "VarHandleOptions", container="", sharedName=name)
+            for name in ("fixed", "moved")
+        ]
+        if graph is first:
+            for place in handles:
+                graph.op("ASSIGN_VARIABLE", [place, graph.const(numbers)], [], "AssignVariableOptions")
+    g.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=1)
+    fixed, moved = (g.op("READ_VARIABLE", [place], [((2, 3),)], "ReadVariableOptions") for place in handles)
+    new = g.op("ADD", [moved, g.input((2, 3))], [((2, 3),)], "AddOptions")
+    g.op("ASSIGN_VARIABLE", [handles[1], new], [], "AssignVariableOptions")
+    again = g.op("READ_VARIABLE", [handles[1]], [((2, 3),)], "ReadVariableOptions")
+    g.output(g.op("MUL", [fixed, again], [((2, 3),)], "MulOptions"))
+
+
+@case
 def composite(g):
     inner = g.file.graph("inner")
     values = inner.input((2, 3))

@@ -84,6 +84,29 @@ def lstm_integer_weights(g):
 
 
 @case
+def lstm_integer(g):
+    """All of it in integers: cells of 16 bits, everything else of 8."""
+
+    def quantized(rows, columns):
+        return g.const(random.integers(-127, 128, (rows, columns)), "int8", scale=0.006)
+
+    def bias():
+        return g.const(random.integers(-9000, 9000, 4), "int32", scale=0.006 * 0.02)
+
+    output = {"scale": 1 / 128, "zero": 0}
+    operands = [g.input((2, 5, 3), "int8", scale=0.02, zero=3), *(quantized(4, 3) for _ in "ifco")]
+    operands += [*(quantized(4, 4) for _ in "ifco"), -1, -1, -1, *(bias() for _ in "ifco"), -1, -1]
+    operands.append(g.tensor((2, 4), "int8", variable=True, **output))
+    operands += [g.tensor((2, 4), "int16", scale=2.0**-12, variable=True), -1, -1, -1, -1]
+    inner = [g.tensor((), "int16", scale=2.0**-12) for _ in "ifco"] + [g.tensor((), "int8", **output)]
+    result = g.tensor((2, 5, 4), "int8", **output)
+    g.output(g.op(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM", operands, [result], "UnidirectionalSequenceLSTMOptions", cellClip=10.0,
+        fusedActivationFunction=4, intermediates=inner,
+    ))  # fmt: skip
+
+
+@case
 def lstm_step(g):
     """LSTM: a step, whose state is kept."""
     operands = [g.input((2, 3)), *gates(g, 4, 3), *gates(g, 4, 4), -1, -1, -1, *vectors(g, "ifco"), -1, -1, *states(g)]
