@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
-_TRIED: Final = (64, 96, 32, 17)
-"""Sizes for axes that are open beside the batch: images that are halved five times are among them, and sequences."""
+_TRIED: Final = (64, 96, 32, 17, 640, 1600, 16000)
+"""Sizes for axes that are open beside the batch: of images that are halved five times, of sequences, of sound."""
 
 _MOST: Final = 1 << 26
 """Numbers of an input that is tried; a larger one is not worth its time, or the file is damaged."""

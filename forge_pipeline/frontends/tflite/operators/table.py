@@ -42,7 +42,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "BUCKETIZE": elementwise.bucket,
     "CALL": control_flow.call,
     "CALL_ONCE": control_flow.call_once,
-    "CAST": moves.cast,
+    "CAST": signal.cast,
     "CEIL": elementwise.unary("Ceil"),
     "COMPLEX_ABS": signal.magnitude,
     "CONCATENATION": moves.concatenation,
@@ -192,7 +192,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "custom TransformTensorBilinear": mediapipe.crop,
 }  # builtin operator of schema.fbs -> its converter
 
-_OF_COMPLEX: Final = frozenset({"RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
+_OF_COMPLEX: Final = frozenset({"CAST", "RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
 _MOVING: Final = frozenset({
     "BROADCAST_TO", "CONCATENATION", "EXPAND_DIMS", "GATHER", "PACK", "RESHAPE", "REVERSE_V2", "SLICE", "SPLIT",
     "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK",

@@ -225,6 +225,7 @@ def spectrum(g):
     )
     for name, options in (("COMPLEX_ABS", None), ("REAL", None), ("IMAG", None)):
         g.output(g.op(name, [flat], [((2, 3, 9),)], options))
+    g.output(g.op("CAST", [flat], [((2, 3, 9),)], "CastOptions"))
 
 
 @case
