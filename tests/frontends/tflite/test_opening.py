@@ -30,6 +30,21 @@ def test_an_image_of_any_size_is_one(tmp_path):
         np.testing.assert_allclose(mean, made.mean(axis=(1, 2)), rtol=1e-5, atol=1e-6)
 
 
+def test_a_dilated_window_over_an_image_of_any_size_is_padded_on_both_sides(tmp_path):
+    run = session(convert.convert(written(tmp_path, "read_a_dilated_window"), ()).model)
+    random = np.random.default_rng(0)
+    for height, width in ((7, 9), (8, 4)):
+        x = random.normal(size=(1, height, width, 1)).astype(np.float32)
+        padded = np.pad(x[0, :, :, 0], ((3, 3), (1, 1)))
+        kernel = np.arange(6, dtype=np.float32).reshape(3, 2)
+        wanted = sum(
+            kernel[row, column] * padded[3 * row : 3 * row + height, 2 * column : 2 * column + width]
+            for row, column in np.ndindex(3, 2)
+        )
+        (found,) = run.run(None, {"t1": x})
+        np.testing.assert_allclose(found[0, :, :, 0], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_size_that_depends_on_data_is_not_one(tmp_path):
     model = convert.convert(written(tmp_path, "rows_where"), ()).model
     for rows in range(6):

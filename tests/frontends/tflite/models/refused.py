@@ -93,3 +93,12 @@ def sizes_beside_the_batch(g):
         "CONV_2D", [g.input(shape), kernel, g.const(weights(3))], [((-1, -1, -1, 3),)], "Conv2DOptions", **around
     )
     g.output(g.op("MEAN", [made, g.const([1, 2])], [((-1, 3),)], "ReducerOptions"), made)
+
+
+@case
+def a_dilated_window(g):
+    """SAME, with a dilation, over an image of any size."""
+    around = {"padding": 0, "strideW": 1, "strideH": 1, "dilationWFactor": 2, "dilationHFactor": 3}
+    kernel = g.const(np.arange(6, dtype=np.float32).reshape(1, 3, 2, 1))
+    operands = [g.input((1, -1, -1, 1)), kernel, g.const(np.zeros(1, np.float32))]
+    g.output(g.op("CONV_2D", operands, [((1, -1, -1, 1),)], "Conv2DOptions", **around))
