@@ -195,8 +195,14 @@ def _is_so(stated: TypeProto, known: TypeProto) -> bool:
     """Return whether a type that a file states can be the one that was inferred; exporters guess sizes."""
     if stated.WhichOneof("value") != "tensor_type" or stated.tensor_type.elem_type == STRING:
         return False
-    pairs = zip(stated.tensor_type.shape.dim, known.tensor_type.shape.dim, strict=False)
-    return all(a.dim_value == b.dim_value for a, b in pairs if a.HasField("dim_value") and b.HasField("dim_value"))
+    if not (stated.tensor_type.HasField("shape") and known.tensor_type.HasField("shape")):
+        return True
+    dims = (stated.tensor_type.shape.dim, known.tensor_type.shape.dim)
+    return len(dims[0]) == len(dims[1]) and all(
+        a.dim_value == b.dim_value
+        for a, b in zip(*dims, strict=True)
+        if a.HasField("dim_value") and b.HasField("dim_value")
+    )
 
 
 def _labels(model: ModelProto, graph: Builder) -> dict[str, dict[str, list[Any]]]:
