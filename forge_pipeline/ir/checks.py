@@ -106,10 +106,12 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
     unknown: dict[str, list[str]] = {}
     for node in every_node(form.skeleton):
-        if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
+        result = node.output[0] if node.output else ""
+        reason = why.get(form.names.get(result, result))
+        is_left = node.domain == ML and reason is not None
+        if is_left or not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            shown, result = repr(form.names.get(node.name, node.name)[:80]), node.output[0]
-            reason = why.get(form.names.get(result, result))
+            shown = repr(form.names.get(node.name, node.name)[:80])
             unknown.setdefault(name[:80], []).append(f"{shown} ({reason})" if reason else shown)
     if unknown:
         listed = "; ".join(f"{name!r} in {', '.join(nodes)}" for name, nodes in sorted(unknown.items()))

@@ -114,10 +114,12 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
     from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
     from forge_pipeline.codegen.onnx_import.decompose import expanded
+    from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
+    model = written_out(model).model
     return expanded(
         with_bytes(write_out(model)),
         lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()),

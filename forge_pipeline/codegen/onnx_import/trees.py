@@ -28,6 +28,8 @@ def _evaluated(operator: str, builder: Any, x: Any, attributes: dict[str, Any]) 
     from tvm import relax, tirx
     from tvm.relax import op
 
+    if attributes.get("post_transform") not in (None, 0, b"NONE"):
+        raise NotImplementedError("a post transform")
     given = str(x.ty.dtype)
     dtype = "float64" if given == "float64" else "float32"
     try:

@@ -79,7 +79,7 @@ class Written:
 
 def written_out(model: ModelProto) -> Written:
     """Return ``model`` with operators of ai.onnx.ml written out as ONNX's, and text as numbers; itself without any."""
-    if not any(node.domain == ML for node in every_node(model)):
+    if not any(_is_to_write(node) for node in every_node(model)):
         return Written(model=model, why={})
     raised = _in_opset(inline_functions(model))
     if raised is None:
@@ -97,6 +97,13 @@ def written_out(model: ModelProto) -> Written:
             graph.add(node)
             why[node.output[0]] = str(reason)
     return Written(model=_assembled(raised, graph), why=why)
+
+
+def _is_to_write(node: NodeProto) -> bool:
+    """Return whether a node is no ensemble's, or one that transforms its sums."""
+    return node.domain == ML and (
+        node.op_type not in KEPT or any(item.name == "post_transform" for item in node.attribute)
+    )
 
 
 def _in_opset(model: ModelProto) -> ModelProto | None:
