@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class Interface:
     raw_weights: tuple[Array, ...] = ()
     """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
     single: str | None = None
+    accepted: list[tuple[int, ...]] = field(default_factory=list, compare=False, repr=False)
+    """The shapes of the inputs that were checked last, and found right."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
@@ -76,6 +78,8 @@ class Interface:
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """Put a call's arguments into the model's order; DataError where one is missing, twice there or unknown."""
+        if args and not named and len(args) == len(self.inputs) and type(args[0]) is np.ndarray:
+            return list(args)
         if not args and len(named) == len(self.inputs):
             with suppress(KeyError):  # what follows says which name is wrong
                 return [named[tensor.name] for tensor in self.inputs]
@@ -110,8 +114,18 @@ class Interface:
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
+        shapes: list[tuple[int, ...]] = []
+        for tensor, value in zip(self.inputs, values, strict=True):
+            if type(value) is not np.ndarray or value.dtype != tensor.dtype:
+                break
+            shapes.append(value.shape)
+        else:
+            if shapes and shapes == self.accepted:
+                return cast(list[Array], values)
         extents: dict[str, tuple[int, int, str]] = {}
-        return [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+        found = [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+        self.accepted[:] = [array.shape for array in found]
+        return found
 
 
 def _tensor(row: Mapping[str, Any], where: str) -> Tensor:

@@ -41,10 +41,13 @@ class Machine:
     def __init__(self, path: str, interface: Interface, *, threads: int, where: str) -> None:
         ffi, _ = runtime()
         self._tensor = ffi.Tensor
+        self._element = ffi.get_global_func("ffi.ArrayGetItem")
+        self._outputs = range(len(interface.outputs))
         self._threads = threads
         self._release = ffi.get_global_func("vm.builtin.memory_manager.clear")
         self._shapes: list[tuple[int, ...]] = []
         self._runs = 0
+        self._is_single = False
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library
         self._slots = [Slot(wrap) for _ in interface.inputs]
         self._batched = [index for index, tensor in enumerate(interface.inputs) if tensor.has_named_batch]
@@ -86,6 +89,7 @@ class Machine:
             if shapes == self._shapes and self._runs % _RUNS_KEPT:
                 return use_of_threads.computed(self._run, arrays, self._threads)
             self._release()
+            self._is_single = all(shapes[index][0] == 1 for index in self._batched)
             try:
                 return use_of_threads.computed(self._run, arrays, self._threads)
             finally:
@@ -95,13 +99,13 @@ class Machine:
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
         loaded = self._loaded
         tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
-        is_single = all(arrays[index].shape[0] == 1 for index in self._batched)
         try:
-            results = (loaded.single if is_single else loaded.main)(*tensors, *loaded.weights)
+            results = (loaded.single if self._is_single else loaded.main)(*tensors, *loaded.weights)
             # Copied, because a result may be an input or a weight itself.
             if isinstance(results, self._tensor):
                 return [np.from_dlpack(results).copy()]
-            return [np.from_dlpack(tensor).copy() for tensor in results]
+            element = self._element  # TVM's arrays ask for their length before each element
+            return [np.from_dlpack(element(results, index)).copy() for index in self._outputs]
         except _TVM_ERRORS as error:
             raise DataError(
                 where="inputs",
