@@ -65,11 +65,12 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
     from forge_pipeline.codegen.onnx_import.decompose import expanded
     from forge_pipeline.codegen.onnx_import.operators.table import has_converter
+    from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return expanded(with_bytes(write_out(model)), has_converter)
+    return expanded(with_bytes(write_out(written_out(model).model)), has_converter)
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
