@@ -255,8 +255,8 @@ class Deviation:
             return NOTHING
         difference = found - expected
         largest = max(float(np.max(np.abs(expected))), SMALL)
-        power = float(np.vdot(difference, difference)) / max(float(np.vdot(expected, expected)), SMALL**2)
-        return cls(peak=float(np.max(np.abs(difference))) / largest, power=power)
+        noise, signal = (float(np.einsum("i,i->", values, values)) for values in (difference, expected))
+        return cls(peak=float(np.max(np.abs(difference))) / largest, power=noise / max(signal, SMALL**2))
 
     def is_within(self, other: Deviation) -> bool:
         """Return whether neither is more than the other's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.layout.known_kernels import with_known_kernels
 from forge_pipeline.runtime.entries import MAIN
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def batch_of_one(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]] | 
             first[extents[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
-    return relax.transform.BindSymbolicVars(first)(module), {str(variable.name): 1 for variable in first}
+    bound = with_known_kernels(relax.transform.BindSymbolicVars(first)(module))
+    return bound, {str(variable.name): 1 for variable in first}
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
