@@ -34,7 +34,10 @@ def batch_of_one(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]] | 
             first[extents[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
-    bound = with_known_kernels(relax.transform.BindSymbolicVars(first)(module))
+    try:
+        bound = with_known_kernels(relax.transform.BindSymbolicVars(first)(module))
+    except (ValueError, RuntimeError):  # of shapes that do not go together: the axis is no batch, and is never one
+        return None
     return bound, {str(variable.name): 1 for variable in first}
 
 
