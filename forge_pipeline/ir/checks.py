@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 
 import onnx
 from onnx import ModelProto, ValueInfoProto
@@ -83,22 +84,21 @@ def _uses_onnx(model: ModelProto) -> bool:
 
 
 def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
-    """Raise ModelError unless inputs and outputs are tensors, told apart by name, of a size that can be.
+    """Raise ModelError with all of ``interface_faults``."""
+    raise_together(interface_faults(model, max_value_bytes=max_value_bytes))
 
-    It says so of each that is not.
-    """
+
+def interface_faults(model: ModelProto, *, max_value_bytes: int) -> list[ModelError]:
+    """Return what is wrong with inputs and outputs: they are tensors, told apart by name, of a size that can be."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     refusals: list[ModelError] = []
     for role, values in (("input", inputs), ("output", model.graph.output)):
         seen: set[str] = set()
         for value in values:
-            try:
-                _check_value(value, role, seen, max_value_bytes)
-            except ModelError as refusal:
-                refusals.append(refusal)
+            refusals += refusal_of(partial(_check_value, value, role, frozenset(seen), max_value_bytes))
             seen.add(value.name)
-    raise_together(refusals)
+    return refusals
 
 
 def _check_value(value: ValueInfoProto, role: str, seen: Set[str], max_value_bytes: int) -> None:

@@ -60,7 +60,7 @@ def run(config: Config, source: Source) -> Result:
     model = in_standard(imported.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     model = checks.with_own_opset(model, max_opset=config.max_opset)
-    faults = checks.refusal_of(lambda: checks.check_interface(model, max_value_bytes=config.max_value_bytes))
+    faults = checks.interface_faults(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
         faults += checks.refusal_of(lambda: _refuse_defaults(model))
     try:
