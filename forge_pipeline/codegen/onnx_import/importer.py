@@ -62,9 +62,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnx.inliner
 
-    from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
     from forge_pipeline.codegen.onnx_import.decompose import expanded
     from forge_pipeline.codegen.onnx_import.operators.table import has_converter
+    from forge_pipeline.codegen.onnx_import.stored_bits import with_bytes
     from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
