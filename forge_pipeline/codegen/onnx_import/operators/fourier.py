@@ -71,9 +71,9 @@ class _Transform:
                 turn = tirx.floormod(n * k, length).astype("float64") / length.astype("float64")
                 angle = tirx.const(2 * np.pi, "float64") * turn
                 cosine, sine = tirx.cos(angle), tirx.const(sign, "float64") * tirx.sin(angle)
-                value = tirx.Select(
-                    is_first == is_real, cosine, tirx.Select(is_first, sine, tirx.const(0, "float64") - sine)
-                )
+                of_first = tirx.Select(is_real, cosine, sine)
+                of_second = tirx.Select(is_real, tirx.const(0, "float64") - sine, cosine)
+                value = tirx.Select(is_first, of_first, of_second)
                 if self.is_half:
                     value = tirx.Select(tirx.any(n.equal(0), (2 * n).equal(length)), value, value + value)
                 return (value / length.astype("float64") if self.is_inverse else value).astype(dtype)

@@ -127,11 +127,11 @@ def _axes(node: NodeImport, asked: _Asked) -> dict[int, Axis | Open]:
     before = {axis: extents[axis] for axis in asked.named}
     if not all(isinstance(number, int) for number in (*before.values(), *wanted.values())):
         raise NotImplementedError(f"keep_aspect_ratio_policy {asked.way.policy} of an extent that is not known")
-    numbers = [[int(number) for number in side] for side in (before.values(), wanted.values())]  # type: ignore[arg-type]
-    outputs, factor = fitted(*numbers, asked.way.policy)
+    sizes = [int(size) for size in before.values()]  # type: ignore[arg-type]
+    outputs, factor = fitted(sizes, [int(size) for size in wanted.values()], asked.way.policy)  # type: ignore[arg-type]
     made: dict[int, Axis | Open] = {
         axis: Axis(size=size, output=output, scale=factor, start=regions[axis][0], end=regions[axis][1])
-        for axis, size, output in zip(asked.named, numbers[0], outputs, strict=True)
+        for axis, size, output in zip(asked.named, sizes, outputs, strict=True)
     }
     return made if factor != 1 else {}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product as combinations
+from math import prod
 from typing import Any, Final
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
@@ -89,8 +90,18 @@ def _mirrored(place: Any, low: Any, high: Any) -> Any:
     times = tirx.floor(beyond / step)
     rest = beyond - times * step
     is_even = (times - tirx.const(2, dtype) * tirx.floor(times * tirx.const(0.5, dtype))).equal(zero)
-    from_low = is_even == (place < low)
+    is_below = place < low
+    from_low = tirx.any(tirx.all(is_even, is_below), tirx.all(tirx.Not(is_even), tirx.Not(is_below)))
     return tirx.Select(span > zero, tirx.Select(from_low, low + rest, high - rest), low)
+
+
+def _mirrored_pixel(position: Any, extent: Any, is_aligned: bool) -> Any:
+    """Return a pixel mirrored at the middles of the first and the last, or at their edges, until it is one of them."""
+    from tvm import tirx
+
+    period = tirx.max(2 * (extent - 1), 1) if is_aligned else 2 * extent
+    within = tirx.floormod(position, period)
+    return tirx.min(within, period - within - (0 if is_aligned else 1))
 
 
 def _taps(place: Any, mode: str) -> list[tuple[Any, Any]]:
@@ -135,10 +146,7 @@ def _read(image: Any, outer: Sequence[Any], index: Sequence[Any], padding: str, 
     extents = image.shape[len(outer) :]
     places, inside = [], []
     for position, extent in zip(index, extents, strict=True):
-        place = position
-        if padding == "reflection":
-            wide = position.astype("float64")
-            place = _kept(wide, extent, padding, is_aligned).astype("int64")
+        place = _mirrored_pixel(position, extent, is_aligned) if padding == "reflection" else position
         places.append(tirx.max(tirx.min(place, extent - 1), 0))
         inside += [position >= 0, position < extent]
     value = image(*outer, *places)
@@ -167,7 +175,7 @@ def _deform(node: NodeImport) -> Any:
     filters, depth, out = node.shape(1)[0], node.shape(1)[1], node.result_shape()
     if not isinstance(filters, int) or not isinstance(depth, int):
         raise NotImplementedError("weights whose extents are computed")
-    batch, pixels, taps = out[0], product(out[2:]), int(product(kernel))
+    batch, pixels, taps = out[0], product(out[2:]), prod(kernel)
     tensors = [node.input(0), node.input(2)] + ([node.input(4)] if node.has(4) else [])
     window = Window.of(node, kernel)
     if window.padding is None:
@@ -187,7 +195,7 @@ def _columns(node: NodeImport, window: Window) -> Any:
     from tvm import te
 
     space, parts = len(window.kernel), int(node.attributes.get("offset_group", 1))
-    taps = int(product(window.kernel))
+    taps = prod(window.kernel)
     starts = [int(pad) for pad in window.padding or ()][:space]
 
     def columns(image: Any, offset: Any, *rest: Any) -> Any:
