@@ -110,7 +110,7 @@ def planned(model: onnx.ModelProto, tag: str) -> int:
     lowered = lower(import_model(prepare(model)), target, OPTIONS)
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
         module = with_memory(separate(lowered.module).module, target)
-    return allocated(module[lowered.single or "main"])
+    return allocated(module[lowered.sized])
 
 
 def _kib(field: str) -> int:

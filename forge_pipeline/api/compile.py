@@ -84,7 +84,8 @@ class Compilable:
         ``export_relax`` ``model_relax.txt``; with ``export_metadata`` ``metadata.json``. Where ``output_path`` exists,
         the first free ``output_path_1``, ``_2`` ... is made, unless ``force_overwrite`` is true. ``opt_level``: 0 to 4.
         ``uuid`` names the artifact; without one, it follows from what is built. ``options`` are further values of
-        conf/compile/default.yaml, such as ``generator``.
+        conf/compile/default.yaml, such as ``generator``; ``dims`` among them lists sizes of open extents, by name, that
+        the library has code of its own for.
 
         Raises TargetError, ConfigError, ModelError, CompileError, VerificationError where the compiled model does not
         compute what this one does, and ForgeError where the folder cannot be written. Then no folder is made.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.contract import Declared
+from forge_pipeline.ir.dims import listed
 
 if TYPE_CHECKING:
     from forge_pipeline.api.onnx_module import ONNXModule
@@ -40,8 +41,8 @@ def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = No
     ``ExportedProgram``, ``ScriptModule`` or ``nn.Module`` (in eval mode), a Keras model, a TensorFlow ``Module`` or
     ``ConcreteFunction``, a ``tflite.Model``. ``inputs`` are for what does not know its own (TorchScript, a PyTorch
     module): example arrays, or ``Declared(name=, shape=, dtype=)``; a mapping with these keys will do.
-    ``dynamic_shapes`` is that of ``torch.export.export``. ``options`` override conf/load/default.yaml. Raises
-    ModelError, and ConfigError for an option.
+    ``dynamic_shapes`` is that of ``torch.export.export``. ``options`` override conf/load/default.yaml; ``dims`` among
+    them gives open extents a size by name. Raises ModelError, and ConfigError for an option.
     """
     from forge_pipeline.frontends.objects import save
 
@@ -112,6 +113,14 @@ def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) ->
     from forge_pipeline.stages import taking
     from forge_pipeline.stages.contract import Rest
 
+    several = listed(options.get("dims") or {})
+    if several:
+        raise ConfigError(
+            where="load: dims",
+            expected="one size for each extent",
+            found=f"several for {', '.join(several)}",
+            fix="give these to compile(dims=...): the model keeps them open, its library has code for each",
+        )
     for name in options:
         if name in FORGES_OPTIONS:
             raise ConfigError(f"load: {name}", "options of conf/load", "one of Forge's importers", FORGES_OPTIONS[name])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
-from forge_pipeline.codegen.lowering import run_steps
-from forge_pipeline.codegen.onnx_import.importer import Progress, import_model, prepare
+from forge_pipeline.codegen.entries import entries
+from forge_pipeline.codegen.lowering import pick_generator, run_steps
+from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def build(
@@ -39,6 +38,17 @@ def build(
     if work.library is None:
         raise AssertionError("the last step makes the library")
     return work.library
+
+
+def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
+    """Raise CompileError with every node of ``model`` that cannot be compiled, before any kernel is made.
+
+    Raises ConfigError for a generator that is not there
+    for ``target``, or sizes of what is not open.
+    """
+    pick_generator(options, target)
+    for variant in entries(model, options.dims, open_form=options.open_form):
+        check_supported(prepare(variant.model))
 
 
 def relax_text(model: onnx.ModelProto) -> str:

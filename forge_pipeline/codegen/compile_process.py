@@ -7,14 +7,14 @@ or a ForgeError; what it is working on goes to stderr, so that a crash can be to
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.codegen.verify import Checks, Feed
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library
@@ -30,8 +30,9 @@ STEP = "forge-step: "
 class Job:
     """What to compile; ``checks`` is None where the result cannot or shall not be run here.
 
-    Weights of ``model`` may be in files (``ir.external_data.mapped``). ``dump`` is a folder for the texts of all steps:
-    the child writes them as it goes, so that they are there where the compiler dies.
+    ``feeds`` are inputs to compare on, before others are made up. Weights of ``model`` may be in files
+    (``ir.external_data.mapped``). ``dump`` is a folder for the texts of all steps: the child writes them as it goes, so
+    that they are there where the compiler dies.
     """
 
     model: ModelProto
@@ -40,6 +41,7 @@ class Job:
     checks: Checks | None
     relax_text: bool
     dump: Path | None = None
+    feeds: Sequence[Feed] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Request:
     """A job as the child gets it: the model without what is in files.
 
     ``files`` are what its weights refer to: the name there, and an open file that the child inherits. ``section`` is
-    an open file, too, for the library's weights.
+    an open file, too, for the library's weights. ``only_reads``: the model is looked at, and nothing is compiled.
     """
 
     model: bytes
@@ -58,6 +60,8 @@ class Request:
     checks: Checks | None
     relax_text: bool
     dump: Path | None
+    feeds: Sequence[Feed]
+    only_reads: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +81,37 @@ def compile_in_subprocess(job: Job) -> Compiled:
 
     The library's weights are in a temporary file.
     """
+    section = OpenFile.temporary()
+    answer = _answer(_request(job, section, only_reads=False))
+    if answer is None:
+        raise AssertionError("a job that is not only read is compiled")
+    library = replace(answer.library, weights=FileRange(section, 0, section.size))
+    return replace(answer, library=library)
+
+
+def check_in_subprocess(job: Job) -> None:
+    """Look at ``job`` in a child process. Raises what ``build.check`` raises, in the time that it takes to load TVM."""
+    _answer(_request(job, OpenFile.temporary(), only_reads=True))
+
+
+def _request(job: Job, section: OpenFile, *, only_reads: bool) -> Request:
     from forge_pipeline.ir.external_data.mapped import mapped_files
 
-    files, section = mapped_files(job.model), OpenFile.temporary()
-    request = Request(
+    return Request(
         model=bytes(job.model.SerializeToString()),
-        files=tuple((mapped.location, mapped.file.descriptor) for mapped in files),
+        files=tuple((mapped.location, mapped.file.descriptor) for mapped in mapped_files(job.model)),
         section=section.descriptor,
         target=job.target,
         options=job.options,
         checks=job.checks,
         relax_text=job.relax_text,
         dump=job.dump,
+        feeds=job.feeds,
+        only_reads=only_reads,
     )
-    answer = _answer(request)
-    library = replace(answer.library, weights=FileRange(section, 0, section.size))
-    return replace(answer, library=library)
 
 
-def _answer(request: Request) -> Compiled:
+def _answer(request: Request) -> Compiled | None:
     command = children.python("-m", "forge_pipeline.codegen.compile_worker")
     inherited = (*(descriptor for _, descriptor in request.files), request.section)
     child = children.run_apart(command, pickle.dumps(request), files=inherited)
@@ -104,7 +120,7 @@ def _answer(request: Request) -> Compiled:
     answer = pickle.loads(child.answer)  # noqa: S301 - written by our own child a moment ago
     if isinstance(answer, ForgeError):
         raise answer
-    compiled: Compiled = answer
+    compiled: Compiled | None = answer
     return compiled
 
 

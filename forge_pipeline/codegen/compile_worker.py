@@ -21,17 +21,20 @@ COLLECTION = 100_000
 """New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""
 
 
-def run(job: Request) -> Compiled:
-    """Compile ``job`` in this process."""
+def run(job: Request) -> Compiled | None:
+    """Compile ``job`` in this process; None where it is only read."""
     import onnx
 
-    from forge_pipeline.codegen.build import build, relax_text
+    from forge_pipeline.codegen.build import build, check, relax_text
     from forge_pipeline.codegen.verify import verify
     from forge_pipeline.ir.external_data.mapped import MappedFile, spilling
 
     files = [MappedFile(OpenFile(descriptor), location=location) for location, descriptor in job.files]
     model = onnx.load_model_from_string(job.model)
     with spilling(bool(files), named=False):
+        if job.only_reads:
+            check(model, job.target, job.options)
+            return None
         library = build(
             model, job.target, job.options, progress=_progress, section=OpenFile(job.section), dump=job.dump
         )
@@ -40,7 +43,7 @@ def run(job: Request) -> Compiled:
         verification = None
         if job.checks is not None:
             _progress("verify")
-            verification = verify(model, library, job.checks, float16=job.options.float16)
+            verification = verify(model, library, job.checks, float16=job.options.float16, feeds=job.feeds)
         text = relax_text(model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 
@@ -58,7 +61,7 @@ def main() -> None:
     job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
     try:
         with torch_hidden():
-            answer: Compiled | ForgeError = run(job)
+            answer: Compiled | ForgeError | None = run(job)
     except ForgeError as error:
         error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
         answer = error

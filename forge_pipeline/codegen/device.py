@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
 from forge_pipeline.content import FileRange, OpenFile
-from forge_pipeline.errors import CompileError, ForgeError
+from forge_pipeline.errors import CompileError, DataError, ForgeError
 from forge_pipeline.runtime.bundle import Library
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ class Run:
     samples: Sequence[Mapping[str, np.ndarray]]
 
 
-def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray]]:
-    """Return what ``library`` computes from each sample, where it has what a device has.
+def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray] | DataError]:
+    """Return what ``library`` computes from each sample, where it has what a device has, or its refusal of the sample.
 
-    Raises what the engine raises, and CompileError where the library ends the process.
+    Raises what loading it raises, and CompileError where the library ends the process.
     """
     held = library.weights if isinstance(library.weights, FileRange) else None
     place = None if held is None else (held.file.descriptor, held.start, held.length)
     request = Run(library=library if held is None else replace(library, weights=b""), weights=place, samples=samples)
-    answer: list[list[np.ndarray]] = _answer(request, () if held is None else (held.file.descriptor,))
+    answer: list[list[np.ndarray] | DataError] = _answer(request, () if held is None else (held.file.descriptor,))
     return answer
 
 
@@ -113,7 +113,15 @@ def _do(request: Run | None) -> Any:
         descriptor, start, length = request.weights
         library = replace(library, weights=FileRange(OpenFile(descriptor), start, length))
     engine = loaded(library, threads=1)
-    return [engine(*feeds.values()) for feeds in request.samples]
+
+    def computed(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray] | DataError:
+        try:
+            return engine(feeds)
+        except DataError as refusal:
+            refusal.__cause__ = None
+            return refusal
+
+    return [computed(feeds) for feeds in request.samples]
 
 
 def main() -> None:

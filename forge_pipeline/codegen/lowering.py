@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import tvm
 
 from forge_pipeline.codegen import backend, stock, tiled
 from forge_pipeline.codegen.onnx_import.importer import first_line
@@ -16,18 +17,21 @@ from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.registry import Registry
 from forge_pipeline.target import Target
 
-if TYPE_CHECKING:
-    import tvm
-
 IMPORT = Step(
     name="import",
-    does="The ONNX model becomes a function of Relax operators; what TVM would get wrong is mended or refused.",
+    does="The ONNX model becomes functions of Relax operators, one for each combination of sizes that is asked for; "
+    "what TVM would get wrong is mended or refused.",
     run=backend.import_onnx,
+)
+JOIN = Step(
+    name="join",
+    does="The functions for any size and for sizes that are known, or of all regions, become one module.",
+    run=backend.join_entries,
 )
 TILED = (
     Step(
         name="entries",
-        does="Where the batch is symbolic, the model is copied for a batch of one.",
+        does="Where the batch is symbolic, each function is copied for a batch of one.",
         run=tiled.add_batch_of_one,
     ),
     Step(
@@ -60,16 +64,13 @@ TILED = (
         does="Scheduled kernels are rewritten as no schedule can: padding peeled, tails moved back, results packed.",
         run=tiled.rewrite,
     ),
-    Step(
-        name="join",
-        does="The functions for any batch and for a batch of one, or of all regions, become one module.",
-        run=tiled.join_entries,
-    ),
+    JOIN,
 )
 """The middle of the lowering for CPUs."""
 STOCK = (
     Step(name="graph", does="TVM's passes over operators run.", run=stock.graph),
     Step(name="kernels", does="TVM makes kernels with its default schedules.", run=stock.kernels),
+    JOIN,
 )
 """The middle of TVM's default pipeline: correct everywhere, fast nowhere on a CPU."""
 END = (

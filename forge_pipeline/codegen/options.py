@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 OptLevel = Literal[0, 1, 2, 3, 4]
@@ -18,7 +19,8 @@ class Options:
     up to rounding; 4 also approximations of transcendental functions. ``float16`` stores weights in half
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its
     interface. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
-    ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system.
+    ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system. ``dims`` are
+    sizes of open extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
     """
 
     generator: str
@@ -26,3 +28,5 @@ class Options:
     float16: bool
     channel_layout: ChannelLayout | None
     amx: bool = False
+    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    open_form: bool = True

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
-from forge_pipeline.codegen.layout.batch_of_one import ENTRY, batch_of_one, join
+from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.fusion import (
     FUSABLE_OUTPUT,
     OPAQUE,
@@ -24,15 +27,11 @@ from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
-from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
-
-if TYPE_CHECKING:
-    import tvm
 
 FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
@@ -50,21 +49,17 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
 def add_batch_of_one(work: Lowering) -> None:
-    """Copy the model for a batch of one where its batch is symbolic."""
+    """Copy each entry for a batch of one where its batch is symbolic."""
     if work.program is not None:
         return
-    (entry,) = work.entries
-    single = batch_of_one(entry.module, entry.extents)
-    if single is not None:
-        module, extents = single
-        work.entries.append(Entry(module=module, extents=extents, name=ENTRY))
-        work.single = ENTRY
-
-
-def join_entries(work: Lowering) -> None:
-    """Make one module of the entries, each of which works out its extents by itself."""
-    modules = {entry.name: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
-    work.module = modules["main"] if list(modules) == ["main"] else join(modules)
+    copies = []
+    for entry in work.entries:
+        single = batch_of_one(entry.module, entry.extents)
+        if single is not None:
+            module, extents, sizes = single
+            name = f"{entry.function}{SUFFIX}"
+            copies.append(Entry(module=module, extents=extents, function=name, sizes={**entry.sizes, **sizes}))
+    work.entries += copies
 
 
 def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], None]:
@@ -72,8 +67,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 
     @wraps(change)
     def run(work: Lowering) -> None:
-        import tvm
-
         with work.target.tvm(), tvm.transform.PassContext(opt_level=3):
             for entry in work.entries:
                 change(work, entry)
@@ -84,8 +77,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 @_on_each
 def simplify_graph(work: Lowering, entry: Entry) -> None:
     """Bring the graph into the form that the families expect."""
-    from tvm import relax
-
     module = entry.module
     entry.is_quantized = is_quantized(module)
     if entry.is_quantized and work.options.channel_layout == "last":
@@ -122,10 +113,6 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
 @_on_each
 def legalize(work: Lowering, entry: Entry) -> None:
     """Make kernels of the operators that are left."""
-    import tvm
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
-
     passes = [
         relax.transform.DecomposeOpsForInference(),
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
@@ -140,8 +127,6 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    from tvm import relax
-
     module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
         module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
@@ -174,8 +159,6 @@ def rewrite(work: Lowering, entry: Entry) -> None:
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:
     """Raise CompileError for an operator that TVM could not make a kernel of."""
-    from tvm import relax
-
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
@@ -191,16 +174,12 @@ def _refuse_leftovers(module: tvm.IRModule) -> None:
 
 
 def _has_casts(module: tvm.IRModule) -> bool:
-    from tvm import relax
-
     bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
     return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     """Tell TVM's fusion what it may fuse into a kernel that a family made."""
-    from tvm import s_tir, tirx
-
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
@@ -214,7 +193,7 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE)
             elif families == {concat.NAME}:
-                module[variable] = function.with_attr(concat.JOINS, True)
+                module[variable] = function.with_attr(concat.IS_CONCAT, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
                 anchors.add(variable.name_hint)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import CompileError, DataError, VerificationError
+from forge_pipeline.errors import DataError, ModelError, VerificationError
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.entries import Entries, Entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,11 @@ SMALL = 1e-2
 """An output that stays below this is compared as if it reached it: a sigmoid is exact to 1e-7 of 1, not of itself."""
 
 QUANTIZED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
+
+DATA, MADE_UP = "calibration data", "made-up inputs"
+ANY = "any size"
+
+Feed = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """The section `verify` of conf/compile: how many inputs, which sizes for symbolic dimensions, how exact."""
+    """The section `verify` of conf/compile: how many inputs, sizes for symbolic dimensions to try first, how exact."""
 
     enabled: bool
     samples: int
@@ -43,32 +49,176 @@ class Checks:
     tolerance: Tolerance
 
 
-def verify(model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool) -> dict[str, Any]:
-    """Return the largest error of each output over ``checks.samples`` random inputs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Inputs that ONNX Runtime runs the model with: where they are from, which entry of the library they are for."""
 
-    ``library`` must be for this machine; it runs as its users will run it, where the compiler is not. Raises
-    VerificationError where an output is off by more than the tolerance or not finite where it should be, and
-    CompileError where the library does not run.
+    feed: Feed
+    origin: str
+    entry: str
+    sizes: Mapping[str, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    """What to compare on, and the entries that there is nothing for, with the reason."""
+
+    found: list[Trial] = field(default_factory=list)
+    unverified: dict[str, str] = field(default_factory=dict)
+
+
+def verify(
+    model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool, feeds: Sequence[Feed] = ()
+) -> dict[str, Any]:
+    """Return the largest error of each output over ``feeds``, and over made-up inputs for entries that none is for.
+
+    ``library`` must be for this machine; it runs as its users will run it, where the compiler is not. ``unverified``
+    in what is returned has the entries that were not compared, with the reason: ONNX Runtime takes none of the inputs
+    that were made up, or the library refuses their sizes. Raises VerificationError where an output is off by more than
+    the tolerance, and in a quantized model by more than rounding explains (``rounding``), or is not finite where it
+    should be; DataError where the library refuses ``feeds``; CompileError where it does not run.
     """
-    import numpy as np
-
     from forge_pipeline.codegen.device import results
 
-    limit_name = precision(model, float16=float16)
-    limit = getattr(checks.tolerance, limit_name)
     reference = _reference(model)
-    names = [row["name"] for row in library.metadata["outputs"]]
-    worst = dict.fromkeys(names, 0.0)
-    samples = []
-    for sample in range(checks.samples):
-        rng = np.random.default_rng((checks.seed, sample))
-        samples.append({row["name"]: _random(row, checks, rng) for row in library.metadata["inputs"]})
-    wanted = [_run_reference(reference, feeds) for feeds in samples]
+    trials = _trials(model, reference, library, checks, feeds)
+    wanted = [_ordered(reference, trial.feed) for trial in trials.found]
     del reference  # not in memory beside the compiled model
-    for expected, found in zip(wanted, results(library, samples), strict=True):
-        for name, want, have in zip(names, expected, found, strict=True):
-            worst[name] = max(worst[name], _error(name, want, have, limit, limit_name))
-    return {"tolerance": limit, "samples": checks.samples, "error": {name: _rounded(worst[name]) for name in names}}
+    limit_name = precision(model, float16=float16)
+    judge = Judge(model=model, limit=getattr(checks.tolerance, limit_name), limit_name=limit_name)
+    names = [row["name"] for row in library.metadata["outputs"]]
+    compared: list[Trial] = []
+    found = results(library, [trial.feed for trial in trials.found]) if trials.found else []
+    for trial, expected, have in zip(trials.found, wanted, found, strict=True):
+        if isinstance(have, DataError):
+            if trial.origin == DATA:
+                raise have
+            trials.unverified[trial.entry] = f"the library refuses what ONNX Runtime takes: {have.found}"
+            continue
+        compared.append(trial)
+        judge.compare(trial.feed, names, expected, have)
+    report: dict[str, Any] = {
+        "tolerance": judge.limit,
+        "samples": len(compared),
+        "error": {name: _rounded(judge.worst.get(name, 0.0)) for name in names} if compared else {},
+        "inputs": _listed(compared),
+    }
+    if judge.rounding:
+        report["rounding"] = {name: _rounded(value) for name, value in judge.rounding.items()}
+    if trials.unverified:
+        report["unverified"] = trials.unverified
+    return report
+
+
+def _trials(
+    model: onnx.ModelProto, reference: Interpreter, library: Library, checks: Checks, feeds: Sequence[Feed]
+) -> _Trials:
+    """Return inputs for every entry of the library: ``feeds`` where they fit one, made-up ones where none does."""
+    from forge_pipeline.ir.dims import shown
+    from forge_pipeline.passes.verification.candidate_sizes import Preferred
+    from forge_pipeline.passes.verification.exact import REFUSALS
+    from forge_pipeline.passes.verification.made_up import Kinds, made_up, why_not
+    from forge_pipeline.passes.verification.samples import Unsupported
+    from forge_pipeline.runtime.interface import Interface
+
+    interface = Interface.of({**library.metadata, "weights": []}, memoryview(b""), where="library")
+    entries = interface.entries
+    trials = _Trials()
+    for feed in feeds:
+        sizes = interface.checked([feed[tensor.name] for tensor in interface.inputs]).sizes
+        if entries.is_open or entries.taking(sizes) is not None:
+            trials.found.append(Trial(feed=feed, origin=DATA, entry=_name(entries, sizes), sizes=sizes))
+    covered = {trial.entry for trial in trials.found}
+    for name, extents in _to_cover(entries):
+        if name in covered:
+            continue
+        preferred = Preferred(batch=checks.batch, extent=checks.extent, given={**checks.dims, **extents})
+        kinds = Kinds(samples=1 if extents else checks.samples, seed=checks.seed, varied=False)
+        try:
+            found = made_up(model, reference, preferred, kinds)
+        except (*REFUSALS, Unsupported) as refusal:
+            trials.unverified[name] = why_not(refusal)
+            continue
+        reached = _name(entries, found.sizes)
+        if reached != name:
+            trials.unverified[name] = f"ONNX Runtime takes {shown(found.sizes)} alone, of what was tried"
+        if reached == name or not trials.found:
+            trials.found += [Trial(feed=feed, origin=MADE_UP, entry=reached, sizes=found.sizes) for feed in found.feeds]
+    return trials
+
+
+def _to_cover(entries: Entries) -> Iterator[tuple[str, Mapping[str, int]]]:
+    if entries.is_open:
+        yield ANY, {}
+    for row in entries.rows:
+        yield str(row), row.extents
+
+
+def _name(entries: Entries, sizes: Mapping[str, int]) -> str:
+    row: Entry | None = entries.taking(sizes)
+    return ANY if row is None else str(row)
+
+
+def _listed(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Return each origin with the sizes that its inputs had, once."""
+    rows: list[dict[str, Any]] = []
+    for trial in trials:
+        row = {"from": trial.origin, "sizes": dict(sorted(trial.sizes.items()))}
+        if row not in rows:
+            rows.append(row)
+    return rows
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Compares outputs. ``worst`` has the largest error of each so far, ``rounding`` what it was forgiven for."""
+
+    model: onnx.ModelProto
+    limit: float
+    limit_name: str
+    worst: dict[str, float] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
+
+    def compare(
+        self, feed: Feed, names: Sequence[str], wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]
+    ) -> None:
+        """Raise VerificationError where one of the outputs is not what is wanted."""
+        noise: dict[str, Deviation] = {}
+        for name, want, have in zip(names, wanted, found, strict=True):
+            _check_kind(name, want, have, self._fix)
+            off = Deviation.of(want, have)
+            if off.peak > self.limit and self.limit_name == "quantized":
+                noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
+            moved = noise.get(name, NOTHING)
+            if off.peak > self.limit and not off.is_within(moved):
+                by = f", where rounding alone moves it by {moved.peak:.3g}" if noise else ""
+                expected = f"ONNX Runtime's values within {self.limit:g} of the largest"
+                raise VerificationError(f"output {name!r}", expected, f"off by {off.peak:.3g}{by}", self._fix)
+            if off.peak > self.limit:
+                self.rounding[name] = max(self.rounding.get(name, 0.0), moved.peak)
+            self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
+
+    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
+        """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run."""
+        from forge_pipeline.codegen.rounding import DRAWS, dithered
+
+        noise = dict.fromkeys(wanted, NOTHING)
+        for seed in range(DRAWS):
+            try:
+                moved = _reference(dithered(self.model, seed))(feed)
+            except (ModelError, DataError):
+                return noise
+            for name, want in wanted.items():
+                if moved[name].shape == want.shape:
+                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]))
+        return noise
+
+    @property
+    def _fix(self) -> str:
+        return (
+            "try `compile.generator=stock` or `compile.opt_level=1` to see which step is wrong, and report the model; "
+            f"where that much is acceptable, raise `compile.verify.tolerance.{self.limit_name}`"
+        )
 
 
 def precision(model: onnx.ModelProto, *, float16: bool) -> str:
@@ -82,29 +232,56 @@ def precision(model: onnx.ModelProto, *, float16: bool) -> str:
     return "float16" if float16 or any(halves) or any(types) else "float32"
 
 
-def _error(name: str, want: np.ndarray, have: np.ndarray, limit: float, limit_name: str) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far values are from those that are wanted, where both are finite.
+
+    ``peak`` is the largest difference in units of the largest wanted value, ``power`` the sum of squares of differences
+    in units of that of the wanted values: one value that is wrong shows in the first, many that are a little in both.
+    """
+
+    peak: float
+    power: float
+
+    @classmethod
+    def of(cls, want: np.ndarray, have: np.ndarray) -> Deviation:
+        """Measure two arrays of one shape."""
+        import numpy as np
+
+        expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
+        finite = np.isfinite(expected) & np.isfinite(found)
+        expected, found = expected[finite], found[finite]
+        if not expected.size:
+            return NOTHING
+        difference = found - expected
+        largest = max(float(np.max(np.abs(expected))), SMALL)
+        power = float(np.vdot(difference, difference)) / max(float(np.vdot(expected, expected)), SMALL**2)
+        return cls(peak=float(np.max(np.abs(difference))) / largest, power=power)
+
+    def is_within(self, other: Deviation) -> bool:
+        """Return whether neither is more than the other's."""
+        return self.peak <= other.peak and self.power <= other.power
+
+    def larger(self, other: Deviation) -> Deviation:
+        """Return the larger of each."""
+        return Deviation(peak=max(self.peak, other.peak), power=max(self.power, other.power))
+
+
+NOTHING = Deviation(peak=0.0, power=0.0)
+
+
+def _check_kind(name: str, want: np.ndarray, have: np.ndarray, fix: str) -> None:
+    """Raise VerificationError unless both are of one type and shape, and finite in the same places."""
     import numpy as np
 
-    fix = (
-        "try `compile.generator=stock` or `compile.opt_level=1` to see which step is wrong, and report the model; "
-        f"where that much is acceptable, raise `compile.verify.tolerance.{limit_name}`"
-    )
     if want.shape != have.shape or want.dtype != have.dtype:
         raise VerificationError(
             f"output {name!r}", f"{want.dtype}{list(want.shape)}", f"{have.dtype}{list(have.shape)}", fix
         )
-    expected, found = want.astype(np.float64), have.astype(np.float64)
+    expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
     finite = np.isfinite(expected)
     if not np.array_equal(expected[~finite], found[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         raise VerificationError(f"output {name!r}", "NaN and infinity where ONNX Runtime has them", "others", fix)
-    if not finite.any():
-        return 0.0
-    error = float(np.max(np.abs(expected - found)[finite]) / max(float(np.max(np.abs(expected[finite]))), SMALL))
-    if error > limit:
-        raise VerificationError(
-            f"output {name!r}", f"ONNX Runtime's values within {limit:g} of the largest", f"off by {error:.3g}", fix
-        )
-    return error
 
 
 def _reference(model: onnx.ModelProto) -> Interpreter:
@@ -117,35 +294,9 @@ def _reference(model: onnx.ModelProto) -> Interpreter:
     )
 
 
-def _run_reference(reference: Interpreter, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    try:
-        found = reference(feeds)
-    except DataError as error:
-        raise CompileError(
-            where="compile.verify",
-            expected="ONNX Runtime to run the model on made-up inputs",
-            found=error.found,
-            fix="give symbolic dimensions sizes that fit together: `compile.verify.dims={name: size}`",
-        ) from error
+def _ordered(reference: Interpreter, feed: Feed) -> list[np.ndarray]:
+    found = reference(feed, reference.outputs)
     return [found[name] for name in reference.outputs]
-
-
-def _random(row: Mapping[str, Any], checks: Checks, rng: np.random.Generator) -> np.ndarray:
-    """Return a random array for an input: standard normal, all of int8 and uint8, 0 or 1 for indices and flags."""
-    import ml_dtypes
-    import numpy as np
-
-    shape = [
-        extent if isinstance(extent, int) else checks.dims.get(extent, checks.extent if axis else checks.batch)
-        for axis, extent in enumerate(row["shape"])
-    ]
-    dtype = np.dtype(getattr(ml_dtypes, row["dtype"], None) or row["dtype"])
-    if dtype in (np.dtype("int8"), np.dtype("uint8")):
-        bounds = np.iinfo(dtype)
-        return rng.integers(bounds.min, bounds.max, shape, dtype=dtype, endpoint=True)
-    if dtype.kind in "iub":
-        return rng.integers(0, 2, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
 
 
 def _rounded(error: float) -> float:

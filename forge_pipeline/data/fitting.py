@@ -183,7 +183,7 @@ def _typed(array: NDArray[Any], spec: InputSpec, preparation: Preparation, place
     if dtype.kind == "f":
         return _floats(array, dtype, preparation, place, images)
     if array.dtype == dtype:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     if array.dtype.kind not in "iub" or dtype.kind not in "iub":
         raise DataError(place, f"{dtype} values", f"{array.dtype} values", f"store them as {dtype}")
     if dtype.kind != "b":
@@ -209,7 +209,7 @@ def _floats(
     if images and preparation.image is not None:
         values = _normalised(values, preparation.image)
     with np.errstate(over="ignore"):
-        result = np.ascontiguousarray(values, dtype=dtype)
+        result = np.asarray(values, dtype=dtype, order="C")
     if result is not array:
         _check_finite(result, place)
     return result

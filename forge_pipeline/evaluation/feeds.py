@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Feed, Preparation, Samples
-from forge_pipeline.errors import DataError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
 
@@ -16,47 +16,53 @@ if TYPE_CHECKING:
 
 MADE_UP = 8
 
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeds:
-    """``origin`` says where they are from, for the report."""
+    """``origin`` says where they are from, for the report; ``missing``, why there are none.
+
+    ``sizes`` are those that were chosen for open extents, by whoever made the feeds up.
+    """
 
     feeds: Samples | Sequence[Feed]
     labels: NDArray[Any] | None
     origin: str
+    missing: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def feeds_for(module: ONNXModule, data: Dataset | None, preparation: Preparation) -> Feeds:
-    """Return the evaluation samples of ``data``, fitted to the model's inputs. Raises DataError."""
+def feeds_for(
+    module: ONNXModule, data: Dataset | None, preparation: Preparation, sizes: Mapping[str, int] = NO_SIZES
+) -> Feeds:
+    """Return the evaluation samples of ``data``, fitted to the model's inputs. Raises DataError.
+
+    Without data, ordinary random inputs, of ``sizes`` as far as these are given, and of others that the model runs
+    with; none where ONNX Runtime takes none of those that are tried.
+    """
     from forge_pipeline.data.fitting import input_specs
 
-    specs = input_specs(module.light)
     if data is None:
-        return Feeds(feeds=_made_up(module), labels=None, origin="random inputs: no data was given")
-    samples = data.samples(preparation, specs, "evaluation")
+        return _made_up(module, sizes)
+    samples = data.samples(preparation, input_specs(module.light), "evaluation")
     origin = "the calibration samples: there are no others" if samples.shared else "evaluation samples"
     return Feeds(feeds=samples, labels=samples.labels(), origin=origin)
 
 
-def _made_up(module: ONNXModule) -> list[Feed]:
-    """Return ordinary random inputs, with sizes for symbolic dimensions that the model runs with. Raises DataError."""
-    from forge_pipeline.passes.verification.samples import bindings, sample
+def _made_up(module: ONNXModule, sizes: Mapping[str, int]) -> Feeds:
+    from forge_pipeline.ir.dims import shown
+    from forge_pipeline.passes.verification.candidate_sizes import Preferred
+    from forge_pipeline.passes.verification.exact import REFUSALS
+    from forge_pipeline.passes.verification.made_up import Kinds, made_up, why_not
+    from forge_pipeline.passes.verification.samples import Unsupported
 
-    constants = {tensor.name for tensor in module.light.graph.initializer}
-    inputs = [value for value in module.light.graph.input if value.name not in constants]
-    model = Interpreter(module.light, where="float model")
-    refusal = None
-    for sizes in bindings(inputs, {}):
-        feeds: list[Feed] = [sample(inputs, sizes, seed=number, index=0, top=1) for number in range(MADE_UP)]
-        try:
-            model(feeds[0])
-        except DataError as error:
-            refusal = error
-        else:
-            return feeds
-    raise DataError(
-        where="evaluate without data",
-        expected="sizes for the symbolic dimensions that the model runs with",
-        found="none among the usual ones" if refusal is None else refusal.found,
-        fix="give samples: data.path=FILE.npz",
-    )
+    run = Interpreter(module.light, where="float model")
+    kinds = Kinds(samples=MADE_UP, seed=0, varied=False)
+    try:
+        found = made_up(module.light, run, Preferred(given=sizes), kinds)
+    except (*REFUSALS, Unsupported) as refusal:
+        return Feeds(feeds=[], labels=None, origin="none: no data was given", missing=why_not(refusal))
+    chosen = f" of {shown(found.sizes)}" if found.sizes else ""
+    origin = f"random inputs{chosen}: no data was given"
+    return Feeds(feeds=[dict(feed) for feed in found.feeds], labels=None, origin=origin, sizes=found.sizes)

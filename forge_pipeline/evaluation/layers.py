@@ -52,11 +52,12 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     import numpy as np
 
     graph = reference.light.graph
+    if model is reference:
+        return _exact(reference, feeds[:1])
     pairs = matches(graph, model.light.graph)
     names = list(pairs.values())
     exact = Interpreter(reference.light, where="float model", taps=list(pairs))
-    same = model is reference  # then nothing is noise: one of them in memory will do
-    whole = exact if same else Interpreter(model.light, where="quantized model", taps=names)
+    whole = Interpreter(model.light, where="quantized model", taps=names)
     spatial = {node.input[0] for node in graph.node if node.op_type in SPATIAL}
     gains = {name: Gains(spatial=name in spatial) for name in pairs}
     for feed in feeds:
@@ -68,10 +69,6 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     for feed in feeds:
         wanted, found = {**feed, **exact(feed)}, {**feed, **whole(feed)}
         scaled = {name: wanted[name] * gains[name].factors(wanted[name]) for name in _comparable(pairs, wanted, found)}
-        if same:
-            for name, value in scaled.items():
-                total[name].update(wanted[name], found[pairs[name]] / gains[name].factors(value))
-            continue
         with np.errstate(over="ignore"):  # what half precision does not hold is infinite in ``found`` too
             fed = {
                 f"{pairs[name]}{EXACT}": value.astype(found[pairs[name]].dtype)
@@ -89,6 +86,19 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     measured = {name: one for name, one in total.items() if one.signal or one.error}
     differs = any(one.ratio for one in total.values())
     return _rows(graph, measured, own if differs else total)  # cut into layers, half precision rounds in other places
+
+
+def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
+    """Return the rows of a model in which nothing was quantized: there is no noise, and one feed shows its values."""
+    graph = model.light.graph
+    pairs = matches(graph, graph)
+    run = Interpreter(model.light, where="float model", taps=list(pairs))
+    none = {name: Noise() for name in pairs}
+    for feed in feeds:
+        values = {**feed, **run(feed)}
+        for name in _comparable(pairs, values, values):
+            none[name].update(values[name], values[name])
+    return _rows(graph, {name: one for name, one in none.items() if one.signal}, none)
 
 
 def _comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:

@@ -15,6 +15,7 @@ from forge_pipeline.content import Buffer
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.content import ExternalData, check_strings, content
 from forge_pipeline.ir.external_data.mapped import mapped_file_of, refer, windows_of
+from forge_pipeline.ir.open_extents import clear_impossible, name_open
 from forge_pipeline.ir.tensors import byte_count, dtype_name
 from forge_pipeline.ir.traversal import post_order
 
@@ -97,6 +98,7 @@ class Writer:
         for value in source.input:
             if value.name not in constants:
                 self._value_info(value, target.input.add(), value.name)
+        name_open(target.input, source.output)
         interface = {value.name: value.name for value in (*target.input, *source.output)}
         scope = self._body(source, target, {}, interface)
         for value in source.output:
@@ -214,6 +216,7 @@ class Writer:
         if source.HasField("type"):
             target.type.CopyFrom(source.type)
             _undenoted(target.type)
+            clear_impossible(target.type)
             self.types.add(target.type.tensor_type.elem_type)
 
     def _fresh(self, kind: str, original: str) -> str:

@@ -14,13 +14,18 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.ml.builder import ML
+from forge_pipeline.ir.ml.to_standard import KEPT
+from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
 
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
+OWN_OPSET = 21  # for models that name none: what this package writes operators in is in it
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
+_SHOWN = 3  # nodes of an operator that are named
 _EXPORT = "export the model again"
 
 
@@ -48,14 +53,36 @@ def check_versions(model: ModelProto, *, min_opset: int, max_opset: int) -> None
                 fix=_EXPORT,
             )
     version = versions.get("", 0)
+    if not version and not _uses_onnx(model):
+        return  # classical learners of ai.onnx.ml alone
     if not min_opset <= version <= max_opset:
         raise ModelError(
             where="opset_import of 'ai.onnx'",
             expected=f"an opset from {min_opset} to {max_opset}",
             found=str(version) if version else "none",
             fix=f"export the model with opset_version={max(min_opset, min(max_opset, 18))}, "
-            "or convert it with onnx.version_converter",
+            "or convert it with onnx.version_converter"
+            if version
+            else f"{_EXPORT}: the file does not say which version of ONNX its operators are of",
         )
+
+
+def with_own_opset(model: ModelProto, *, max_opset: int) -> ModelProto:
+    """Return ``model`` with an operator set of ONNX's own, which what follows may write operators in.
+
+    It is the model itself where it has one. One that has operators of other domains alone need not name any.
+    """
+    if any(entry.domain in ("", "ai.onnx") for entry in model.opset_import) or _uses_onnx(model):
+        return model
+    completed = ModelProto()
+    completed.CopyFrom(model)
+    completed.opset_import.add(domain="", version=min(max_opset, OWN_OPSET))
+    return completed
+
+
+def _uses_onnx(model: ModelProto) -> bool:
+    bodies = (node for function in model.functions for node in function.node)
+    return any(node.domain in ("", "ai.onnx") for node in (*every_node(model), *bodies))
 
 
 def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
@@ -85,7 +112,7 @@ def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> N
         raise ModelError(where, "a shape, of numbers or symbols", "none", "export the model with input shapes")
     if kind is not None and tensor.elem_type not in DTYPES:
         raise ModelError(where, "a known element type", str(tensor.elem_type), _EXPORT)
-    _check_dims(tensor, where)
+    _check_rank(tensor, where)
 
 
 def defaulted_inputs(model: ModelProto) -> list[str]:
@@ -102,15 +129,15 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     ``why`` says of some, by the original name of their first result, what keeps them from being written out.
     """
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for node in every_node(form.skeleton):
         if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            shown, result = repr(form.names.get(node.name, node.name)[:80]), node.output[0]
-            reason = why.get(form.names.get(result, result))
-            unknown.setdefault(name[:80], []).append(f"{shown} ({reason})" if reason else shown)
+            result = node.output[0]
+            reason = why.get(form.names.get(result, result), "")
+            unknown.setdefault((name[:80], reason), []).append(repr(form.names.get(node.name, node.name)[:80]))
     if unknown:
-        listed = "; ".join(f"{name!r} in {', '.join(nodes)}" for name, nodes in sorted(unknown.items()))
+        listed = "; ".join(_told(*key, nodes) for key, nodes in sorted(unknown.items()))
         raise ModelError(
             where="operators",
             expected=f"operators of ONNX opset {versions.get('', 0)}",
@@ -119,7 +146,15 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
         )
 
 
+def _told(operator: str, reason: str, nodes: list[str]) -> str:
+    """Return what is said of the nodes of an operator that are refused for one reason."""
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{operator!r} in {', '.join(nodes[:_SHOWN])}{more}" + (f" ({reason})" if reason else "")
+
+
 def _is_defined(op_type: str, domain: str, version: int) -> bool:
+    if domain == ML and op_type not in KEPT:
+        return False
     try:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:
@@ -135,15 +170,21 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     inferred = check_and_infer(_outline(form), explain=lambda message: _with_original_names(message, form.names))
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
+            _check_inferred(value.type.tensor_type, f"value {form.names.get(value.name, value.name)[:80]!r}")
             _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)
     return inferred
 
 
 def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give an output whose type the file leaves open the type that inference finds."""
+    """Give outputs what inference finds where the file says nothing: a type, a number, the name of an extent."""
+    names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
     for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
         if not value.type.tensor_type.HasField("shape"):
             value.type.CopyFrom(known.type)
+            clear_impossible(value.type)
+        for dim, found in zip(value.type.tensor_type.shape.dim, known.type.tensor_type.shape.dim, strict=False):
+            if is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names):
+                dim.CopyFrom(found)
 
 
 def _outline(form: Canonical) -> ModelProto:
@@ -161,8 +202,7 @@ def _outline(form: Canonical) -> ModelProto:
 
 def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
     tensor = value.type.tensor_type
-    _check_dims(tensor, where)
-    known = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+    known = [dim.dim_value for dim in tensor.shape.dim if dim.dim_value > 0]  # others are open
     size = element_count(known) * bit_width(tensor.elem_type) // 8
     if size > limit:
         raise ModelError(
@@ -173,14 +213,20 @@ def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
         )
 
 
-def _check_dims(tensor: onnx.TypeProto.Tensor, where: str) -> None:
-    dims = tensor.shape.dim
-    if len(dims) > MAX_RANK or any(dim.dim_value < 0 for dim in dims):
+def _check_rank(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    rank = len(tensor.shape.dim)
+    if rank > MAX_RANK:
+        raise ModelError(where, f"at most {MAX_RANK} dimensions", str(rank), _EXPORT)
+
+
+def _check_inferred(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    _check_rank(tensor, where)
+    if any(dim.dim_value < 0 for dim in tensor.shape.dim):
         raise ModelError(
             where=where,
-            expected=f"at most {MAX_RANK} dimensions, none negative",
-            found=f"{len(dims)} dimensions, such as {[dim.dim_value for dim in dims[:8]]}",
-            fix="export the model with a symbolic dimension where a size is open",
+            expected="no negative dimension",
+            found=str([dim.dim_value for dim in tensor.shape.dim[:8]]),
+            fix="correct the node that computes it: what it takes away is more than there is",
         )
 
 

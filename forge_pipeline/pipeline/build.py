@@ -17,8 +17,9 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
-from forge_pipeline.pipeline.console import progress_for, stage_line, warn
-from forge_pipeline.pipeline.deliver import deliver, prepared
+from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
+from forge_pipeline.pipeline.deliver import deliver, prepare
+from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
 from forge_pipeline.stages.contract import Slice
@@ -52,7 +53,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
 
-    with prepared(out, on_wait=waiting), opened_store(config.get("store")) as store:
+    with prepare(out, on_wait=waiting), open_store(config.get("store")) as store:
         passwords = password_sources(config)
         runner = make_runner(
             store,
@@ -68,14 +69,18 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
 
 
 def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
-    """Run every stage that this configuration needs, each on the outputs of those before it."""
+    """Run every stage that this configuration needs, each on the outputs of those before it.
+
+    Before one between load and compile has to do any work, a model that cannot be compiled is refused.
+    """
     done: dict[str, Output] = {}
+    check = refusal(parts, lambda: done[LOAD])
     for name, read in plan(parts).items():
         inputs = {
             parameter: None if origin is None else done.get(origin) or sources[origin]
             for parameter, origin in read.items()
         }
-        done[name] = runner.run(name, parts[name], inputs)
+        done[name] = runner.run(name, parts[name], inputs, first=check if name in BETWEEN else None)
     return done
 
 
@@ -119,7 +124,7 @@ def make_runner(
             "dump": lambda stage: dump,
         },
         sealed=sealed,
-        announce=lambda output: print(stage_line(output, label), flush=True),
+        announce=lambda output: print("\n".join([stage_line(output, label), *notes(output)]), flush=True),
     )
 
 
@@ -137,7 +142,7 @@ class StoreOptions:
 
 
 @contextmanager
-def opened_store(options: Any) -> Iterator[Store]:
+def open_store(options: Any) -> Iterator[Store]:
     """Open the store that the configuration names; a throw-away one when it is switched off."""
     config = bind(StoreOptions, options, where="store")
     for name in ("remote_answer", "remote_rate", "remote_patience"):
@@ -148,7 +153,7 @@ def opened_store(options: Any) -> Iterator[Store]:
             yield store
         return
     root = store_root(None if config.path is None else Path(config.path))
-    with Store(root, _remote(config), on_damage=warn, on_wait=_waiting) as store:
+    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting) as store:
         yield store
 
 
@@ -159,7 +164,7 @@ def _remote(config: StoreOptions) -> Remote | None:
         return None
     from forge_pipeline.store.remote import Terms
 
-    return _opened_remote(
+    return _open_remote(
         Terms(
             url=url,
             writable=config.remote_mode == "read-write",
@@ -171,7 +176,7 @@ def _remote(config: StoreOptions) -> Remote | None:
 
 
 @cache
-def _opened_remote(terms: Terms) -> Remote:
+def _open_remote(terms: Terms) -> Remote:
     """Open a remote once for all jobs of a sweep: one that failed in a job is not waited for in the next."""
     from forge_pipeline.store.remote import Remote
 
@@ -183,7 +188,7 @@ def store_root(chosen: Path | None) -> Path:
     return chosen or Path(os.environ.get("FORGE_STORE") or ".forge/store")
 
 
-def _waiting(key: str) -> None:
+def _warn_waiting(key: str) -> None:
     warn(f"another process is building {key[:16]}; waiting for its result")
 
 

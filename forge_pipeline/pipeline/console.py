@@ -24,6 +24,11 @@ def stage_line(output: Output, label: str) -> str:
     return shown(line.rstrip())
 
 
+def notes(output: Output) -> list[str]:
+    """Return what a stage has to say beside its output, a line each."""
+    return [f"{output.stage.name:<10}{shown(str(note))}" for note in output.report().get("notes", ())]
+
+
 def warn(message: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {shown(message)}", file=sys.stderr, flush=True)

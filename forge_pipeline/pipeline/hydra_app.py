@@ -25,6 +25,9 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
+OPEN_KEYS = ("model.dims", "compile.verify.dims", "fold.verify.dims")
+"""Options whose keys are extents of the model: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+
 T = TypeVar("T")
 Task = Callable[[dict[str, Any], str | None], object]
 """Called with a configuration and, in a sweep, the folder name of the job."""
@@ -39,7 +42,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     whatever ``task`` raises.
     """
     if not any(argument.startswith("-") for argument in arguments):
-        task(compose([quote_path(argument) for argument in arguments]), None)
+        task(compose([admitted(quote_path(argument)) for argument in arguments]), None)
         return
     import hydra
     from omegaconf import DictConfig
@@ -47,8 +50,8 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
-    quoted = [argument if _parsed(argument) else quote_path(argument) for argument in rest]
-    parsed = [_parsed(argument) for argument in quoted]
+    quoted = [admitted(argument if _parse(argument) else quote_path(argument)) for argument in rest]
+    parsed = [_parse(argument) for argument in quoted]
     refuse_secrets(parsed)
     failed: list[str] = []
     swept = [item.key_or_group for item in parsed if item is not None and item.is_sweep_override()]
@@ -72,11 +75,11 @@ def launch(arguments: Sequence[str], task: Task) -> None:
             # Hydra writes a sweep's overrides into a folder, with every password that is in a URL: nothing of it stays.
             notes = during.enter_context(TemporaryDirectory(prefix="forge-hydra-"))
             last = max((place for place, item in enumerate(parsed) if item), default=len(quoted))
-            quoted.insert(last + 1, f"hydra.sweep.dir={_quoted(notes)}")
+            quoted.insert(last + 1, f"hydra.sweep.dir={_quote(notes)}")
             quoted.insert(0, "--multirun")
         during.enter_context(_hydra_process(["forge-pipeline run", *quoted]))
         _refuse_flags(quoted)
-        _explained(lambda: _unwrapped(main), quoted)
+        _explained(lambda: _unwrap(main), quoted)
     if failed:
         raise ForgeError(
             where="sweep",
@@ -90,7 +93,7 @@ class _EndedError(BaseException):
     """Carries a job's error past Hydra, which would print all overrides for any other."""
 
 
-def _unwrapped(call: Callable[[], object]) -> None:
+def _unwrap(call: Callable[[], object]) -> None:
     try:
         call()
     except _EndedError as ended:
@@ -149,16 +152,22 @@ def quote_path(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument
-    return f"{key}={_quoted(value)}"
+    return f"{key}={_quote(value)}"
 
 
-def _quoted(value: str) -> str:
+def admitted(argument: str) -> str:
+    """Return the override with Hydra's leave to add keys, where the keys are the user's own."""
+    key = argument.partition("=")[0]
+    return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
+
+
+def _quote(value: str) -> str:
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f"'{escaped}'"
 
 
-def _parsed(argument: str) -> Override | None:
+def _parse(argument: str) -> Override | None:
     """Parse an override; None for a flag, and for what Hydra will refuse with its reason when it composes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

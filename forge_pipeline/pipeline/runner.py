@@ -191,19 +191,29 @@ class Runner:
     announce: Callable[[Output], None] = lambda output: None
     sealed: bool = False
 
-    def run(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> Output:
+    def run(
+        self,
+        name: str,
+        portable: Slice,
+        inputs: Mapping[str, Input | None],
+        *,
+        first: Callable[[], object] | None = None,
+    ) -> Output:
         """Return the output of stage ``name`` for its resolved ``portable`` slice and its inputs.
 
+        ``first`` is called where the stage has to run, before it does; what it raises keeps it from that.
         What the stage reads is what its key says: a file that changes in between is a ForgeError, an object of the
         store a StoreError, and nothing is recorded.
         """
         with unchanging():
-            return self._run(Run.of(name, portable, inputs, self.ambient))
+            return self._run(Run.of(name, portable, inputs, self.ambient), first)
 
-    def _run(self, run: Run) -> Output:
+    def _run(self, run: Run, first: Callable[[], object] | None) -> Output:
         stage = run.stage
 
         def build() -> tuple[dict[str, Content], dict[str, Any]]:
+            if first is not None:
+                first()
             result = run.result()
             return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Model:
 
     path: str | None
     inputs: tuple[Declared, ...] = ()
+    dims: dict[str, int | list[int]] = field(default_factory=dict)
 
 
 def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
@@ -51,8 +52,10 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
             )
     target, data = dict(_section(config, "target")), _section(config, "data")
     Target.from_config(target)  # refused here, before any work starts
+    model = bind(Model, _section(config, "model"), where="model")
     rest = Rest(
-        inputs=dataclasses.asdict(bind(Model, _section(config, "model"), where="model"))["inputs"],
+        inputs=dataclasses.asdict(model)["inputs"],
+        dims=model.dims,
         target=target,
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,

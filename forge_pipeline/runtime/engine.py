@@ -11,12 +11,13 @@ from forge_pipeline.content import Made
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.artifact import FileOrBytes, named, opened_library
+from forge_pipeline.runtime.artifact import FileOrBytes, name_of, open_library
 from forge_pipeline.runtime.host import ask_for_tiles
-from forge_pipeline.runtime.interface import Interface, Tensor
+from forge_pipeline.runtime.interface import Call, Interface, Tensor
 from forge_pipeline.runtime.limits import Limits
 from forge_pipeline.runtime.machine import Machine, available_cores
-from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
+from forge_pipeline.runtime.profile import Clock, KernelTime, profile
+from forge_pipeline.runtime.sizes import computed
 
 
 class Engine:
@@ -29,6 +30,11 @@ class Engine:
     each physical core; with one, whoever calls computes, with more, one thread of the runtime does. An encrypted model
     is decrypted into sealed memory and never touches a disk; on a system without such memory, or to load by an ordinary
     path, name a ``plaintext_folder``: the library then lies there, readable by this user alone, while it is loaded.
+
+    A library may have code of its own for some sizes (`model.dims` with a list). With ``pad``, a call of other sizes is
+    filled up with zeros to the next of them, and its outputs are cut to what was asked for: right for a batch, and for
+    sequences whose padding the model is told of by a mask of zeros. Without it, such a call takes the code for any
+    size, or is refused where there is none.
 
     ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before
     either is used; by default both are the memory that is free.
@@ -45,6 +51,7 @@ class Engine:
         password: Secret | bytes | str | None = None,
         *,
         threads: int | None = None,
+        pad: bool = False,
         plaintext_folder: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
         max_kdf_bytes: int | None = None,
@@ -58,19 +65,23 @@ class Engine:
             del given
         folder = None if plaintext_folder is None else Path(plaintext_folder)
         limits = Limits.of(max_bytes, max_kdf_bytes)
-        self._where = named(library, "model library")
-        with opened_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
+        self._where = name_of(library, "model library")
+        with open_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
             if found.metadata.get("compile", {}).get("amx", False):
                 ask_for_tiles(where=self._where)
-            self._machine = Machine(path, interface, threads=_checked_threads(threads), where=self._where)
+            self._pad = pad
+            self._machine = Machine(path, interface, threads=_check_threads(threads), where=self._where)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.
 
         Shapes and dtypes must be those of ``inputs``; nothing is cast. Raises DataError, naming the input.
         """
-        return self._machine(self._interface.checked(self._interface.positional(args, named)))
+        return self._computed(self._interface.checked(self._interface.positional(args, named)))
+
+    def _computed(self, call: Call) -> list[Array]:
+        return computed(self._interface, call, self._machine, pad=self._pad)
 
     def run(self, *args: object, **named: object) -> dict[str, Array]:
         """Do as a call does; return outputs by name."""
@@ -81,13 +92,13 @@ class Engine:
 
         Inputs are given as in a call. No other thread may use this engine meanwhile.
         """
-        arrays = self._interface.checked(self._interface.positional(args, named))
+        call = self._interface.checked(self._interface.positional(args, named))
 
         def run(clock: Clock) -> None:
             with self._machine.observed(clock):
-                self._machine(arrays)
+                self._computed(call)
 
-        return profiled(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
+        return profile(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -111,7 +122,7 @@ class Engine:
         return f"Engine({self._where}: {listed(self.inputs)} -> {listed(self.outputs)})"
 
 
-def _checked_threads(threads: int | None) -> int:
+def _check_threads(threads: int | None) -> int:
     cpus = os.cpu_count() or 1
     if threads is None:
         return available_cores()

@@ -9,7 +9,7 @@ import numpy as np
 
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime import program as p
-from forge_pipeline.runtime.arguments import Array, aligned
+from forge_pipeline.runtime.arguments import Array, align
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.program import Block, Program, Step
@@ -92,7 +92,7 @@ class Execution:
                 stack.append(_array(share).copy())  # a result would keep all of its region's memory
             turn += 1
             is_on = goes_on is before or bool(_number(goes_on))
-        made = [self._wrap(aligned(_stack(*pair))) for pair in zip(stacks, step.stacked, strict=True)]
+        made = [self._wrap(align(_stack(*pair))) for pair in zip(stacks, step.stacked, strict=True)]
         for number, value in zip(step.outputs, [*carried, *made], strict=True):
             values[number] = value
 
@@ -126,7 +126,7 @@ class Execution:
             case p.Split():
                 sizes = None if step.sizes == -1 else _array(values[step.sizes])
                 parts = _split(_array(values[step.input]), sizes, step)
-                values[step.output] = [self._wrap(aligned(part)) for part in parts]
+                values[step.output] = [self._wrap(align(part)) for part in parts]
             case p.Join():
                 values[step.output] = self._wrap(_joined([_array(part) for part in values[step.list]], step))
             case p.Insert():
@@ -137,7 +137,7 @@ class Execution:
     def _inserted(self, step: p.Insert, values: Values) -> list[Tensor]:
         """Return a list with one more, in memory of its own: a result would keep all of its region's."""
         items = list(values[step.list])
-        own = self._wrap(aligned(_array(values[step.input]).copy()))
+        own = self._wrap(align(_array(values[step.input]).copy()))
         items.insert(_place(step.position, values, len(items) + 1), own)
         return items
 
@@ -191,7 +191,7 @@ def _joined(parts: list[Array], step: p.Join) -> Array:
     if not parts:
         raise _refused("a list with something in it", "an empty one, to concatenate")
     try:
-        return aligned(np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis))
+        return align(np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis))
     except (ValueError, IndexError) as error:
         raise _refused("arrays that go together", f"{[part.shape for part in parts[:4]]}: {error}") from error
 

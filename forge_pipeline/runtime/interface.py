@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
+from forge_pipeline.runtime.constraints import FREE, Constraints
+from forge_pipeline.runtime.entries import NONE, Entries
 from forge_pipeline.runtime.program import Program
 
 DTYPES = frozenset(
@@ -28,28 +30,41 @@ class Tensor:
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...]
 
-    @property
-    def has_named_batch(self) -> bool:
-        """Whether the first extent is a name."""
-        return bool(self.shape) and isinstance(self.shape[0], str)
-
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+class Extent(NamedTuple):
+    """The size of a named extent in a call, and the axis and the input that it was seen on first."""
+
+    size: int
+    axis: int
+    input: str
+
+
+class Call(NamedTuple):
+    """Inputs that fit, in order, and the sizes of the named extents."""
+
+    arrays: list[Array]
+    extents: Mapping[str, Extent]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each named extent."""
+        return {name: extent.size for name, extent in self.extents.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """Inputs and outputs of a model, in order, and the arrays of its weights section.
-
-    ``single`` names the function for first extents of one wherever they have a name, if there is one beside `main`.
-    """
+    """Inputs and outputs of a model, in order, its entries, and the arrays of its weights section."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Array, ...]
     raw_weights: tuple[Array, ...] = ()
     """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
-    single: str | None = None
+    entries: Entries = NONE
+    constraints: Constraints = FREE
     program: Program | None = None
     """What calls the library's functions, where that is more than one call of `main`."""
 
@@ -74,7 +89,8 @@ class Interface:
             outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
-            single=metadata.get("single"),
+            entries=Entries.of(metadata, where=where),
+            constraints=Constraints.of(metadata, where=where),
             program=Program.of(metadata["program"], where=where) if "program" in metadata else None,
         )
 
@@ -109,13 +125,25 @@ class Interface:
         expected = ", ".join(f"{tensor.name} {tensor}" for tensor in self.inputs)
         return DataError("inputs", expected, found, fix)
 
-    def checked(self, values: Sequence[object]) -> list[Array]:
+    def checked(self, values: Sequence[object]) -> Call:
         """Return the inputs once they are known to be what the model takes.
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
-        extents: dict[str, tuple[int, int, str]] = {}
-        return [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+        extents: dict[str, Extent] = {}
+        arrays = [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
+        call = Call(arrays, extents)
+        self.constraints.check(call.sizes)
+        return call
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Return where each named extent is seen first: which input, and which axis."""
+        found: dict[str, tuple[int, int]] = {}
+        for index, tensor in enumerate(self.inputs):
+            for axis, extent in enumerate(tensor.shape):
+                if isinstance(extent, str):
+                    found.setdefault(extent, (index, axis))
+        return found
 
 
 def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
@@ -141,9 +169,11 @@ def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
     return np.frombuffer(section[offset : offset + size], dtype).reshape(shape)
 
 
-def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, int, str]]) -> Array:
+def _checked(tensor: Tensor, value: object, extents: dict[str, Extent]) -> Array:
     if not isinstance(value, np.ndarray):
-        raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
+        if not isinstance(value, np.generic):
+            raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
+        value = np.asarray(value)  # numpy's own scalars are what it makes of arrays without an axis
     if value.dtype != tensor.dtype:
         fix = f"convert it: array.astype({str(tensor.dtype)!r}), if that loses nothing you need"
         raise _unfit(tensor, f"dtype {value.dtype}", fix)
@@ -152,24 +182,23 @@ def _checked(tensor: Tensor, value: object, extents: dict[str, tuple[int, int, s
     return value
 
 
-def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, tuple[int, int, str]]) -> None:
+def _check_shape(tensor: Tensor, shape: tuple[int, ...], extents: dict[str, Extent]) -> None:
     """Raise DataError where a shape does not fit; what an error would say is put together only then."""
     if len(shape) != len(tensor.shape):
-        raise _unfit(tensor, _found(shape), "reshape it, or add the batch axis: array[None]")
-    for axis, (expected, extent) in enumerate(zip(tensor.shape, shape, strict=True)):
+        raise _unfit(tensor, shown(shape), "reshape it, or add the batch axis: array[None]")
+    for axis, (expected, size) in enumerate(zip(tensor.shape, shape, strict=True)):
         if isinstance(expected, int):
-            if expected != extent:
-                raise _unfit(tensor, _found(shape), "pass the shape that the model was compiled for")
+            if expected != size:
+                raise _unfit(tensor, shown(shape), "pass the shape that the model was compiled for")
             continue
-        if extent == 0:
-            raise _unfit(tensor, f"{_found(shape)}, which is empty", "pass something to compute on")
-        known, place, name = extents.setdefault(expected, (extent, axis, tensor.name))
-        if known != extent:
-            origin = f"axis {place} of {name!r}"
-            raise _unfit(tensor, f"{_found(shape)}, while {expected} is {known} on {origin}", "make the two agree")
+        known = extents.setdefault(expected, Extent(size, axis, tensor.name))
+        if known.size != size:
+            origin = f"axis {known.axis} of {known.input!r}"
+            raise _unfit(tensor, f"{shown(shape)}, while {expected} is {known.size} on {origin}", "make the two agree")
 
 
-def _found(shape: tuple[int, ...]) -> str:
+def shown(shape: tuple[int, ...]) -> str:
+    """Return a shape as refusals show it."""
     return f"shape {list(shape)}"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
 from forge_pipeline.runtime.arguments import Slot
+from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.execution import Execution
 from forge_pipeline.runtime.ffi import runtime
 
@@ -48,13 +49,17 @@ class Machine:
         self._runs = 0
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library
         self._slots = [Slot(wrap) for _ in interface.inputs]
-        self._batched = [index for index, tensor in enumerate(interface.inputs) if tensor.has_named_batch]
+        places = interface.places()
+        self._entries = [
+            (row.function, [(*places[name], size) for name, size in row.extents.items()])
+            for row in interface.entries.rows
+        ]
         self._lock = use_of_threads.new_lock()
         self._loaded = SimpleNamespace()
         weakref.finalize(self, _unload, self._loaded, self._lock, self._release).atexit = False
         use_of_threads.wait_for_fork()
         with self._lock:
-            use_of_threads.computed(self._load, (path, interface, wrap, where), threads)
+            use_of_threads.compute(self._load, (path, interface, wrap, where), threads)
 
     def _load(self, source: tuple[str, Interface, Callable[[Array], Any], str]) -> None:
         (path, interface, wrap, where), loaded, (ffi, _) = source, self._loaded, runtime()
@@ -64,9 +69,9 @@ class Machine:
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             loaded.instrument = machine["set_instrument"]
             program = interface.program
-            functions = ["main"] if program is None else [region.function for region in program.regions]
+            functions = [MAIN] if program is None else [region.function for region in program.regions]
             entries = [machine[name] for name in functions]
-            single = entries[0] if interface.single is None else machine[interface.single]
+            loaded.functions = [(machine[name], sizes) for name, sizes in self._entries]
             prepare = machine["prepare"] if interface.raw_weights else None
         except _TVM_ERRORS as error:
             raise ArtifactError(
@@ -80,10 +85,10 @@ class Machine:
             prepared = prepare(*map(wrap, interface.raw_weights))
             loaded.weights += [prepared[index] for index in range(len(prepared))]
         if program is None:
-            loaded.main, loaded.single = entries[0], single
+            loaded.main = entries[0]
         else:
             regions = [_with(entry, loaded.weights) for entry in entries]
-            loaded.main = loaded.single = Execution(program, regions, wrap)
+            loaded.main = Execution(program, regions, wrap)
             loaded.weights = []
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
@@ -93,10 +98,10 @@ class Machine:
             shapes = [array.shape for array in arrays]
             self._runs += 1
             if shapes == self._shapes and self._runs % _RUNS_KEPT:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             self._release()
             try:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             finally:
                 self._release()  # what the virtual machine held of the run before, too
                 self._shapes = shapes
@@ -104,9 +109,9 @@ class Machine:
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
         loaded = self._loaded
         tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
-        is_single = all(arrays[index].shape[0] == 1 for index in self._batched)
+        entry = next((entry for entry, sizes in loaded.functions if _have(arrays, sizes)), loaded.main)
         try:
-            results = (loaded.single if is_single else loaded.main)(*tensors, *loaded.weights)
+            results = entry(*tensors, *loaded.weights)
             # Copied, because a result may be an input or a weight itself.
             if isinstance(results, self._tensor):
                 return [np.from_dlpack(results).copy()]
@@ -127,6 +132,11 @@ class Machine:
             yield
         finally:
             self._loaded.instrument(None)
+
+
+def _have(arrays: Sequence[Array], sizes: Sequence[tuple[int, int, int]]) -> bool:
+    """Return whether the arrays have these sizes, each of one array's one axis."""
+    return all(arrays[index].shape[axis] == size for index, axis, size in sizes)
 
 
 def _unload(loaded: SimpleNamespace, lock: RLock, release: Callable[[], object]) -> None:

@@ -11,11 +11,11 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=5, takes={"source": "source"}, gives="model",
+                name="load", version=6, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=3, takes={"model": "load"}, gives="model",
+                name="fold", version=4, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(
@@ -31,12 +31,12 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=45, takes={"model": "quantize"}, gives="library",
+                name="compile", version=46, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump"),
             ),
             Stage(
-                name="evaluate", version=6,
+                name="evaluate", version=7,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),

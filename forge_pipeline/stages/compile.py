@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
-from forge_pipeline.codegen.compile_process import Job, compile_in_subprocess
+from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
-from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.codegen.verify import Checks, Feed
 from forge_pipeline.config import bind
+from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError
+from forge_pipeline.ir.dims import listed, shown
 from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
@@ -37,14 +40,25 @@ class Config:
     set_float16: bool
     set_channel_layout: ChannelLayout | None
     amx: bool
+    open_form: bool
     export_relax: bool
     uuid: str | None
     verify: Checks
+    dims: dict[str, tuple[int, ...]] = field(default_factory=dict)  # conf/model's, those with several sizes
+    data: Preparation | None = None  # how samples become inputs, where there are any to compare on
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
-    """Add the target; where to dump what the compiler's steps make is a part of no key."""
-    return {**{name: value for name, value in section.items() if name != "dump"}, "target": rest.target}
+    """Add the target and listed sizes; where to dump what the compiler's steps make is a part of no key."""
+    own = {name: value for name, value in section.items() if name != "dump"}
+    is_checked = rest.has_data and section.get("verify", {}).get("enabled", False)
+    data = rest.preparation if is_checked else None
+    return {**own, "target": rest.target, "dims": listed(rest.dims), "data": data}
+
+
+def unread(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Data are for the comparison alone."""
+    return ("data",) if config.get("data") is None else ()
 
 
 def localized(values: Slice) -> Slice:
@@ -68,21 +82,19 @@ def accepts(hit: Hit, *, key: str, dump: Path | None) -> bool:
     return why_not_here(bind(Target, config["target"], where="target")) is not None
 
 
-def run(config: Config, model: ONNXModule, *, key: str, dump: Path | None = None) -> Result:
+def run(
+    config: Config, model: ONNXModule, data: Dataset | None = None, *, key: str, dump: Path | None = None
+) -> Result:
     """Return ``model`` compiled for ``config.target`` and, where this machine can run it, compared with the model.
 
-    ``key`` is the action key of this very run; it names the build in the metadata. ``dump`` is a folder in which the
-    compiler's process leaves what each step makes, in text; nothing else depends on it. The report has the measured
-    errors, or why nothing was measured, the generic-schedule fallbacks and, if asked for, the Relax text.
-    Raises CompileError, VerificationError, ModelError, TargetError and ConfigError.
+    They are compared on ``data``, and on made-up inputs for what these have no size of. ``key`` is the action key of
+    this very run; it names the build in the metadata. ``dump`` is a folder in which the compiler's process leaves what
+    each step makes, in text; nothing else depends on it. The report has the measured errors, or why nothing was
+    measured, the generic-schedule fallbacks and, if asked for, the Relax text; ``notes`` are for the console. Metadata
+    say of entries for which no inputs were found that these are ``unverified``. Raises CompileError, VerificationError,
+    ModelError, TargetError, DataError and ConfigError.
     """
-    options = Options(
-        generator=config.generator,
-        opt_level=config.opt_level,
-        float16=config.set_float16,
-        channel_layout=config.set_channel_layout,
-        amx=config.amx,
-    )
+    options = _options(config)
     target = needed(config.target, options)
     unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
@@ -92,18 +104,72 @@ def run(config: Config, model: ONNXModule, *, key: str, dump: Path | None = None
         checks=config.verify if unverified is None else None,
         relax_text=config.export_relax,
         dump=dump,
+        feeds=_feeds(config, model, data) if unverified is None else (),
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
     compiled = compile_in_subprocess(job)
     metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
+    checked = compiled.verification or {"skipped": unverified}
+    if checked.get("unverified"):
+        metadata["unverified"] = sorted(checked["unverified"])
     report: dict[str, Any] = {
-        "verification": compiled.verification or {"skipped": unverified},
+        "verification": checked,
         "fallbacks": metadata["compile"]["fallbacks"],
         "sizes": {"code": len(compiled.library.elf), "weights": len(compiled.library.weights)},
     }
+    notes = _notes(checked)
+    if notes:
+        report["notes"] = notes
     if compiled.relax_text is not None:
         report["relax"] = compiled.relax_text
     return Result(output=replace(compiled.library, metadata=metadata), report=report)
+
+
+def check(config: Config, model: ONNXModule) -> None:
+    """Raise CompileError with all reasons why ``model`` cannot be compiled that its graph shows, in a second or two.
+
+    It is for whoever would do something costly with the model first, such as quantize it: what it then consists of
+    beside is known to the compiler.
+    """
+    job = Job(model=model.light, target=config.target, options=_options(config), checks=None, relax_text=False)
+    check_in_subprocess(job)
+
+
+def _options(config: Config) -> Options:
+    return Options(
+        generator=config.generator,
+        opt_level=config.opt_level,
+        float16=config.set_float16,
+        channel_layout=config.set_channel_layout,
+        amx=config.amx,
+        dims=config.dims,
+        open_form=config.open_form,
+    )
+
+
+def _feeds(config: Config, model: ONNXModule, data: Dataset | None) -> list[Feed]:
+    """Return the first samples that calibrate, as inputs."""
+    if data is None or config.data is None:
+        return []
+    from forge_pipeline.data.fitting import input_specs
+
+    samples = data.samples(config.data, input_specs(model.light), "calibration")
+    return list(islice(samples, config.verify.samples))
+
+
+def _notes(checked: Mapping[str, Any]) -> list[str]:
+    """Return what somebody who looks on should know: the sizes that were chosen, and what was not compared."""
+    sizes: dict[str, list[str]] = {}
+    for row in checked.get("inputs", ()):
+        if row["sizes"]:
+            sizes.setdefault(row["from"], []).append(shown(row["sizes"]))
+    lines = [f"checked on {origin}: {'; '.join(several)}" for origin, several in sizes.items()]
+    for entry, why in checked.get("unverified", {}).items():
+        lines.append(f"not checked for {entry}: {why}; name sizes with compile.verify.dims, or give data.path=FILE")
+    if checked.get("rounding"):
+        outputs = ", ".join(f"{name} {noise:g}" for name, noise in checked["rounding"].items())
+        lines.append(f"compared within what rounding alone changes: {outputs}")
+    return lines
 
 
 def _uuid(chosen: str | None, key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 DELIVERED = "{target}"
@@ -99,12 +99,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What of the configuration is no stage's own: ``inputs`` of conf/model, the target, how samples become inputs."""
+    """What of the configuration is no stage's own.
+
+    ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs.
+    """
 
     inputs: Any
     target: Slice
     preparation: Slice
     has_data: bool
+    dims: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Hit(Protocol):

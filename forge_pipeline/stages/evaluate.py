@@ -6,6 +6,7 @@ Everything is a function of the inputs but times, which are kept apart, with the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
+from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value
 from forge_pipeline.stages.contract import Rest, Result, Slice
 from forge_pipeline.target import HOST, Target
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Metrics", "run"]
 
 WORST = 3
-MIN_RUNS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Config:
 
     def __post_init__(self) -> None:
         scores.check(self.metric)
-        least = {"samples": 1, "layer_samples": 0, "latency_runs": MIN_RUNS}
+        least = {"samples": 1, "layer_samples": 0, "latency_runs": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
@@ -75,27 +76,36 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     """Return Metrics: scores, noise of every output, noise by layer, latency, fallbacks' part of it, sizes.
 
     ``reference`` is the folded float model, ``model`` what was compiled to ``library``. Raises VerificationError
-    over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run.
+    over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run. Without
+    data, where no made-up inputs are found that the model runs with, sizes alone are measured, and the report says so.
     """
     from forge_pipeline.evaluation import comparison, compiled, latency, layers
     from forge_pipeline.evaluation.feeds import feeds_for
-    from forge_pipeline.ir.external_data.mapped import same_content
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
+    from forge_pipeline.runtime.entries import Entries
 
-    if reference.is_mapped and model.is_mapped and same_content(reference.light, model.light):
+    if _is_same(reference, model):
         model = reference  # nothing was quantized: no second one is opened
-    chosen = feeds_for(reference, data, config.data)
+    served = Entries.of(library.metadata, where="library")
+    chosen = feeds_for(reference, data, config.data, served.only)
+    sizes: dict[str, Value] = {
+        "size_float_bytes": size(reference),
+        "size_quantized_bytes": size(model),
+        "size_library_bytes": len(library.content()),
+    }
     metric = scores.resolve(config.metric, chosen.labels)
+    if chosen.missing is not None:
+        return _unmeasured(metric, sizes, chosen.missing)
     new_score = scores.factory(metric)
     interpreter = Interpreter(reference.light, where="float model")
     models: dict[str, comparison.Model] = {
-        comparison.FLOAT: interpreter,
-        comparison.QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
+        FLOAT: interpreter,
+        QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
     }
     engine = compiled.load(library)
     if not isinstance(engine, ArtifactError):
-        models[comparison.COMPILED] = engine.run
+        models[COMPILED] = engine.run
     outputs = reference.output_names
     found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
     del interpreter, models  # not in memory beside those that give inner values
@@ -109,9 +119,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "drop": _rounded(drop),
         **{name: _rounded(value) for name, value in found.scores.items()},
         **_noise(found),
-        "size_float_bytes": size(reference),
-        "size_quantized_bytes": size(model),
-        "size_library_bytes": len(library.content()),
+        **sizes,
         "worst_layer": worst[0].layer if worst else None,
         "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }
@@ -124,18 +132,37 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         speed |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
         speed |= _fallbacks(engine.profile(feed))
         ran = "run on this machine"
-    report = {
+    report: dict[str, Any] = {
         "metric": metric,
         "inputs": chosen.origin,
         "compiled": ran,
         "worst_layers": [asdict(layer) for layer in worst],
     }
+    if chosen.sizes:
+        report["notes"] = [f"evaluated on {chosen.origin}"]
     rows = tuple(asdict(layer) for layer in table)
     return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
 
+def _is_same(reference: ONNXModule, model: ONNXModule) -> bool:
+    from forge_pipeline.ir.external_data.mapped import same_content
+
+    if reference.is_mapped or model.is_mapped:
+        return reference.is_mapped and model.is_mapped and same_content(reference.light, model.light)
+    return bool(reference.light == model.light)
+
+
+def _unmeasured(metric: str, sizes: Mapping[str, Value], why: str) -> Result:
+    """Return what there is to say of models that nobody knows any inputs for."""
+    scored = dict.fromkeys((FLOAT, QUANTIZED, COMPILED, "drop", "worst_layer", "worst_layer_noise_share"))
+    values: dict[str, Value] = {"metric": metric, "samples": 0, **scored, **sizes, "not_run": why}
+    notes = [f"not evaluated: {why}; give samples with data.path=FILE"]
+    report = {"metric": metric, "inputs": "none", "compiled": f"not run: {why}", "worst_layers": [], "notes": notes}
+    return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
+
+
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:
-    from forge_pipeline.evaluation.machine import cpu_name
+    from forge_pipeline.evaluation.latency import cpu_name
 
     return {
         "latency_median_ms": _rounded(timed.median_ms),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from forge_pipeline.errors import ModelError
@@ -27,41 +27,51 @@ class Config:
     import_memory: int
     import_seconds: int
     inputs: tuple[Declared, ...] = ()  # conf/model's
+    dims: dict[str, int | list[int]] = field(default_factory=dict)  # conf/model's
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add what conf/model says of the model's inputs."""
-    return {**section, "inputs": rest.inputs}
+    return {**section, "inputs": rest.inputs, "dims": dict(rest.dims)}
 
 
 def run(config: Config, source: Source) -> Result:
     """Return the model that ``source`` names as an ONNXModule in canonical form.
 
-    ONNX Runtime's own operators on integers are written out as operators between pairs. Weights of more than
+    ONNX Runtime's own operators on integers are written out as operators between pairs, those of ai.onnx.ml as ONNX's
+    but for ensembles of trees; text is the number of a word then, and the report says of which. Weights of more than
     ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in files too; otherwise they
     are inside the model.
 
-    Equal models give equal bytes, whatever their storage and the names inside them. The report holds the original
-    name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a model,
-    or outside what ONNX and ``config`` allow.
+    Extents that ``dims`` has one size for are numbers in it. Of those with several, it is checked that the model can
+    have each. Equal models give equal bytes, whatever their storage and the names inside them. The report holds the
+    original name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a
+    model, or outside what ONNX and ``config`` allow, and ConfigError for an extent that the model does not have.
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.external_data.limits import check_bulk
+    from forge_pipeline.ir.labels import labels_of
+    from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
     from forge_pipeline.ir.traversal import every_node
+    from forge_pipeline.passes.verification.sized import sized
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
-    model = in_standard(imported.model)
+    written = written_out(imported.model)
+    model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
+    model = checks.with_own_opset(model, max_opset=config.max_opset)
     checks.check_interface(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
         _refuse_defaults(model)
     form = canonical(model, external=imported.external)
-    checks.check_operators(form, kept(model))
+    checks.check_operators(form, {**written.why, **kept(model)})
     size = sum(weight.size for weight in form.weights)
+    if config.dims:
+        form = sized(form, config.dims, max_value_bytes=config.max_value_bytes)
     module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
@@ -79,6 +89,7 @@ def run(config: Config, source: Source) -> Result:
         "weights": len(form.weights),
         "weight_bytes": size,
         "defaults_made_constant": checks.defaulted_inputs(model),
+        "labels": labels_of(result),
         "names": dict(form.names),
     }
     return Result(output=module, report=report)

@@ -208,7 +208,8 @@ def test_a_symbolic_batch_has_an_entry_for_one_which_shares_its_weights() -> Non
     weights = {"w": normal(64, 48), "b": normal(48)}
     symbolic = build(model_of(["N", 64], nodes, weights), Target.from_tag("host"), TILED)
     single = build(model_of([1, 64], nodes, weights), Target.from_tag("host"), TILED)
-    assert (symbolic.metadata["single"], single.metadata["single"]) == ("main_of_one", None)
+    assert symbolic.metadata["entries"] == [{"function": "main_of_one", "extents": {"N": 1}}]
+    assert single.metadata["entries"] == []
     assert bytes(symbolic.weights) == bytes(single.weights)
     engine, x = Engine(symbolic.to_bytes()), normal(5, 64)
     rows = np.concatenate([engine(x[index : index + 1])[0] for index in range(5)])

@@ -65,16 +65,66 @@ def test_a_value_that_is_not_finite_is_noticed(product: onnx.ModelProto, library
         verify(product, dataclasses.replace(library, weights=weights.tobytes()), CHECKS, float16=False)
 
 
-def test_sizes_that_do_not_fit_together_are_the_users_to_name(model_of: Make, stock: Options) -> None:
+def two_names(model_of: Make) -> onnx.ModelProto:
+    """Return a sum of two inputs whose extents must agree, which their names do not say."""
     model = model_of("Add", {"x": (["n", 3], FLOAT), "y": (["m", 3], FLOAT)})
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "k"
-    library = build(model_of("Add", {"x": (["n", 3], FLOAT), "y": (["n", 3], FLOAT)}), Target.from_tag("host"), stock)
+    return model
+
+
+def renamed(library: Library, *names: str) -> Library:
+    rows = [{"name": name, "shape": [extent, 3], "dtype": "float32"} for name, extent in zip("xy", names, strict=True)]
+    return dataclasses.replace(library, metadata={**library.metadata, "inputs": rows, "entries": []})
+
+
+@pytest.fixture(scope="module")
+def total(model_of: Make, stock: Options) -> Library:
+    """Return a library that adds rows."""
+    return build(model_of("Add", {"x": (["n", 3], FLOAT), "y": (["n", 3], FLOAT)}), Target.from_tag("host"), stock)
+
+
+def test_sizes_that_nobody_named_are_searched(model_of: Make, product: onnx.ModelProto, library: Library) -> None:
+    """The weights have 16 rows, so that is the one size that an extent without a number can have."""
+    model = onnx.ModelProto()
+    model.CopyFrom(product)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "features"
+    rows = [{**library.metadata["inputs"][0], "shape": ["batch", "features"]}]
+    open_one = dataclasses.replace(library, metadata={**library.metadata, "inputs": rows})
+    report = verify(model, open_one, dataclasses.replace(CHECKS, extent=64), float16=False)
+    assert report["inputs"] == [{"from": "made-up inputs", "sizes": {"batch": 2, "features": 16}}]
+
+
+def test_no_build_fails_for_sizes_that_were_made_up(model_of: Make, total: Library) -> None:
     checks = dataclasses.replace(CHECKS, dims={"n": 2, "m": 5})
-    library = dataclasses.replace(library, metadata={**library.metadata, "inputs": [
-        {"name": "x", "shape": ["n", 3], "dtype": "float32"}, {"name": "y", "shape": ["m", 3], "dtype": "float32"},
-    ]})  # fmt: skip
-    with pytest.raises(CompileError, match=r"compile.verify.dims=\{name: size\}"):
-        verify(model, library, checks, float16=False)
+    report = verify(two_names(model_of), renamed(total, "n", "m"), checks, float16=False)
+    assert (report["samples"], report["error"]) == (0, {})
+    assert "ONNX Runtime: " in report["unverified"]["any size"]
+
+
+def test_samples_are_compared_before_anything_is_made_up(model_of: Make, total: Library) -> None:
+    feeds = [{name: np.ones((5, 3), np.float32) for name in "xy"}]
+    report = verify(two_names(model_of), renamed(total, "n", "m"), CHECKS, float16=False, feeds=feeds)
+    assert report["samples"] == 1
+    assert report["inputs"] == [{"from": "calibration data", "sizes": {"m": 5, "n": 5}}]
+
+
+def test_every_entry_is_compared(model_of: Make, product: onnx.ModelProto) -> None:
+    tiled = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    report = verify(product, build(product, Target.from_tag("host"), tiled), CHECKS, float16=False)
+    assert [row["sizes"] for row in report["inputs"]] == [{"batch": 2}, {"batch": 1}]
+    assert report["samples"] == 3
+
+
+def test_rows_are_picked_from_a_table_by_indices_that_it_has(model_of: Make, stock: Options) -> None:
+    """With indices of 0 and 1 alone, a table of a thousand rows would hardly be looked at."""
+    table = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
+    model = model_of("Gather", {"table": table, "ids": (["batch", 64], TensorProto.INT64)})
+    library = build(model, Target.from_tag("host"), stock)
+    changed = np.frombuffer(library.weights, np.float32).copy().reshape(-1, 4)
+    changed[500:] += 1
+    assert verify(model, library, CHECKS, float16=False)["samples"] == 2
+    with pytest.raises(VerificationError):
+        verify(model, dataclasses.replace(library, weights=changed.tobytes()), CHECKS, float16=False)
 
 
 def test_the_tolerance_is_that_of_what_the_model_computes_with(model_of: Make) -> None:

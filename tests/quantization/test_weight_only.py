@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.float16 import to_float16
@@ -130,3 +131,26 @@ def test_a_weight_beyond_half_precision_is_refused(parse: Parse) -> None:
     with pytest.raises(ModelError) as refusal:
         to_float16(network)
     assert str(refusal.value).startswith("weight 'w': expected values up to 65504, the largest of float16, found 1e+06")
+
+
+def test_the_fill_of_a_mask_becomes_the_largest_number_of_half_precision(parse: Parse) -> None:
+    network = Network(prepare(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[2, 2] x, float[2, 2] mask) => (float[2, 2] y, float[2] z) {
+            hidden = Sub(one, mask)
+            fill = Mul(hidden, lowest)
+            masked = Add(x, fill)
+            y = Softmax(masked)
+            z = ReduceMax<axes = [1], keepdims = 0>(never)
+        }""",
+        {
+            "one": np.float32(1), "lowest": np.float32(-3.4e38),
+            "never": np.full((2, 2), -np.inf, np.float32),
+        },
+    ).mod))  # fmt: skip
+    halved = to_float16(network)
+    assert set(halved.clipped) == {"lowest"}
+    feed = {"x": np.ones((2, 2), np.float32), "mask": np.array([[1, 0], [1, 1]], np.float32)}
+    found = Interpreter(halved.model)(feed)
+    np.testing.assert_allclose(found["y"], [[1, 0], [0.5, 0.5]], atol=1e-3)
+    np.testing.assert_array_equal(found["z"], [-np.inf, -np.inf])

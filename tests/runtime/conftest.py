@@ -97,6 +97,21 @@ def build_sum(folder: Path, constant: float) -> bytes:
 
 
 @pytest.fixture(scope="session")
+def rank_zero_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """main(x[]) -> x + x"""
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            doubled = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(doubled)
+    metadata = describe([("x", "float32", [])], [("y", "float32", [])])
+    return Library(elf=elf_of(builder.get(), tmp_path_factory.mktemp("rank_zero")), metadata=metadata)
+
+
+@pytest.fixture(scope="session")
 def product_elf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return build_product(tmp_path_factory.mktemp("product"))
 

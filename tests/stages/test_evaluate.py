@@ -200,7 +200,8 @@ def test_without_data_random_inputs_show_the_noise(foreign: Library) -> None:
     result = measured(foreign, None)
     assert result.output.values["metric"] == "cosine"
     assert result.output.values["float"] == 1.0
-    assert result.report["inputs"] == "random inputs: no data was given"
+    assert result.report["inputs"] == "random inputs of N=2: no data was given"
+    assert result.report["notes"] == ["evaluated on random inputs of N=2: no data was given"]
 
 
 def test_evaluating_on_the_calibration_samples_is_said(foreign: Library, data: Dataset) -> None:
@@ -220,7 +221,7 @@ def test_labels_that_do_not_fit_the_metric_are_refused(foreign: Library, tmp_pat
     [
         ("samples", 0, "at least 1"),
         ("layer_samples", -1, "at least 0"),
-        ("latency_runs", 29, "at least 30"),
+        ("latency_runs", 0, "at least 1"),
         ("max_drop", -0.5, "null or at least 0"),
     ],
 )

@@ -1,7 +1,7 @@
-"""A second entry for the batch that is asked for most, one: its extents are numbers, so its memory is planned, its
-tiles fit, and no shape is computed at run time.
+"""An entry for the batch that is asked for most, one, beside each other: its extents are numbers, so its memory is
+planned, its tiles fit, and no shape is computed at run time.
 
-Both entries take the same weights. What the two pack alike is stored once (``weights``).
+All entries take the same weights. What they pack alike is stored once (``weights``).
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
+from forge_pipeline.runtime.entries import MAIN
 
 if TYPE_CHECKING:
     import tvm
 
-ENTRY = "main_of_one"
-"""The name of the function for a batch of one, beside `main` for any."""
-
 SUFFIX = "_of_one"
+"""What the name of a function for a batch of one, and of a kernel that it alone calls, ends in."""
 
 
-def batch_of_one(module: tvm.IRModule, extents: Sizes | None) -> tuple[tvm.IRModule, Sizes | None] | None:
+def batch_of_one(
+    module: tvm.IRModule, extents: Sizes | None
+) -> tuple[tvm.IRModule, Sizes | None, dict[str, int]] | None:
     """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
-    symbolic; None where none is."""
+    symbolic, and these axes' names.
+
+    None where there is no such axis, or where it cannot be one.
+    """
     from tvm import relax, tirx
 
     first = {}
@@ -33,9 +37,10 @@ def batch_of_one(module: tvm.IRModule, extents: Sizes | None) -> tuple[tvm.IRMod
             first[axes[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
+    names = {str(variable.name): 1 for variable in first}
     if extents is None:
-        return relax.transform.BindSymbolicVars(first)(module), None
-    return fixed(module, extents, {str(variable.name): number for variable, number in first.items()})
+        return relax.transform.BindSymbolicVars(first)(module), None, names
+    return *fixed(module, extents, names), names
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
@@ -56,14 +61,17 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
 
 
 def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
-    """Return one module with the `main` of each under its name, and with the kernels that they call."""
+    """Return one module with the `main` of each under its name, and with the kernels that they call.
+
+    Kernels whose names are taken by others get what the name has behind `main` at their end.
+    """
     import tvm
     from tvm import relax
 
     first = next(iter(modules))
-    builder = relax.BlockBuilder(modules[first] if first == "main" else tvm.IRModule({}))
+    builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
     for name, module in modules.items():
-        if name != "main":
+        if name != MAIN:
             _add(builder, name, module)
     return builder.finalize()
 
@@ -72,10 +80,10 @@ def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
     """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
     from tvm import relax
 
-    suffix = SUFFIX if name == ENTRY else ""
+    suffix = name.removeprefix(MAIN) if name.startswith(MAIN) else ""
     renamed: dict[Any, Any] = {}
     for variable, function in module.functions_items():
-        if variable.name_hint != "main":
+        if variable.name_hint != MAIN:
             renamed[variable] = builder.add_func(function, f"{variable.name_hint}{suffix}")
 
     @relax.expr_functor.mutator
@@ -84,7 +92,7 @@ def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
             arguments = [renamed.get(item, item) for item in op.args]
             return super().visit_call_(relax.Call(op.op, arguments, op.attrs, op.ty_args))
 
-    main = module["main"]
+    main = module[MAIN]
     body = Rename(module).visit_expr(main.body)
     entry = relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(
         {**dict(main.attrs or {}), "global_symbol": name}

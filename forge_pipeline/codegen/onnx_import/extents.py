@@ -6,12 +6,13 @@ What the variables stand for is worked out from the inputs' extents, once, befor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from forge_pipeline.ir.sizes.expression import Atom, Size, Whole, substitute
+from forge_pipeline.ir.sizes.expression import Size, Whole, substitute
+from forge_pipeline.ir.sizes.polynomial import Atom
 
 if TYPE_CHECKING:
     import tvm
@@ -226,11 +227,30 @@ def _atom(atom: Atom, variables: Mapping[str, Any]) -> Any:
     if atom.kind == "extent":
         return variables[str(atom.args[0])]
     if atom.kind == "truncation":
-        return real_expression(atom.args[0], variables).astype("int64")
-    parts = [expression_of(part, variables) for part in atom.args]
+        return _real(atom.args[0], variables).astype("int64")
+    parts = [expression_of(part, variables) for part in atom.sizes]
     if atom.kind == "floordiv":
         return tirx.floordiv(*parts)
-    if atom.kind in ("min", "max"):
-        return reduce(tirx.min if atom.kind == "min" else tirx.max, parts)
     (number,) = parts
+    if atom.kind == "positive":
+        return tirx.max(number, tirx.IntImm("int64", 0))
     return (number.equal(0) if atom.kind == "is_zero" else number >= 0).astype("int64")
+
+
+def _real(real: Any, variables: Mapping[str, Any]) -> Any:
+    """Return a float made of sizes as TVM's expression in its element type."""
+    from tvm import tirx
+
+    if real.op == "whole":
+        return expression_of(real.args[0], variables).astype(real.dtype)
+    if real.op == "number":
+        return tirx.const(real.args[0], real.dtype)
+    parts = [_real(part, variables) for part in real.args]
+    if real.op == "cast":
+        return parts[0].astype(real.dtype)
+    functions = {
+        **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg},
+        **{"min": tirx.min, "max": tirx.max, "abs": tirx.abs, "floor": tirx.floor, "ceil": tirx.ceil},
+        **{"round": tirx.nearbyint, "sqrt": tirx.sqrt},
+    }
+    return functions[real.op](*parts)

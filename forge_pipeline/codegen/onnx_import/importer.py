@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-    from forge_pipeline.codegen.onnx_import.extents import Extents
     from forge_pipeline.codegen.onnx_import.scope import Scope
+    from forge_pipeline.ir.sizes.analysis import Sizes
     from forge_pipeline.ir.sizes.expression import Whole
 
 SHOWN: Final = 12
@@ -47,11 +47,13 @@ class Refused:
 class Imported:
     """``module``'s `main` takes the model's inputs in order, and then, where there are any, its computed ``extents``.
 
-    Weights are constants. ``extents`` are sizes by the names of the variables that stand for them.
+    Weights are constants. ``extents`` are sizes by the names of the variables that stand for them; ``constraints`` are
+    what the sizes of every call must keep, as metadata.json has them.
     """
 
     module: tvm.IRModule
     extents: tuple[tuple[str, Whole], ...]
+    constraints: tuple[dict[str, Any], ...]
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -81,6 +83,15 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
     return with_extents(found.module, found.extents)
 
 
+def check_supported(model: onnx.ModelProto) -> None:
+    """Raise CompileError that lists every node of a prepared ``model`` that cannot be compiled."""
+    from forge_pipeline.codegen.regions.cut import Cut, cut
+
+    found = cut(model)
+    for part in [prepare(region.model) for region in found.regions] if isinstance(found, Cut) else [found]:
+        imported(part)
+
+
 def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> Imported:
     """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
     from forge_pipeline.codegen.onnx_import.decompose import defined
@@ -90,11 +101,11 @@ def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> 
         found = _attempt(model, progress)
         if isinstance(found, Imported):
             return found
-        written_out = defined(model, [refused.place for refused in found])
+        refused, written_out = found, defined(model, [item.place for item in found])
         if written_out is None:
             break
         model = written_out
-    raise _error(model, found)
+    raise _error(model, refused)
 
 
 def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:
@@ -140,22 +151,36 @@ def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refu
             results = parameters[:1] if refused else [scope.value(value.name) for value in graph.output]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
-    return refused or _closed(builder.get(), scope.extents, len(inputs))
+    return refused or _closed(builder.get(), scope, len(inputs))
 
 
-def _closed(module: tvm.IRModule, extents: Extents, inputs: int) -> Imported:
+def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
     """Return the module with a parameter for the extents that its body needs."""
     from tvm import relax
 
     from forge_pipeline.codegen.onnx_import.extents import PARAMETER
 
-    main = module["main"]
+    main, extents = module["main"], scope.extents
     parameters = list(main.params)
     if extents.computed:
         parameters.append(relax.Var(PARAMETER, relax.ShapeType(list(extents.computed.values()))))
     function = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
     module["main"] = function.with_attrs({**dict(main.attrs or {}), "num_input": inputs})
-    return Imported(module=module, extents=tuple((str(var.name), size) for size, var in extents.computed.items()))
+    return Imported(
+        module=module,
+        extents=tuple((str(variable.name), size) for size, variable in extents.computed.items()),
+        constraints=tuple(_demanded(scope.sizes)),
+    )
+
+
+def _demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Yield what every call must keep, but what hangs on sizes that only data decides."""
+    from forge_pipeline.ir.sizes.encoding import to_json
+    from forge_pipeline.ir.sizes.expression import names
+
+    for row in sizes.constraints:
+        if not row.graph and names(row.size).isdisjoint(sizes.bounds_of_data):
+            yield {"size": to_json(row.size), "at_least": row.at_least, "text": row.text}
 
 
 def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Iterator[Refused]:
@@ -234,6 +259,8 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Return name, shape and dtype of each input or output, as metadata.json has them."""
     from onnx import helper
 
+    from forge_pipeline.ir.open_extents import unlike
+
     rows = []
     values = list(values)
     names = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
@@ -242,7 +269,7 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
         shape: list[int | str] = []
         for axis, dim in enumerate(tensor.shape.dim):
             shape.append(
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or _unlike(f"{value.name}_{axis}", names)
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or unlike(f"{value.name}_{axis}", names)
             )
         rows.append(
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}

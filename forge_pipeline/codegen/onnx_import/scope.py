@@ -49,7 +49,8 @@ class Scope:
                 tensor = self.tensors[name]
                 self.values[name] = constant(array_of(tensor), is_on_file=is_mapped(tensor))
             elif self.is_made_of_sizes(name):
-                self.values[name] = self._written_out(self.known(name))
+                known = self.known(name)
+                self.values[name] = self._written_out(known.contents, element_name(known.dtype))
             else:
                 raise NotImplementedError(f"{name!r} is not computed before it is used")
         return self.values[name]
@@ -147,11 +148,8 @@ class Scope:
         called = self.builder.add_func(function, name)
         return self.builder.emit(relax.call_tir(called, [*tensors, *loose], kinds[0] if len(kinds) == 1 else kinds))
 
-    def _written_out(self, known: Known) -> relax.Expr:
+    def _written_out(self, contents: Any, dtype: str) -> relax.Expr:
         """Emit a tensor of numbers, of which some are computed from sizes."""
-        contents = known.contents
-        assert contents is not None
-        dtype = element_name(known.dtype)
         computed = {at: number for at, number in enumerate(contents.flat) if not _is_number(number)}
         plain = [0 if at in computed else number for at, number in enumerate(contents.flat)]
         numbers = np.array(plain, element_type(dtype)).reshape(contents.shape)

@@ -1,7 +1,9 @@
 """The sizes of every value of a model: a walk over its graph with a rule for each operator.
 
 What operators demand of a single extent (a window fits into an axis that is at least as large) decides what is computed
-from it, also before the operator: the walk is repeated until it learns no more of that kind.
+from it, also before the operator: the walk is repeated until it learns no more of that kind. Exporters write an If
+where an axis is removed if its extent is 1: where nothing behind it can go on with one of its branches, the other one
+is what runs, and its condition is demanded of every call.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.evaluation import evaluated
@@ -28,6 +31,8 @@ from forge_pipeline.ir.tensors import element_count
 
 ROUNDS: Final = 4
 """How often a model is gone through at most."""
+MOST_CHOICES: Final = 16
+"""How many Ifs are tried both ways, where their branches differ in rank."""
 STANDARD: Final = ("", "ai.onnx")
 MALFORMED: Final = (ValueError, IndexError, TypeError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
 """What a rule raises for a node that is not as the standard has it."""
@@ -59,9 +64,35 @@ def analyse(model: ModelProto) -> Sizes:
 
     An initializer that is listed as an input is a constant. Raises ModelError where two sizes cannot agree.
     """
+    choices: dict[str, bool] = {}
+    walk, stated = _settled(model, choices)
+    open_ = list(walk.open)
+    for _ in range(MOST_CHOICES):
+        name = next((name for name in open_ if name not in choices), None)
+        if name is None:
+            break
+        found = [(choice, _tried(model, {**choices, name: choice})) for choice in (True, False)]
+        kept = [(choice, *result) for choice, result in found if result and result[0].refused <= walk.refused]
+        if len(kept) == 1:
+            choices[name], walk, stated = kept[0]
+            open_ = [*open_, *(other for other in walk.open if other not in open_)]
+        open_.remove(name)
+    return walk.sizes(stated)
+
+
+def _tried(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]] | None:
+    """Return the walk that takes these branches, None where they cannot run."""
+    try:
+        return _settled(model, choices)
+    except ModelError:
+        return None
+
+
+def _settled(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]]:
+    """Return a walk that learns no more about single extents, and the demands that it learned from."""
     limits: dict[str, tuple[int, int | None]] = {}
     stated: list[Constraint] = []
-    walk = _Walk(model, limits)
+    walk = _Walk(model, limits, choices)
     for _ in range(ROUNDS - 1):
         learned = walk.facts.limits()
         if not learned:
@@ -71,14 +102,19 @@ def analyse(model: ModelProto) -> Sizes:
             limits[name] = (max(before, low), high if after is None or (high is not None and high < after) else after)
             size = e.extent(name) - low if low else (high or 0) - e.extent(name)
             stated.append(Constraint(size=size, at_least=True, text=text))
-        walk = _Walk(model, limits)
-    return walk.sizes(stated)
+        walk = _Walk(model, limits, choices)
+    return walk, stated
 
 
 class _Walk:
     """The context of all rules: values so far, and what is known to be equal."""
 
-    def __init__(self, model: ModelProto, limits: Mapping[str, tuple[int, int | None]]) -> None:
+    def __init__(
+        self, model: ModelProto, limits: Mapping[str, tuple[int, int | None]], choices: Mapping[str, bool]
+    ) -> None:
+        self._choices = choices
+        self.open: dict[str, None] = {}
+        self.refused = 0
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._opset = self._opsets.get("", self._opsets.get("ai.onnx", 1))
         self._node = NodeProto()
@@ -146,6 +182,9 @@ class _Walk:
             outer, self._node = self._node, node
             found = inferred(operation, self._opsets)
             self._node = outer
+            if found is None:
+                self.refused += 1
+                found = [UNKNOWN] * len(node.output)
         return evaluated(operation, found, self._opsets)
 
     def fresh(self, hint: str, high: Whole | None = None) -> Whole:
@@ -164,6 +203,15 @@ class _Walk:
     def resolve(self, size: Whole) -> Whole:
         """Return a size with what is known to be equal replaced."""
         return self.facts.resolve(size)
+
+    def choice(self) -> bool | None:
+        """Return which branch of the If at hand is taken to run, if one is."""
+        return None if self.facts.graph else self._choices.get(self._node.output[0])
+
+    def leave_open(self) -> None:
+        """Record that the branches of the If at hand differ in more than sizes, and that only sizes decide it."""
+        if not self.facts.graph:
+            self.open[self._node.output[0]] = None
 
     def graph(self, attribute: str, inputs: Sequence[Known], *, certain: bool) -> tuple[list[Known], frozenset[str]]:
         """Return what is known of the results of a subgraph of the node at hand, and the extents made within it.

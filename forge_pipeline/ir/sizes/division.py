@@ -137,7 +137,7 @@ def _without(monomial: Monomial, factors: Iterable[Atom]) -> Monomial:
 
 
 def _divided(a: Whole, b: Size) -> tuple[Whole, Whole]:
-    """Return quotient and rest of a polynomial division by the leading term of ``b``; the rest keeps what does not go."""
+    """Return quotient and rest of a division by the leading term of ``b``; the rest keeps what does not go."""
     lead, coefficient = b.terms[0]
     quotient: Whole = 0
     if any(atom.is_flag for monomial, _ in (*terms_of(a), *b.terms) for atom in monomial):

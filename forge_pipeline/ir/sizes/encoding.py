@@ -19,12 +19,10 @@ def to_json(size: Whole) -> Any:
 
 
 def from_json(data: Any) -> Whole:
-    """Return what ``to_json`` wrote. Raises ValueError for anything else."""
+    """Return what ``to_json`` wrote. Raises ValueError or TypeError for anything else."""
     if type(data) is int:
         return data
-    if not isinstance(data, list):
-        raise ValueError("a size is a number or a list of products")
-    return e.total(_product(part) for part in data)
+    return e.total(map(_product, data))
 
 
 def _atom(atom: Atom) -> list[Any]:

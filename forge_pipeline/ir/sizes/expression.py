@@ -2,8 +2,8 @@
 
 A size is a sum of whole coefficients times products of atoms. An atom is a named extent, which is never negative, or
 what no polynomial says: a floor division, what is positive of a size (and 0 where it is negative), a comparison (1
-where it holds, else 0), or a float expression cut to a whole number (``ir.sizes.real``). Arithmetic is that of the whole numbers: a size is taken to fit
-the element type that holds it.
+where it holds, else 0), or a float expression cut to a whole number (``ir.sizes.real``). Arithmetic is that of the
+whole numbers: a size is taken to fit the element type that holds it.
 
 Two sizes that are equal as Python objects are equal for all extents. The reverse holds for polynomials, and for floor
 divisions by constants as far as their quotients can be split off; otherwise ``bounds`` and ``equal`` decide what they

@@ -119,8 +119,22 @@ class Facts:
             self._replace(atom, solved[atom])
 
     def _one_sided(self, solved: Mapping[Atom, Whole], text: str) -> bool:
-        """Record that ``max(a, 0)`` is ``a``, or 0, as ``a >= 0``, or ``a <= 0``, which says more: return whether it is."""
+        """Record that ``max(a, 0)`` is ``a`` or 0 as ``a >= 0`` or ``a <= 0``, which says more; say if it is that.
+
+        A comparison that must hold, or must not, is recorded as what is compared.
+        """
         for atom, value in solved.items():
+            if atom.is_flag and value in (0, 1):
+                (size,) = atom.sizes
+                if not self.graph:
+                    self._replace(atom, value)
+                if atom.kind == "not_negative":
+                    self.require_not_negative(size if value else -size - 1, text)
+                elif value:
+                    self.require(size, text)
+                else:
+                    return False
+                return True
             if atom.kind == "positive" and value in (0, atom.sizes[0]):
                 self.require_not_negative(-atom.sizes[0] if value == 0 else value, text)
                 if not self.graph:

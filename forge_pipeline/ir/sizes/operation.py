@@ -32,6 +32,12 @@ class Context(Protocol):
         ``certain`` says that it runs whenever the node does.
         """
 
+    def choice(self) -> bool | None:
+        """Return which branch of the If at hand is taken to run, if one is."""
+
+    def leave_open(self) -> None:
+        """Record that the branches of the If at hand differ in more than sizes, and that only sizes decide it."""
+
     def trial(self, attribute: str, inputs: Sequence[Known]) -> list[Known]:
         """Return what a subgraph's results would be, and conclude nothing from it."""
 

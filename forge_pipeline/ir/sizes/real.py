@@ -156,6 +156,8 @@ class Real:
 
 def of_size(size: Whole, dtype: str) -> Real:
     """Return a size as a float."""
+    if isinstance(size, int):
+        return of_number(float(size), dtype)
     return Real("whole", dtype, (size,), fraction=(size, 1))
 
 
@@ -178,6 +180,8 @@ def apply(op: Operation, dtype: str, *args: Real) -> Real:
         return Real(op, dtype, args)
     rounded = any(arg.rounded for arg in args)
     fraction, inexact = _fraction(op, [fraction for fraction in fractions if fraction], rounded, args)
+    if fraction is not None and _grows_too_fast(fraction[0], dtype):
+        fraction = None
     return Real(op, dtype, args, fraction=fraction, rounded=inexact)
 
 
@@ -192,6 +196,11 @@ def _fits(size: Whole, dtype: str) -> bool:
     low, high = bounds(size)
     most = 1 << MANTISSA[dtype]
     return low is not None and high is not None and -most <= low and high <= most
+
+
+def _grows_too_fast(size: Whole, dtype: str) -> bool:
+    """Return whether a whole number is not exact any more for extents that models have: from 2**16 on."""
+    return not isinstance(size, int) and max(abs(c) for m, c in size.terms if m) > 1 << max(0, MANTISSA[dtype] - 16)
 
 
 def _fraction(

@@ -9,49 +9,21 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from forge_pipeline.ir.reference.interpreter import Interpreter
-from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.contract import Arrays, VerifySettings
 from forge_pipeline.passes.nodes import attribute
-from forge_pipeline.passes.settings import VerifySettings
-from forge_pipeline.passes.verification.division_by_zero import dangerous
-from forge_pipeline.passes.verification.exact import REFUSALS, outputs_of
-from forge_pipeline.passes.verification.samples import Unsupported, bindings, sample
+from forge_pipeline.passes.verification.candidate_sizes import Preferred
+from forge_pipeline.passes.verification.exact import outputs_of
+from forge_pipeline.passes.verification.made_up import Kinds, made_up
 
 Outputs = list[Any]
 AMPLIFIED = 8  # how much more rounding passes may add within a model than one unit in its inputs
 ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
-TOPS = (4, 2, 1)  # exclusive bounds of generated integers, tried in turn: they may be indices, or sizes that multiply
 
 
 def generate_inputs(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
     """Return inputs that the model runs with: sizes and integers are tried until it does."""
-    divisors, reason = dangerous(model)
-    if reason is not None:
-        raise Unsupported(reason)
-    constants = {tensor.name for tensor in model.graph.initializer}
-    values = [value for value in model.graph.input if value.name not in constants]
-    refusal: Exception | None = None
-    for sizes in bindings(values, settings.dims):
-        for top in TOPS:
-            samples = [
-                _without_zeros(sample(values, sizes, seed=settings.seed, index=index, top=top), divisors)
-                for index in range(settings.samples)
-            ]
-            try:
-                for fed in samples:
-                    run(fed)
-            except REFUSALS as error:
-                refusal = refusal or error
-            else:
-                return list(samples)
-    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
-
-
-def _without_zeros(fed: Arrays, names: frozenset[str]) -> Arrays:
-    """Put ones in the place of zeros in the inputs that integers are divided by."""
-    return {
-        name: np.where(array == 0, 1, array).astype(array.dtype) if name in names else array
-        for name, array in fed.items()
-    }
+    kinds = Kinds(samples=settings.samples, seed=settings.seed, varied=True)
+    return made_up(model, run, Preferred(given=settings.dims), kinds).feeds
 
 
 def with_specials(inputs: Arrays) -> Arrays:

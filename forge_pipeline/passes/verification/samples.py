@@ -1,13 +1,14 @@
 """Inputs to verify with, generated from the declared types: ordinary values, extremes, signed zeros, tiny and large.
 
-A sample is a function of (seed, index, input name, shape) alone. Symbolic dimensions are bound to small sizes; those
-that a model can run with are found by trying, the smallest first.
+A sample is a function of (seed, index, input name, shape) alone. Sizes of open dimensions are found elsewhere
+(``made_up``).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from forge_pipeline.ir.tensors import element_count
 
 Array = np.ndarray[Any, Any]
 
-SIZES = (3, 1, 2, 4, 8, 16, 32, 64, 128, 224, 256)  # tried in turn for what is not a leading dimension
-BATCH = 2
 MAX_ELEMENTS = 1 << 26  # of one generated input
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (
@@ -32,37 +31,24 @@ class Unsupported(Exception):  # noqa: N818 - an answer, not an error: the value
     """An input of a type that no sample can be generated for."""
 
 
-def bindings(inputs: list[ValueInfoProto], given: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes for the symbolic dimensions, likely ones first; ``given`` sizes are kept."""
-    leading: list[str] = []
-    other: list[str] = []
-    for value in inputs:
-        for index, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                symbol = dim_symbol(value, index)
-                (leading if index == 0 and symbol not in other else other).append(symbol)
-    free = [symbol for symbol in (*leading, *other) if symbol not in given]
-    if not free:
-        yield dict(given)
-        return
-    seen: list[dict[str, int]] = []
-    for batch in (BATCH, 1):
-        for size in SIZES:
-            sizes = dict.fromkeys(other, size) | dict.fromkeys(leading, batch) | dict(given)
-            if sizes not in seen:
-                seen.append(sizes)
-                yield sizes
-
-
 def dim_symbol(value: ValueInfoProto, index: int) -> str:
     """Return the symbol of a dimension; one that has none gets a symbol of its own."""
     return value.type.tensor_type.shape.dim[index].dim_param or f"{value.name}[{index}]"
 
 
 def sample(
-    inputs: list[ValueInfoProto], sizes: Mapping[str, int], *, seed: int, index: int, top: int
+    inputs: list[ValueInfoProto],
+    sizes: Mapping[str, int],
+    *,
+    seed: int,
+    index: int,
+    top: int,
+    tops: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Array]:
-    """Return sample number ``index``; integers that may be indices stay below ``top``. Raises Unsupported."""
+    """Return sample number ``index``; integers that may be indices stay below ``top``, or below their own of ``tops``.
+
+    Raises Unsupported.
+    """
     fed = {}
     for value in inputs:
         tensor = value.type.tensor_type
@@ -75,7 +61,7 @@ def sample(
         if element_count(shape) > MAX_ELEMENTS:
             raise Unsupported(f"input {value.name!r} has {element_count(shape)} elements")
         random = np.random.default_rng([seed, index, zlib.crc32(value.name.encode())])
-        made = values(tensor.elem_type, shape, random, index, top, name=value.name)
+        made = values(tensor.elem_type, shape, random, index, tops.get(value.name, top), name=value.name)
         fed[value.name] = np.asarray(made)  # a scalar is no array where numpy returns it
     return fed
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import numpy_helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.frontends.tflite import convert
-from forge_pipeline.frontends.tflite import model as tflite_model
+from forge_pipeline.frontends.tflite import convert, reader
+from forge_pipeline.frontends.tflite.operators import table
 from tests.support.frontends.hybrid import rounded
 from tests.support.paths import SHARED
 
@@ -96,7 +96,7 @@ def test_the_batch_is_open_where_three_samples_give_what_they_give_one_by_one(ex
 
 def test_operators_without_a_converter_are_all_named(monkeypatch):
     for name in ("TANH", "MEAN"):
-        monkeypatch.delitem(convert.OPERATORS, name)
+        monkeypatch.delitem(table.OPERATORS, name)
     with pytest.raises(ModelError, match="found MEAN, TANH\nfix: give the SavedModel"):
         convert.convert(MODELS / "float.tflite", ())
 
@@ -106,7 +106,7 @@ def test_a_cut_file_is_refused(tmp_path, cut):
     path = tmp_path / "cut.tflite"
     path.write_bytes((MODELS / "float.tflite").read_bytes()[:cut])
     with pytest.raises(ModelError, match="expected a whole TensorFlow Lite model"):
-        tflite_model.read(path)
+        reader.read(path)
 
 
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path):
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path):
             damaged[position] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
         try:
-            tflite_model.read(path)
+            reader.read(path)
         except ModelError:
             refused += 1
     assert refused > 0

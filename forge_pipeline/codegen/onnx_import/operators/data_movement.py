@@ -76,9 +76,7 @@ def _concat(node: NodeImport) -> Any:
     axis = node.axis(1 if node.opset < 4 else None)
     parts = [index for index in range(len(node.proto.input)) if node.shape(index)[axis] != 0] or [0]
     wanted = node.result_shape()
-    operands = [
-        node.told(index, [*wanted[:axis], node.shape(index)[axis], *wanted[axis + 1 :]]) for index in parts
-    ]
+    operands = [node.told(index, [*wanted[:axis], node.shape(index)[axis], *wanted[axis + 1 :]]) for index in parts]
     if len(operands) == 1:
         return operands[0]
     if all(isinstance(node.shape(index)[axis], int) for index in parts):
@@ -105,17 +103,22 @@ def _split(node: NodeImport) -> Any:
     from tvm.relax import op
 
     axis, outputs = node.axis(0), range(len(node.proto.output))
-    extents = [node.result(index).shape[axis] if node.proto.output[index] else 0 for index in outputs]  # type: ignore[index]
+    named = next(index for index in outputs if node.proto.output[index])
+    extents = node.listed(1, "split", "parts") or [
+        node.result_shape(index if node.proto.output[index] else named)[axis] for index in outputs
+    ]
     data = node.input(0)
     if len(extents) == 1:
         return [data]
     starts = list(accumulate(extents, initial=0))[:-1]
     if all(isinstance(extent, int) for extent in (*extents, node.shape()[axis])):
-        parts = node.emit(op.split(data, [int(start) for start in starts[1:]], axis))
+        parts = node.emit(op.split(data, [start for start in starts[1:] if isinstance(start, int)], axis))
         return [node.part(parts, index) for index in outputs]
     zeros: list[Whole] = [0] * node.rank()
     return [
         _window(node, data, {**dict(enumerate(zeros)), axis: starts[index]}, {}, node.result_shape(index))
+        if node.proto.output[index]
+        else None
         for index in outputs
     ]
 
@@ -170,7 +173,10 @@ def _window(
 
         def element(*at: Any) -> Any:
             return tensor(
-                *(starts[axis] + index * strides.get(axis, 1) if axis in starts else index for axis, index in enumerate(at))
+                *(
+                    starts[axis] + index * strides.get(axis, 1) if axis in starts else index
+                    for axis, index in enumerate(at)
+                )
             )
 
         return te.compute(extents, element, name="slice")

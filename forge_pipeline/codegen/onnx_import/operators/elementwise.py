@@ -284,7 +284,7 @@ def _bit_shift(node: NodeImport) -> Any:
 
 
 def _sign(node: NodeImport) -> Any:
-    """Sign, which names its operand once for each comparison: as casts of flags, so that a chain of them stays small."""
+    """Sign as casts of two flags, which names its operand twice, so that a chain of them stays small."""
     from tvm.relax import op
 
     value, dtype = node.input(0), node.dtype()

@@ -82,9 +82,7 @@ def _gather_nd(node: NodeImport) -> Any:
 
     def gathered(data: Any, indices: Any, *extents: Any) -> Any:
         def element(*at: Any) -> Any:
-            read = [
-                _within(indices(*at[:outer], position), data.shape[batch + position]) for position in range(depth)
-            ]
+            read = [_within(indices(*at[:outer], position), data.shape[batch + position]) for position in range(depth)]
             return data(*at[:batch], *read, *at[outer:])
 
         return te.compute(extents, element, name="gather_nd")

@@ -25,13 +25,14 @@ def pooled(node: NodeImport, name: str, image: Any, *, counts_padding: bool) -> 
     """Emit Relax's pool of that ``name`` over ``image`` with the node's window."""
     from tvm.relax import op
 
-    window = _checked(node)
+    window = _window(node)
     space = len(window.kernel)
     if not 1 <= space <= 3:
         raise NotImplementedError(f"a pool over {space} axes")
     ceil_mode = False
     if node.attributes.get("ceil_mode", 0):
         window, ceil_mode = _rounded_up(window, is_counted=name == "avg_pool" and counts_padding)
+    _check_results(window)
     padding = window.padding
     if padding is None:
         if name == "avg_pool" and not counts_padding:
@@ -44,13 +45,16 @@ def pooled(node: NodeImport, name: str, image: Any, *, counts_padding: bool) -> 
     return function(image, *arguments)
 
 
-def _checked(node: NodeImport) -> Window:
-    window = Window.of(node, [int(width) for width in node.attributes["kernel_shape"]])
+def _window(node: NodeImport) -> Window:
+    return Window.of(node, [int(width) for width in node.attributes["kernel_shape"]])
+
+
+def _check_results(window: Window) -> None:
+    """Raise NotImplementedError for a pool without results: ONNX Runtime may have one where ONNX has none."""
     for extent, before, after, reach in zip(window.image, window.before, window.after, window.reach, strict=True):
         full = before + extent + after
         if isinstance(full, int) and full < reach:
             raise NotImplementedError(f"a window of {reach} pixels on {full}")
-    return window
 
 
 def _rounded_up(window: Window, *, is_counted: bool) -> tuple[Window, bool]:
@@ -88,7 +92,8 @@ def _with_places(node: NodeImport) -> Any:
     """MaxPool with the places of what it found: indices into the whole tensor, columns first if the node says so."""
     from tvm import te, tirx
 
-    window, shape = _checked(node), node.result_shape()
+    window, shape = _window(node), node.result_shape()
+    _check_results(window)
     space, dtype, order = len(window.kernel), node.dtype(), int(node.attributes.get("storage_order", 0))
     before = window.before
 

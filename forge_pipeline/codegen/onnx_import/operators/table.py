@@ -25,9 +25,11 @@ from forge_pipeline.codegen.onnx_import.operators import (
     quantization,
     reduction,
     selection,
+    trees,
 )
 from forge_pipeline.codegen.onnx_import.recurrent import convert_gru, convert_lstm, convert_rnn
 from forge_pipeline.codegen.onnx_import.resize import convert_resize, convert_upsample
+from forge_pipeline.ir.ml.builder import ML
 from forge_pipeline.ir.program_operators import DOMAIN
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {"Resize": (3,)}
 def _adapted(convert: Callable[..., Any], node: NodeImport) -> Any:
     from tvm.relax.frontend.onnx.onnx_frontend import onnx_input
 
-    inputs = []
+    inputs: list[Any] = []
     for index in range(len(node.proto.input)):
         if not node.has(index):
             inputs.append(None)
@@ -52,7 +54,10 @@ def _adapted(convert: Callable[..., Any], node: NodeImport) -> Any:
             inputs.append(node.sizes(contents))
         else:
             inputs.append(node.input(index))
-    attributes = {**dict(node.attributes), "tvm_custom": {"name": node.proto.name, "num_outputs": len(node.proto.output)}}
+    attributes = {
+        **dict(node.attributes),
+        "tvm_custom": {"name": node.proto.name, "num_outputs": len(node.proto.output)},
+    }
     if node.proto.op_type in ("Resize", "Upsample"):
         attributes |= {"forge_kernel": node.kernel, "forge_shape": node.result_shape()}
     found = node.scope.builder.normalize(convert(node.scope.builder, onnx_input(inputs), attributes, node.opset))
@@ -107,6 +112,8 @@ def converter_of(domain: str, operator: str) -> Converter | None:
     """Return what emits an operator, or None."""
     if domain == DOMAIN:
         return selection.CONVERTERS.get(operator)
+    if domain == ML:
+        return trees.CONVERTERS.get(operator)
     return _all().get(operator) if domain in ("", "ai.onnx") else None
 
 

@@ -30,9 +30,7 @@ class Window:
         before: tuple[Whole, ...] = given[:rank]
         after: tuple[Whole, ...] = given[rank:]
         mode = node.text("auto_pad", "NOTSET")
-        found = cls(
-            image=image, kernel=tuple(kernel), strides=strides, dilations=dilations, before=before, after=after
-        )
+        found = cls(image=image, kernel=tuple(kernel), strides=strides, dilations=dilations, before=before, after=after)
         if mode == "VALID":
             return replace(found, before=(0,) * rank, after=(0,) * rank)
         if mode == "NOTSET":
@@ -43,7 +41,9 @@ class Window:
         ]
         less = tuple(floordiv(total, 2) for total in totals)
         more = tuple(total - half for total, half in zip(totals, less, strict=True))
-        return replace(found, before=less, after=more) if mode == "SAME_UPPER" else replace(found, before=more, after=less)
+        return (
+            replace(found, before=less, after=more) if mode == "SAME_UPPER" else replace(found, before=more, after=less)
+        )
 
     @property
     def reach(self) -> tuple[int, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
 from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown
-from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, whole
+from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape, of_array
 
 BRANCHES: Final = {True: "then_branch", False: "else_branch"}
 
@@ -24,12 +25,26 @@ def condition(op: Operation) -> bool | None:
     return bool(entry) if isinstance(entry, int) else None
 
 
+def needed_contents(op: Operation) -> list[Whole]:
+    """Return the condition of an If, which is made of sizes. Raises Unknown where it is not."""
+    contents = op.input(0).contents
+    if contents is None:
+        raise Unknown
+    return [whole(entry) for entry in contents.reshape(-1).tolist()]
+
+
 def if_(op: Operation) -> Sequence[Known]:
     """The branch that is decided; else what both have in common, and extents of their own for the rest."""
-    decided = condition(op)
+    decided, choice = condition(op), op.context.choice()
+    if decided is None and choice is not None:
+        (entry,) = needed_contents(op)
+        op.context.require(entry - int(choice), f"{op.title}: it can go on only where its condition is {choice}")
+        decided = choice
     if decided is not None:
         return op.context.graph(BRANCHES[decided], (), certain=True)[0]
     (yes, inner), (no, other) = (op.context.graph(BRANCHES[choice], (), certain=False) for choice in (True, False))
+    if any(a.rank != b.rank for a, b in zip(yes, no, strict=True)) and op.input(0).contents is not None:
+        op.context.leave_open()
     return [_either(op, a, b, inner | other, index) for index, (a, b) in enumerate(zip(yes, no, strict=True))]
 
 
@@ -80,7 +95,7 @@ def same(a: Array | None, b: Array | None) -> bool:
 def loop(op: Operation) -> Sequence[Known]:
     """Loop: values that are carried keep what all steps have in common; what is collected has an axis of steps."""
     carried = [op.input(index) for index in range(2, len(op.inputs))]
-    step, goes_on = Known(TensorProto.INT64, ()), Known(TensorProto.BOOL, ())
+    step, goes_on = Known(TensorProto.INT64, ()), of_array(np.array(True))  # else the body would not run
     carried, found, inner = _fixed(op, "body", carried, [step, goes_on], 1)
     steps = _steps(op, found[0])
     last = [_final(op, before, after, inner, index) for index, (before, after) in _zipped(carried, found[1:])]
@@ -101,10 +116,7 @@ def _steps(op: Operation, goes_on: Known) -> Whole:
         most = e.maximum(0, count)
     starts = not op.has(1) or (first is not None and first.reshape(-1).tolist() == [1])
     stays = goes_on.contents is not None and goes_on.contents.reshape(-1).tolist() == [1]
-    node = op.node
-    body = next(entry.g for entry in node.attribute if entry.name == "body")
-    passed = len(body.input) > 1 and body.output[0].name == body.input[1].name
-    if most is not None and starts and (stays or passed):
+    if most is not None and starts and stays:
         return most
     return op.fresh("steps", most)
 

@@ -199,6 +199,25 @@ def _power(base: Whole, exponent: Whole) -> Whole:
     return e.product([base] * exponent)
 
 
+def _powers(dtype: int) -> Function | None:
+    if dtype not in FLOATS:
+        return _power if dtype in INTEGERS else None
+
+    def floats(base: Element | float, exponent: Element | float) -> Any:
+        """Squares, roots, and constants whose power is a whole number: those every implementation agrees on."""
+        if exponent == 2.0:
+            return _floating("mul", FLOATS[dtype], (base, base))
+        if exponent == 0.5:
+            return _floating("sqrt", FLOATS[dtype], (base,))
+        if isinstance(base, float) and isinstance(exponent, float):
+            found = base**exponent
+            if isinstance(found, float) and found.is_integer() and abs(found) < 1 << 11:
+                return found
+        raise Overgrown
+
+    return floats
+
+
 def _remainder(op: Operation) -> Sequence[Known]:
     """Mod: the sign of the divisor, or with ``fmod`` that of the dividend."""
     if op.attribute("fmod", 0):
@@ -218,7 +237,8 @@ SAME_SHAPE: Final = (
     "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu",
     "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Reciprocal", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
     "Softplus", "Softsign", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Hardmax", "LogSoftmax", "Softmax",
-    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization", "InstanceNormalization", "LRN",
+    "LpNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "GroupNormalization",
+    "InstanceNormalization", "LRN",
     "Trilu", "Scatter", "ScatterElements", "ScatterND", "CumSum", "CumProd", "TensorScatter", "BitwiseNot",
     "ReverseSequence", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
 )  # fmt: skip
@@ -260,7 +280,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Mul": _ordered("mul", lambda a, b: a * b),
     "Div": _ordered("div", e.truncdiv),
     "Mod": _remainder,
-    "Pow": elementwise(_arithmetic(_power, None)),
+    "Pow": elementwise(_powers),
     "Min": _ordered("min", e.minimum),
     "Max": _ordered("max", e.maximum),
     "Sum": _ordered("add", lambda *args: e.total(args)),

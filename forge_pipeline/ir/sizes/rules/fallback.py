@@ -20,11 +20,11 @@ _CONTENTS: Final = 64
 Extents = Mapping[str, int] | None
 
 
-def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known]:
+def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known] | None:
     """Return what ONNX's inference finds for a node by itself; what it does not find is not known.
 
     Sizes are given to it as names. An extent that it leaves open becomes one of its own, and so does one that is not
-    what inference finds where the names are numbers.
+    what inference finds where the names are numbers. None where inference refuses the node.
     """
     node = op.node
     nothing = [UNKNOWN] * len(node.output)
@@ -39,7 +39,7 @@ def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known]:
     named = {str(size): size for _, known in given for size in known.shape or () if isinstance(size, Size)}
     found = _run(op, schema, opsets, given, None)
     if found is None:
-        return nothing
+        return None
     tried = [_run(op, schema, opsets, given, _extents(named.values(), seed)) for seed in _SEEDS] if named else []
     return [
         _known(op, index, name, found, named, tried) if name in found else UNKNOWN

@@ -1,0 +1,72 @@
+"""How much of a quantized model's output is the luck of rounding: the measure of what a compiled one may differ by.
+
+A value near the edge between two steps falls on either side as sums are ordered one way or another, and what follows
+differs by a step: a compiled model that is right is as far from ONNX Runtime as two of its own runs are whose values
+fall otherwise. So a second model is run that adds to everything that is quantized a noise of up to half a step either
+way, which leaves each rounding to chance (non-subtractive dither: Lipshitz, Wannamaker and Vanderkooy, Quantization and
+Dither, J. Audio Eng. Soc. 40(5), 1992). Saturation, scales and weights are what they are in both: only rounding is
+measured, not what quantization costs. Wrong code is off by more than that, as far as the outputs say anything at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+DRAWS: Final = 3
+"""Times that the roundings are drawn; the largest difference counts."""
+
+
+def dithered(model: ModelProto, seed: int) -> ModelProto:
+    """Return a copy of ``model`` that adds up to half a step to whatever it quantizes."""
+    from forge_pipeline.ir.traversal import every_graph
+
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for number, graph in enumerate(every_graph(changed)):
+        _dither(graph, f"{seed}_{number}", float(seed * 1000 + number))
+    return changed
+
+
+def _dither(graph: GraphProto, tag: str, seed: float) -> None:
+    constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    nodes: list[NodeProto] = []
+    for index, node in enumerate(graph.node):
+        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") and node.input[0] not in constants:
+            name = f"__dither_{tag}_{index}"
+            step = (
+                _fixed_step(node, constants) if node.op_type == "QuantizeLinear" else _step_of_range(node, name, nodes)
+            )
+            if step:
+                _add_noise(node, step, name, seed + index / 4096, nodes)
+        nodes.append(node)
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _fixed_step(node: NodeProto, constants: dict[str, int]) -> str:
+    """Return the name of a step that is one number for all; "" for steps by channel or block, which are weights'."""
+    return str(node.input[1]) if constants.get(node.input[1]) == 0 else ""
+
+
+def _step_of_range(node: NodeProto, name: str, nodes: list[NodeProto]) -> str:
+    """Have the step computed that DynamicQuantizeLinear takes; return its name."""
+    from onnx import helper
+
+    nodes.append(helper.make_node("DynamicQuantizeLinear", [node.input[0]], [f"{name}_q", f"{name}_step", f"{name}_z"]))
+    return f"{name}_step"
+
+
+def _add_noise(node: NodeProto, step: str, name: str, seed: float, nodes: list[NodeProto]) -> None:
+    from onnx import helper
+
+    draw = {"low": -0.5, "high": 0.5, "seed": seed}
+    nodes += [
+        helper.make_node("RandomUniformLike", [node.input[0]], [f"{name}_u"], **draw),
+        helper.make_node("Mul", [f"{name}_u", step], [f"{name}_n"]),
+        helper.make_node("Add", [node.input[0], f"{name}_n"], [f"{name}_x"]),
+    ]
+    node.input[0] = f"{name}_x"

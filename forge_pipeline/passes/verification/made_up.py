@@ -1,0 +1,129 @@
+"""Made-up inputs that a model runs with: sizes and values are tried until ONNX Runtime takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto, ValueInfoProto
+
+from forge_pipeline.errors import ForgeError
+from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.verification.candidate_sizes import Preferred, candidates
+from forge_pipeline.passes.verification.division_by_zero import dangerous
+from forge_pipeline.passes.verification.exact import REFUSALS, reason
+from forge_pipeline.passes.verification.samples import Unsupported, sample
+
+TOPS = (4, 2, 1)
+"""Exclusive bounds of integers of which the model does not say what they are: indices, flags, or sizes."""
+MOVING = frozenset({"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand"})
+"""Operators whose results have the values of their first input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUp:
+    """Inputs that the model runs with, and the sizes of its open extents in them."""
+
+    feeds: list[Arrays]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """How many inputs, drawn from which seed; ``varied`` ones are extremes too (``samples``), else all are ordinary."""
+
+    samples: int
+    seed: int
+    varied: bool
+
+
+def made_up(model: ModelProto, run: Interpreter, preferred: Preferred, kinds: Kinds) -> MadeUp:
+    """Return inputs that ``run``, which is of ``model``, takes: finite results are preferred to others.
+
+    Raises Unsupported for a model that must not be run so, and what ONNX Runtime said to the first of them where it
+    takes none of those that are tried.
+    """
+    divisors, danger = dangerous(model)
+    if danger is not None:
+        raise Unsupported(danger)
+    inputs = fed(model)
+    tops = index_bounds(model)
+    refusal: ForgeError | None = None
+    second: MadeUp | None = None
+    for sizes in candidates(inputs, preferred):
+        for top in TOPS if _has_free_integers(inputs, tops) else TOPS[:1]:
+            try:
+                feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))
+                finite = [_is_finite(run(feed)) for feed in feeds]
+            except REFUSALS as error:
+                refusal = refusal or error
+                continue
+            found = MadeUp(feeds=feeds, sizes=sizes)
+            if all(finite):
+                return found
+            second = second or found
+        if second is not None:
+            return second
+    raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
+
+
+def fed(model: ModelProto) -> list[ValueInfoProto]:
+    """Return the inputs that a caller gives."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in constants]
+
+
+def why_not(refusal: Exception) -> str:
+    """Return why no inputs were found, in a line."""
+    return str(refusal) if isinstance(refusal, Unsupported) else f"ONNX Runtime: {reason(refusal)}"
+
+
+def index_bounds(model: ModelProto) -> dict[str, int]:
+    """Return, for each input of integers that rows of constants are picked by, the number of these rows."""
+    rows = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    sources = {value.name: value.name for value in fed(model)}
+    bounds: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in MOVING and node.input[0] in sources:
+            sources[node.output[0]] = sources[node.input[0]]
+        if node.op_type in ("Gather", "GatherElements") and node.input[1] in sources and rows.get(node.input[0]):
+            source = sources[node.input[1]]
+            bounds[source] = min(bounds.get(source, 1 << 31), rows[node.input[0]][_axis(node)])
+    return {name: bound for name, bound in bounds.items() if bound > 0}
+
+
+def _axis(node: NodeProto) -> int:
+    return next((int(item.i) for item in node.attribute if item.name == "axis"), 0)
+
+
+def _has_free_integers(inputs: list[ValueInfoProto], tops: Mapping[str, int]) -> bool:
+    from forge_pipeline.passes.verification.samples import INTEGERS
+
+    return any(value.type.tensor_type.elem_type in INTEGERS and value.name not in tops for value in inputs)
+
+
+def _samples(
+    inputs: list[ValueInfoProto],
+    sizes: Mapping[str, int],
+    tops: Mapping[str, int],
+    top: int,
+    divisors: frozenset[str],
+    kinds: Kinds,
+) -> Iterator[Arrays]:
+    for number in range(kinds.samples):
+        seed, index = (kinds.seed, number) if kinds.varied else (kinds.seed + number, 0)
+        made = sample(inputs, sizes, seed=seed, index=index, top=top, tops=tops)
+        yield {
+            name: np.where(array == 0, 1, array).astype(array.dtype) if name in divisors else array
+            for name, array in made.items()
+        }
+
+
+def _is_finite(results: Mapping[str, object]) -> bool:
+    return all(
+        bool(np.isfinite(value).all())
+        for value in results.values()
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    )

@@ -1,0 +1,95 @@
+"""A quantized model may differ from its compiled form by what rounding decides, and by no more."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.rounding import dithered
+from forge_pipeline.codegen.verify import Judge
+from forge_pipeline.errors import VerificationError
+from forge_pipeline.ir.reference.interpreter import Interpreter
+
+LAYERS, WIDTH = 12, 32
+OUTPUT = f"y{LAYERS - 1}"
+
+
+def chain(*, dynamic: bool = False, altered: bool = False) -> onnx.ModelProto:
+    """Return layers that each quantize what they read; ``altered``: with one weight of a wrong sign."""
+    random = np.random.default_rng(5)
+    nodes, weights = (
+        [],
+        [
+            numpy_helper.from_array(np.float32(0.05), "step"),
+            numpy_helper.from_array(np.uint8(128), "zero"),
+        ],
+    )
+    value = "x"
+    for layer in range(LAYERS):
+        matrix = random.normal(scale=1.2 / np.sqrt(WIDTH), size=(WIDTH, WIDTH)).astype(np.float32)
+        if altered and layer == 0:
+            matrix[np.unravel_index(np.abs(matrix).argmax(), matrix.shape)] *= -1
+        weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
+        scale, zero = ("step", "zero") if not dynamic else (f"s{layer}", f"z{layer}")
+        if dynamic:
+            nodes.append(helper.make_node("DynamicQuantizeLinear", [value], [f"q{layer}", scale, zero]))
+        else:
+            nodes.append(helper.make_node("QuantizeLinear", [value, scale, zero], [f"q{layer}"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"q{layer}", scale, zero], [f"d{layer}"]))
+        nodes.append(helper.make_node("MatMul", [f"d{layer}", f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Tanh" if layer % 2 else "Identity", [f"m{layer}"], [f"y{layer}"]))
+        value = f"y{layer}"
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH])],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, [4, WIDTH])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+X = {"x": np.random.default_rng(9).standard_normal((4, WIDTH)).astype(np.float32)}
+
+
+def run(model: onnx.ModelProto) -> list[np.ndarray]:
+    return list(Interpreter(model)(X).values())
+
+
+def judge(model: onnx.ModelProto) -> Judge:
+    return Judge(model=model, limit=1e-3, limit_name="quantized")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_rounding_decides_is_forgiven(dynamic: bool) -> None:
+    """Inputs are moved by a twentieth of a step: a few roundings fall otherwise, and all that follows from them."""
+    model = chain(dynamic=dynamic)
+    moved = {"x": X["x"] + np.float32(2.5e-3)}
+    found = list(Interpreter(model)(moved).values())
+    told = judge(model)
+    told.compare(X, [OUTPUT], run(model), found)
+    assert told.worst[OUTPUT] > 1e-3
+    assert told.worst[OUTPUT] <= told.rounding[OUTPUT] < 0.5
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_wrong_code_is_not(dynamic: bool) -> None:
+    model = chain(dynamic=dynamic)
+    with pytest.raises(VerificationError, match="where rounding alone moves it by 0"):
+        judge(model).compare(X, [OUTPUT], run(model), run(chain(dynamic=dynamic, altered=True)))
+
+
+def test_a_float_model_is_forgiven_nothing() -> None:
+    told = Judge(model=chain(), limit=1e-3, limit_name="float32")
+    (want,) = run(chain())
+    with pytest.raises(VerificationError, match=r"off by 0\.01\b"):
+        told.compare(X, [OUTPUT], [want], [want * np.float32(1.01)])
+
+
+def test_noise_is_the_same_each_time_and_different_by_seed() -> None:
+    model = chain()
+    (first,), (again,), (other,) = (run(dithered(model, seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0
