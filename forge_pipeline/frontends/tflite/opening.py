@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
-_TRIED: Final = (64, 96, 32, 17, 640, 1600, 16000)
+_TRIED: Final = (64, 96, 32, 17, 640, 16000)
 """Sizes for axes that are open beside the batch: of images that are halved five times, of sequences, of sound."""
 
 _MOST: Final = 1 << 26

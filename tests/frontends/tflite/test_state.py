@@ -42,6 +42,10 @@ def test_the_same_state_gives_the_same_result_whatever_was_called_before(tmp_pat
     assert np.abs(first - second).max() > 1e-3
 
 
-def test_state_in_a_branch_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="operator 0, RNN: expected state outside of branches and loops"):
-        convert.convert(written(tmp_path, "read_state_in_a_branch"), ())
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [("state_in_a_branch", "RNN"), ("a_variable_that_a_branch_writes", "ASSIGN_VARIABLE")],
+)
+def test_state_in_a_branch_is_refused(tmp_path, name, operator):
+    with pytest.raises(ModelError, match=f"operator 0, {operator}: expected state outside of branches and loops"):
+        convert.convert(written(tmp_path, f"read_{name}"), ())

@@ -153,5 +153,6 @@ def read_variable(b: Builder, op: Operator) -> None:
 
 
 def assign_variable(b: Builder, op: Operator) -> None:
-    """ASSIGN_VARIABLE."""
+    """ASSIGN_VARIABLE, of a variable that a branch may have been given the handle of."""
+    b.at_top("a variable that is written")
     b.shared.state.write(b.stored(op.inputs[0]), b.stored(op.inputs[1]))

@@ -42,6 +42,18 @@ def state_in_a_branch(g):
 
 
 @case
+def a_variable_that_a_branch_writes(g):
+    other = g.file.graph("other")
+    place, values = other.input((), "resource"), other.input((2, 3))
+    other.op("ASSIGN_VARIABLE", [place, values], [], "AssignVariableOptions")
+    other.output(other.op("NEG", [values], [((2, 3),)], "NegOptions"))
+    flag, values = g.input((), "bool"), g.input((2, 3))
+    place = g.op("VAR_HANDLE", [], [((), "resource")], "VarHandleOptions", container="", sharedName="kept")
+    branches = {"thenSubgraphIndex": 1, "elseSubgraphIndex": 1}
+    g.output(g.op("IF", [flag, place, values], [((2, 3),)], "IfOptions", **branches))
+
+
+@case
 def a_graph_that_runs_itself(g):
     g.output(g.op("STABLEHLO_COMPOSITE", [g.input((2,))], [((2,),)], "StableHLOCompositeOptions"))
 
