@@ -21,7 +21,7 @@ PARAMETERS: Final[Mapping[str, tuple[float | None, float | None]]] = {
 """Alpha and beta of functions that have them, where a node does not say them; None: it has none."""
 
 BOUNDED: Final = 2
-"""Functions whose inputs are bounded by `clip`: those of gates. The third, of a cell's state, is not, as in ONNX Runtime."""
+"""Functions whose inputs `clip` bounds: those of gates. That of a cell's state is not bounded, as in ONNX Runtime."""
 
 
 def functions_of(kind: str, attributes: Mapping[str, Any], directions: int, dtype: str) -> tuple[Function, ...]:

@@ -19,12 +19,9 @@ from forge_pipeline.target import Target
 TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
-ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Affine", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Softplus", "Softsign",
-    "ThresholdedRelu")  # fmt: skip
-ALPHA, BETA = (
-    {"Affine", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "ThresholdedRelu"},
-    {"Affine", "HardSigmoid", "ScaledTanh"},
-)
+BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
+ALPHA = {*BETA, "Elu", "LeakyRelu", "ThresholdedRelu"}
+ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softplus", "Softsign", *sorted(ALPHA))
 FEATURES = 5
 SIZES = ((1, 1), (6, 3))
 """Steps and batch: both are symbolic."""
