@@ -20,6 +20,9 @@ PARAMETERS: Final[Mapping[str, tuple[float | None, float | None]]] = {
 }
 """Alpha and beta of functions that have them, where a node does not say them; None: it has none."""
 
+BOUNDED: Final = 2
+"""Functions whose inputs `clip` bounds: those of gates. That of a cell's state is not bounded, as in ONNX Runtime."""
+
 
 def functions_of(kind: str, attributes: Mapping[str, Any], directions: int, dtype: str) -> tuple[Function, ...]:
     """Return each activation of a step, as the directions have it. Raises NotImplementedError for an unknown one."""
@@ -27,7 +30,10 @@ def functions_of(kind: str, attributes: Mapping[str, Any], directions: int, dtyp
     given = [name.decode() for name in attributes.get("activations", ())] or list(defaults) * directions
     alphas, betas = (iter(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta"))
     clip = attributes.get("clip")
-    made = [_bounded(_function(name.lower(), alphas, betas, dtype), clip, dtype) for name in given]
+    made = [
+        _bounded(_function(name.lower(), alphas, betas, dtype), clip if at % len(defaults) < BOUNDED else None, dtype)
+        for at, name in enumerate(given)
+    ]
     names = [name.lower() for name in given]
     has_numbers = any(f"activation_{name}" in attributes for name in ("alpha", "beta"))
     return tuple(

@@ -1,4 +1,4 @@
-"""Recurrent layers, whatever their kind, direction, width, activations and state: what ONNX Runtime computes."""
+"""Recurrent layers, whatever their kind, direction, width, activations, state, bounds and lengths: as ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from forge_pipeline.target import Target
 TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
+BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
+ALPHA = {*BETA, "Elu", "LeakyRelu", "ThresholdedRelu"}
+ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softplus", "Softsign", *sorted(ALPHA))
 FEATURES = 5
 SIZES = ((1, 1), (6, 3))
 """Steps and batch: both are symbolic."""
@@ -39,14 +42,33 @@ def layers(draw: st.DrawFn) -> onnx.ModelProto:
     attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
     if draw(st.booleans()):
         count = FUNCTIONS[operator]
-        functions = st.lists(st.sampled_from(["Sigmoid", "Tanh", "Relu"]), min_size=count, max_size=count)
-        attributes["activations"] = draw(functions) * ways
+        functions = draw(st.lists(st.sampled_from(ACTIVATIONS), min_size=count, max_size=count)) * ways
+        attributes["activations"] = functions
+        if {*functions} & ALPHA:
+            attributes["activation_alpha"] = [0.3 + 0.1 * at for at, name in enumerate(functions) if name in ALPHA]
+        if {*functions} & BETA:
+            attributes["activation_beta"] = [0.5 + 0.1 * at for at, name in enumerate(functions) if name in BETA]
+    if draw(st.booleans()):
+        attributes["clip"] = 0.4
+    if operator == "LSTM" and draw(st.booleans()):
+        attributes["input_forget"] = 1
+    has_lengths = draw(st.booleans())
     if operator == "GRU":
         attributes["linear_before_reset"] = draw(st.integers(0, 1))
-    names = ["x", "w", "r", "b" if "b" in shapes else "", "", *states, *(["p"] if "p" in shapes else [])]
+    names = [
+        "x",
+        "w",
+        "r",
+        "b" if "b" in shapes else "",
+        "lengths" if has_lengths else "",
+        *states,
+        *(["p"] if "p" in shapes else []),
+    ]
     outputs = ["y", "y_h", "y_c"][: 2 + (operator == "LSTM")]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", "batch", FEATURES])]
     inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ways, "batch", hidden]) for name in states]
+    if has_lengths:
+        inputs.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, ["batch"]))
     graph = helper.make_graph(
         [helper.make_node(operator, names, outputs, **attributes)],
         "graph",
@@ -65,7 +87,9 @@ def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.Model
     for steps, batch in SIZES:
         extents = {"steps": steps, "batch": batch}
         feeds = {
-            value.name: np.random.default_rng(steps)
+            value.name: np.arange(1, batch + 1, dtype=np.int32)[::-1] % steps + (steps == 1)
+            if value.name == "lengths"
+            else np.random.default_rng(steps)
             .standard_normal([d.dim_value or extents[d.dim_param] for d in value.type.tensor_type.shape.dim])
             .astype(np.float32)
             for value in model.graph.input

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.onnx_import.importer import check_supported
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, coordinates, taps
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
@@ -187,6 +187,8 @@ UNKNOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cubic, to a fixed size": (
         {"z": np.array([1, 3, 6, 9])}, {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
     ),
+    "nearest, of operator set 10": ({"s": factors(1, 1, 0.6, 2)}, {"opset": 10}),
+    "linear, by factors of the call": ({"s": ([4], FLOAT)}, {"mode": "linear"}),
     "cubic, halved": ({"s": factors(1, 1, 0.5, 0.5)}, {"mode": "cubic", "exclude_outside": 1}),
 }  # fmt: skip
 
@@ -222,7 +224,7 @@ REFUSED: dict[str, tuple[list[Any], int, dict[str, Any], dict[str, Any], str]] =
     ),
     "a crop of what is computed": (
         [1, 3, 4, 6], FLOAT, {"r": ([8], FLOAT), "s": factors(1, 1, 0.5, 0.5)},
-        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}, "a roi that is not a constant",
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}, "a roi that are computed from data",
     ),
     "a crop": (
         [1, 3, "h", 6], FLOAT, {"r": ROI, "s": factors(1, 1, 0.5, 0.5)},
@@ -238,7 +240,7 @@ def test_what_cannot_be_resized_is_refused_with_its_node(name: str, model_of: Ma
     model = resize_of(shape, inputs, attributes, model_of)
     model.graph.input[0].type.tensor_type.elem_type = dtype
     with pytest.raises(CompileError) as refusal:
-        check_supported(model)
+        import_model(prepare(model))
     assert f"Resize 'the_node' ({reason})" in refusal.value.found
 
 
