@@ -37,7 +37,7 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
-from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.build import quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
@@ -167,7 +167,7 @@ def measure(case: Case) -> dict[str, Any]:
     rows: dict[str, Any] = {"float": {"top1": _top1(evaluator)}}
     for name, changes in SETTINGS.items():
         config = bind(Config, {**_conf("quantize/static"), "reduce_range": False, **changes}, where="quantize")
-        result, report = quantized_statically(config, model, ranges, calibration)
+        result, report = quantize_statically(config, model, ranges, calibration)
         rows[name] = _row(evaluator, result.mod) | {
             key: report[key] for key in ("improvements", "calib_method") if key in report
         }
@@ -189,7 +189,7 @@ def compare_draws(case: Case, draws: int) -> list[dict[str, Any]]:
             changes = {"reduce_range": bits == 7}
             config = bind(Config, {**_conf("quantize/static"), **changes}, where="quantize")
             probes = [replace(probe, labels=None) for probe in calibration]
-            ours = _right(evaluator, quantized_statically(config, model, ranges, probes)[0].mod)
+            ours = _right(evaluator, quantize_statically(config, model, ranges, probes)[0].mod)
             theirs = _right(evaluator, by_onnx_runtime(model, feeds, reduce_range=bits == 7))
             rows.append(
                 {

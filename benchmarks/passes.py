@@ -29,7 +29,7 @@ from benchmarks.models import MODELS
 from forge_pipeline.config import bind
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.contract import VerifySettings
 from forge_pipeline.passes.verification.exact import exact_interpreter
 from forge_pipeline.passes.verification.reference import generate_inputs
 from forge_pipeline.stages.fold import Config, run

@@ -95,18 +95,18 @@ def store(context: click.Context, path: Path | None) -> None:
 @click.pass_obj
 def store_ls(path: Path | None) -> None:
     """List the kept actions, the most recently used first."""
-    from forge_pipeline.pipeline.store_commands import listing
+    from forge_pipeline.pipeline.store_commands import list_actions
 
-    click.echo(listing(path))
+    click.echo(list_actions(path))
 
 
 @store.command("verify")
 @click.pass_obj
 def store_verify(path: Path | None) -> None:
     """Read everything through; exit 1 where something is damaged (it is moved aside, and built again when needed)."""
-    from forge_pipeline.pipeline.store_commands import verified
+    from forge_pipeline.pipeline.store_commands import verify_store
 
-    click.echo(verified(path))
+    click.echo(verify_store(path))
 
 
 @store.command("gc")
@@ -115,9 +115,9 @@ def store_verify(path: Path | None) -> None:
 @click.pass_obj
 def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) -> None:
     """Remove what was not used lately, and objects that nothing refers to."""
-    from forge_pipeline.pipeline.store_commands import collected
+    from forge_pipeline.pipeline.store_commands import collect_garbage
 
-    click.echo(collected(path, keep_mb=keep_mb, keep_days=keep_days))
+    click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days))
 
 
 @commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")
@@ -126,9 +126,9 @@ def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) ->
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the graph into this file.")
 def inspect(model: Path, as_json: bool, svg: Path | None) -> None:
     """Describe MODEL without running anything in it."""
-    from forge_pipeline.pipeline.model_commands import inspected
+    from forge_pipeline.pipeline.model_commands import inspect_model
 
-    click.echo(inspected(model, as_json=as_json, svg=svg))
+    click.echo(inspect_model(model, as_json=as_json, svg=svg))
 
 
 @commands.group(cls=Commands, short_help="List, apply and bisect verified graph passes.")
@@ -146,9 +146,9 @@ CONFIG = click.option(
 @click.argument("group", required=False)
 def passes_list(group: str | None, config: Path | None) -> None:
     """List all passes, or those of GROUP."""
-    from forge_pipeline.pipeline.model_commands import listed
+    from forge_pipeline.pipeline.model_commands import list_passes
 
-    click.echo(listed(group, config=config))
+    click.echo(list_passes(group, config=config))
 
 
 @passes.command("apply")
@@ -162,9 +162,9 @@ def passes_apply(
     model: Path, names: tuple[str, ...], config: Path | None, output: Path, checkpoints: bool, resume: bool
 ) -> None:
     """Apply PASSes (or the configuration's list) to MODEL, each verified as the configuration says."""
-    from forge_pipeline.pipeline.model_commands import applied
+    from forge_pipeline.pipeline.model_commands import apply_passes
 
-    click.echo(applied(model, output, names, config=config, checkpoints=checkpoints, resume=resume))
+    click.echo(apply_passes(model, output, names, config=config, checkpoints=checkpoints, resume=resume))
 
 
 @passes.command("bisect")
@@ -173,9 +173,9 @@ def passes_apply(
 @click.argument("names", nargs=-1, metavar="[PASS]...")
 def passes_bisect(model: Path, names: tuple[str, ...], config: Path | None) -> None:
     """Find the first application of a pass that changes what MODEL computes."""
-    from forge_pipeline.pipeline.model_commands import bisected
+    from forge_pipeline.pipeline.model_commands import bisect_passes
 
-    click.echo(bisected(model, names, config=config))
+    click.echo(bisect_passes(model, names, config=config))
 
 
 @commands.command(short_help="List the hardware targets by family.")

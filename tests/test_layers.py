@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -139,6 +141,14 @@ def test_a_third_party_library_is_used_in_its_own_place_only(library: str, owner
         if any(name == library or name.startswith(library + ".") for name in names)
     }
     assert users <= owners
+
+
+def test_a_build_imports_no_compiler_before_it_compiles() -> None:
+    modules = ["cli", "pipeline.build", "pipeline.hydra_app", "api.load", *(f"stages.{name}" for name in STAGES)]
+    imports = "; ".join(f"import forge_pipeline.{name}" for name in modules)
+    code = f"{imports}; import sys; print(sorted({{'tvm', 'torch', 'onnx', 'onnxruntime'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", STAGES)

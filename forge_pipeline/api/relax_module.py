@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from forge_pipeline.api.compile import Compilable
 from forge_pipeline.api.onnx_module import ONNXModule
 from forge_pipeline.errors import CompileError, ModelError
-from forge_pipeline.relax.module import IRModule
-from forge_pipeline.relax.module import RelaxModule as BaseModule
 from forge_pipeline.runtime.ffi import torch_hidden
+
+with torch_hidden():  # here TVM is imported
+    from forge_pipeline.relax import tensorrt
+    from forge_pipeline.relax.module import IRModule
+    from forge_pipeline.relax.module import RelaxModule as BaseModule
+    from forge_pipeline.relax.to_onnx.checked import checked_export
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,11 +104,8 @@ class RelaxModule(BaseModule, Compilable):
 
     def _source(self) -> ONNXModule:
         if self._onnx is None:
-            from forge_pipeline.relax.tensorrt import inlined
-            from forge_pipeline.relax.to_onnx.checked import checked_export
-
-            with torch_hidden():
-                self._onnx = ONNXModule(checked_export(inlined(self._mod), self.output_names, self._weights))
+            module = tensorrt.inlined(self._mod)
+            self._onnx = ONNXModule(checked_export(module, self.output_names, self._weights))
         return self._onnx
 
     def _adopt(self, source: ONNXModule) -> None:
@@ -207,10 +208,10 @@ def _imported(source: BaseONNXModule) -> IRModule:
 
 
 def _refuse_tensorrt() -> None:
-    from forge_pipeline.relax.tensorrt import tensorrt_is_built_in
-
     found = (
-        "TVM has it, and artifacts here hold CPU or CUDA kernels" if tensorrt_is_built_in() else "TVM without TensorRT"
+        "TVM has it, and artifacts here hold CPU or CUDA kernels"
+        if tensorrt.tensorrt_is_built_in()
+        else "TVM without TensorRT"
     )
     raise CompileError(
         where="compile of a module partitioned for TensorRT",

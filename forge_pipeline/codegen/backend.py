@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+import tvm
+from tvm.relax.backend import cpu_generic
+from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
@@ -16,18 +21,19 @@ from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
+from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
+from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
-from forge_pipeline.codegen.tir.deterministic_order import in_order
+from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
 from forge_pipeline.codegen.tir.vector_math import install
+from forge_pipeline.errors import CompileError
+from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
-    import tvm
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -39,28 +45,43 @@ def _model(work: Lowering) -> onnx.ModelProto:
 def import_onnx(work: Lowering) -> None:
     """Prepare the model and import it to Relax, for each combination of sizes that is asked for.
 
-    On a CPU, half precision is computed in single.
+    On a CPU, half precision is computed in single. A model with control flow, or with sizes that data decides, becomes
+    a program of regions. Raises CompileError where such a model is asked for at several sizes.
     """
     source = _model(work)
     work.model = prepare(source)
+    variants = entries(source, work.options.dims, open_form=work.options.open_form)
     work.entries = []
-    for variant in entries(source, work.options.dims, open_form=work.options.open_form):
+    for variant in variants:
         model = work.model if variant.model is source else prepare(variant.model)
-        wide = model if work.target.kind == "cuda" else widened(model)
-        module = import_model(wide, work.progress)
-        work.entries.append(Entry(module=module, function=variant.function, extents=variant.extents))
+        found = cut(model)
+        if not isinstance(found, Cut):
+            work.entries.append(_entry(found, work, variant.function, variant.extents))
+        elif len(variants) == 1:
+            work.program = found.program
+            pairs = zip(found.program.regions, found.regions, strict=True)
+            work.entries = [_entry(prepare(region.model), work, entry.function, {}) for entry, region in pairs]
+        else:
+            raise CompileError(
+                where="model.dims",
+                expected="one size of each extent for a model with control flow, or whose data decides sizes",
+                found=f"{len(variants)} combinations",
+                fix="give one number for each extent, or leave them open",
+            )
+
+
+def _entry(model: onnx.ModelProto, work: Lowering, name: str, sizes: Mapping[str, int]) -> Entry:
+    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
+    return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes, constraints=found.constraints)
 
 
 def join_entries(work: Lowering) -> None:
-    """Make one module of all entries, and a table of those that have sizes of their own."""
-    first, *others = work.entries
-    work.table = [
-        {"function": entry.function, "extents": dict(entry.extents)} for entry in work.entries if entry.extents
-    ]
-    module = first.module
-    for entry in others:
-        module = join(module, entry.module, entry.function)
-    work.module = module
+    """Make one module of all entries, each of which works out its extents by itself, and a table of those that have
+    sizes of their own."""
+    work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
+    work.constraints = work.entries[0].constraints if work.program is None else ()
+    modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
+    work.module = modules[MAIN] if list(modules) == [MAIN] else join(modules)
 
 
 def separate_weights(work: Lowering) -> None:
@@ -74,17 +95,12 @@ def separate_weights(work: Lowering) -> None:
 
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
-    import tvm
-
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
     with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
         yield machine
 
 
 def _pipeline(target: Target) -> Any:
-    from tvm.relax.backend import cpu_generic
-    from tvm.relax.backend.cuda import pipeline as cuda
-
     return cuda if target.kind == "cuda" else cpu_generic.pipeline
 
 
@@ -96,25 +112,19 @@ def place_values(work: Lowering) -> None:
 
 def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Return scheduled kernels and their callers with the memory that values between them take."""
-    import tvm
-
     module = tvm.transform.Sequential(_pipeline(target).dataflow_lower_passes(target.tvm()))(module)
     return module if target.kind == "cuda" else plan_memory(module)
 
 
 def finalize(work: Lowering) -> None:
     """Bring the callers into the virtual machine's form."""
-    import tvm
-
     with _compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
-        work.module = in_order(tvm.transform.Sequential(passes)(work.module))
+        work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
 
 def generate_code(work: Lowering) -> None:
     """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
-    import tvm
-
     install()
     local_buffers.install()
     refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []
@@ -163,7 +173,9 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
+    program = {} if work.program is None else {"program": work.program.to_json()}
     return {
+        **program,
         "format": 1,
         "target": {
             "tag": target.tag,
@@ -176,8 +188,10 @@ def _describe(work: Lowering) -> dict[str, Any]:
         },
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
         "outputs": interface(model.graph.output),
+        "labels": labels_of(model),
         "weights": work.weights,
         "entries": work.table,
+        "constraints": [dict(row) for row in work.constraints],
         "compile": {
             "generator": options.generator,
             "opt_level": options.opt_level,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.entries import entries
@@ -14,9 +15,6 @@ from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def build(
@@ -43,9 +41,9 @@ def build(
 
 
 def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
-    """Raise CompileError with every node of ``model`` that cannot be compiled, from reading the graph alone.
+    """Raise CompileError with every node of ``model`` that cannot be compiled, before any kernel is made.
 
-    A model that passes may still be refused when it is imported. Raises ConfigError for a generator that is not there
+    Raises ConfigError for a generator that is not there
     for ``target``, or sizes of what is not open.
     """
     pick_generator(options, target)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import (
     channels_last,
@@ -50,9 +51,7 @@ from forge_pipeline.codegen.int8.ops import pool as int8_pool
 from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
+from forge_pipeline.codegen.trees import kernel as trees
 
 Scheduler = Callable[["Schedule", Machine], None]
 
@@ -110,6 +109,7 @@ FAMILIES: Mapping[str, Family] = {
     resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
     "weight_only": Family(handlers=weight_only_matmul.HANDLERS),
     float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
+    trees.NAME: Family(schedule=trees.schedule, continues=False),
     concat.NAME: Family(schedule=elementwise.schedule, continues=False),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tvm
+from tvm import relax
+from tvm.s_tir.analysis import estimate_tir_flops
 
 from forge_pipeline.codegen.memory.prepack import PREPARES
-
-if TYPE_CHECKING:
-    import tvm
 
 Row = tuple[str, tuple[int | str, ...], float]
 
@@ -18,9 +17,6 @@ def share_by_kernel(module: tvm.IRModule) -> list[Row]:
     A kernel counts once for each call of it in `main`. One whose extents are symbolic counts with the least that is
     known about them. Sorted by share, largest first, then by name.
     """
-    import tvm
-    from tvm import relax
-
     calls: dict[str, int] = {}
     shapes: dict[str, tuple[int | str, ...]] = {}
 
@@ -41,9 +37,6 @@ def share_by_kernel(module: tvm.IRModule) -> list[Row]:
 
 
 def _flops(function: tvm.tirx.PrimFunc) -> float:
-    import tvm
-    from tvm.s_tir.analysis import estimate_tir_flops
-
     try:
         return max(0.0, float(estimate_tir_flops(tvm.IRModule({"kernel": function}))))
     except RuntimeError:
@@ -52,9 +45,6 @@ def _flops(function: tvm.tirx.PrimFunc) -> float:
 
 def _shape(kind: object) -> tuple[int | str, ...]:
     """Return the shape of a kernel's result, of the first one where there are several."""
-    import tvm
-    from tvm import relax
-
     if isinstance(kind, relax.TupleType):
         return _shape(kind.fields[0]) if kind.fields else ()
     if not isinstance(kind, relax.TensorType) or kind.shape is None:

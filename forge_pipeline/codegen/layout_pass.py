@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from forge_pipeline.codegen.families import handlers_of
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax
 
 
 def lay_out(
@@ -22,9 +23,6 @@ def lay_out(
     Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are, to the
     rounding of sums whose products ``rearranges`` permits to change. ``channels_last`` keeps images as (N, H, W, C).
     """
-    import tvm
-    from tvm import relax
-
     main = module["main"]
     kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(kernels))
@@ -50,8 +48,6 @@ def lay_out(
 
 def _count_uses(bindings: list[Any], result: relax.Expr) -> Counter[Any]:
     """Return how many bindings (and the result) read each variable."""
-    from tvm import relax
-
     uses: Counter[Any] = Counter()
 
     def count(expression: relax.Expr) -> None:
@@ -64,19 +60,12 @@ def _count_uses(bindings: list[Any], result: relax.Expr) -> Counter[Any]:
 
 
 def _emit(graph: Graph, binding: relax.Binding) -> Value:
-    from tvm import relax
-
     if isinstance(binding, relax.MatchCast):
         return cast(graph, _value(graph, binding.value), binding.ty)
     return _value(graph, binding.value)
 
 
 def _value(graph: Graph, expression: relax.Expr) -> Value:
-    from tvm import relax
-    from tvm.ir import GenericConst
-
-    from forge_pipeline.codegen.families import handlers_of
-
     if isinstance(expression, relax.Var | GenericConst | relax.Tuple):
         return graph.look(expression)
     if isinstance(expression, relax.TupleGetItem):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import tvm
 
 from forge_pipeline.codegen import backend, stock, tiled
 from forge_pipeline.codegen.onnx_import.importer import first_line
@@ -16,9 +17,6 @@ from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.registry import Registry
 from forge_pipeline.target import Target
 
-if TYPE_CHECKING:
-    import tvm
-
 IMPORT = Step(
     name="import",
     does="The ONNX model becomes functions of Relax operators, one for each combination of sizes that is asked for; "
@@ -27,7 +25,7 @@ IMPORT = Step(
 )
 JOIN = Step(
     name="join",
-    does="The functions for any size and for sizes that are known become one module.",
+    does="The functions for any size and for sizes that are known, or of all regions, become one module.",
     run=backend.join_entries,
 )
 TILED = (
@@ -147,12 +145,8 @@ def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowering:
 
 
 def _middle(work: Lowering) -> tuple[Step, ...]:
-    """Return the generator's steps. A model with branches goes TVM's own way whole."""
-    return (
-        STOCK
-        if any(tiled.has_branches(entry.module) for entry in work.entries)
-        else pick_generator(work.options, work.target).steps
-    )
+    """Return the generator's steps."""
+    return pick_generator(work.options, work.target).steps
 
 
 def run_steps(work: Lowering, dump: Path | None = None) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
+from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-
 
 ROOT = "root"
 """The block around a kernel whose loops can be moved; one that TVM wrote with its loops is a single block."""
@@ -26,11 +24,11 @@ ROOT = "root"
 Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
 
 REWRITES: tuple[Rewrite, ...] = (
-    pmaddubsw.continued,  # masks of the steps that need them
-    peel_padding.peeled,  # padded copies without tests in their loops
-    tail_tiles.overrun,  # conditions around whole tiles, so that the next can put instructions there
+    pmaddubsw.continue_sums,  # masks of the steps that need them
+    peel_padding.peel,  # padded copies without tests in their loops
+    tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
-    tail_tiles.bounded,  # no tile without a pixel
+    tail_tiles.bound_tiles,  # no tile without a pixel
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 
@@ -57,18 +55,18 @@ class Scheduled:
 
 def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
     """Schedule every kernel of ``module``."""
-    from tvm import tirx
-
     generic: dict[str, str] = {}
     done, rules = {}, {}
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
         if not isinstance(function, tirx.PrimFunc):
             continue
+        if KERNEL in (function.attrs or {}):
+            continue
         if function.body.block.name_hint != ROOT:
             done[variable] = function.with_attr("tirx.is_scheduled", True)
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
-        done[variable], rules[variable], reason = _scheduled(flatten_pixels.flattened(function), machine)
+        done[variable], rules[variable], reason = _scheduled(flatten_pixels.flatten(function), machine)
         if reason is not None:
             generic[variable.name_hint] = reason
     return Scheduled(module=_with(module, done), generic=generic, rules=rules)
@@ -96,8 +94,6 @@ def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Return how TVM says that a schedule cannot be: what it cannot do is TVM's to find out."""
-    from tvm.s_tir import ScheduleError
-
     return ScheduleError, ValueError
 
 
@@ -107,8 +103,6 @@ def _short(error: Exception) -> str:
 
 def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, Rule, str | None]:
     """Return the kernel with its loops, its rule, and why it is generic if it is."""
-    from tvm import s_tir
-
     scheduler, reason = _pick(s_tir.Schedule(kernel)), "no family knows it"
     if scheduler is not None:
         rule = Rule(kernel=kernel, scheduler=scheduler)
@@ -121,8 +115,6 @@ def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, 
 
 
 def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
-    from tvm import s_tir
-
     sch = s_tir.Schedule(kernel)
     rule.scheduler(sch, machine)
     return sch.mod["main"]
@@ -130,10 +122,10 @@ def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc
 
 def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
     done = _rewrite_loops(function)
-    if tail_tiles.is_open(done):
+    if tail_tiles.has_tail_tiles(done):
         narrow = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, True), rule, machine))
-        done = tail_tiles.closed(done, narrow)
-    return narrow_store.packed(done).with_attr("tirx.is_scheduled", True)
+        done = tail_tiles.shift_tail_tiles(done, narrow)
+    return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 
 def _rewrite_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
+import tvm
+
+from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.entries import MAIN
+from forge_pipeline.runtime.program import Program
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import onnx
-    import tvm
-
-    from forge_pipeline.codegen.schedule_kernels import Scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +34,20 @@ class Fallback:
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A function of the library and the kernels that it calls: `main`, or one for sizes that are known.
+    """A function of the library and the kernels that it calls: `main`, one for sizes that are known, or a region.
 
-    ``function`` is its name in the library; in ``module`` it is `main`. ``extents`` are the sizes, by name.
-    ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module before its
-    kernels had loops.
+    ``function`` is its name in the library; in ``module`` it is `main`. ``sizes`` are those of the inputs' extents that
+    are known, by name. ``extents`` are what the variables stand for that `main` takes in its last parameter, which
+    goes when the entries are joined; None where extents are expressions still. ``constraints`` are what the sizes of a
+    call must keep. ``keeps_names``: its casts give extents
+    names that tidying would take away. ``fused`` is the module before its kernels had loops.
     """
 
     module: tvm.IRModule
     function: str = MAIN
-    extents: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    extents: Extents | None = None
+    constraints: Sequence[Mapping[str, Any]] = ()
     is_quantized: bool = False
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
@@ -54,9 +58,11 @@ class Entry:
 class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
-    ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own.
-    ``pass_config`` is the PassContext configuration that the kernels need. ``weights`` has a row of the metadata
-    for each array of ``weight_section``. ``progress`` is told what is being worked on.
+    ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own,
+    ``constraints`` what the sizes of every call must keep, and
+    ``program`` calls them where they are regions. ``pass_config`` is the PassContext configuration that the kernels
+    need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what is being
+    worked on.
     """
 
     target: Target
@@ -66,6 +72,8 @@ class Lowering:
     progress: Callable[[str], None] = lambda step: None
     entries: list[Entry] = field(default_factory=list)
     table: list[dict[str, Any]] = field(default_factory=list)
+    constraints: Sequence[Mapping[str, Any]] = ()
+    program: Program | None = None
     fallbacks: tuple[Fallback, ...] = ()
     pass_config: Mapping[str, Any] = field(default_factory=dict)
     weight_section: bytes | FileRange = b""

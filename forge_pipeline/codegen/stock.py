@@ -5,15 +5,17 @@ On a CPU no kernel has a schedule of its own, so all of them are reported as fal
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.backend import cpu_generic
+from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import tvm
 
 LAYOUTS = {
     "first": {"relax.nn.conv2d": ["NCHW", "OIHW"]},
@@ -38,8 +40,6 @@ def kernels(work: Lowering) -> None:
 
 
 def _run(work: Lowering, passes: list[Any]) -> None:
-    import tvm
-
     with work.target.tvm(), tvm.transform.PassContext(opt_level=work.options.opt_level):
         for entry in work.entries:
             entry.module = tvm.transform.Sequential(passes)(entry.module)
@@ -47,8 +47,6 @@ def _run(work: Lowering, passes: list[Any]) -> None:
 
 def _graph_passes(options: Options, kind: str) -> list[Any]:
     """Return the passes that ``options`` ask for on the graph of operators."""
-    from tvm import relax
-
     passes: list[Any] = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     if options.channel_layout is not None:
         passes.append(relax.transform.ConvertLayout(LAYOUTS[options.channel_layout]))
@@ -61,10 +59,6 @@ def _graph_passes(options: Options, kind: str) -> list[Any]:
 
 def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options) -> list[Any]:
     """Return what turns operators into kernels: one each at level 0, then fused, then with constants folded."""
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
-    from tvm.relax.backend.cuda import pipeline as cuda
-
     if target.kind == "cuda":
         return [*cuda.library_dispatch_passes(machine), *cuda.legalize_passes(machine)]
     passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps()]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
@@ -12,18 +15,23 @@ from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
-from forge_pipeline.codegen.layout.fusion import FUSABLE_OUTPUT, OPAQUE, PATTERN, cut_chains, store_bytes
+from forge_pipeline.codegen.layout.fusion import (
+    FUSABLE_OUTPUT,
+    OPAQUE,
+    PATTERN,
+    close_open_kernels,
+    cut_chains,
+    store_bytes,
+)
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
+from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.step import Entry, Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.errors import CompileError, ConfigError
-
-if TYPE_CHECKING:
-    import tvm
 
 FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
@@ -34,38 +42,23 @@ CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS)
 PREPARED = (winograd_weight.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""
 
-BROADCAST = tuple(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "power", "maximum", "minimum", "where"),
-        *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
-        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
-    )
-)
-"""Operators that are left as they are where the shapes of their operands are not known to go together."""
+KEPT = ("relax.call_tir", "relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten", "relax.memory.view")
+"""Operators that need no kernel: what reads a value in another shape, and calls of kernels."""
 
 PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
-def has_branches(module: tvm.IRModule) -> bool:
-    """Return whether `main` has an If, which is none of the families' operators."""
-    from tvm import relax
-
-    return any(
-        isinstance(binding.value, relax.If) for block in module["main"].body.blocks for binding in block.bindings
-    )
-
-
 def add_batch_of_one(work: Lowering) -> None:
     """Copy each entry for a batch of one where its batch is symbolic."""
+    if work.program is not None:
+        return
     copies = []
     for entry in work.entries:
-        single = batch_of_one(entry.module)
+        single = batch_of_one(entry.module, entry.extents)
         if single is not None:
-            module, extents = single
-            copies.append(
-                Entry(module=module, function=f"{entry.function}{SUFFIX}", extents={**entry.extents, **extents})
-            )
+            module, extents, sizes = single
+            name = f"{entry.function}{SUFFIX}"
+            copies.append(Entry(module=module, extents=extents, function=name, sizes={**entry.sizes, **sizes}))
     work.entries += copies
 
 
@@ -74,8 +67,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 
     @wraps(change)
     def run(work: Lowering) -> None:
-        import tvm
-
         with work.target.tvm(), tvm.transform.PassContext(opt_level=3):
             for entry in work.entries:
                 change(work, entry)
@@ -86,8 +77,6 @@ def _on_each(change: Callable[[Lowering, Entry], None]) -> Callable[[Lowering], 
 @_on_each
 def simplify_graph(work: Lowering, entry: Entry) -> None:
     """Bring the graph into the form that the families expect."""
-    from tvm import relax
-
     module = entry.module
     entry.is_quantized = is_quantized(module)
     if entry.is_quantized and work.options.channel_layout == "last":
@@ -98,12 +87,12 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
             fix="leave it null, or compile with `compile.generator=stock`",
         )
     has_casts = _has_casts(module)
-    if not has_casts:
+    if not has_casts and not entry.extents:
         module = relax.transform.CanonicalizeBindings()(module)
     if work.options.opt_level >= LAID_OUT:
         module = without_signs(module)
-    entry.module = name_extents(module)
-    entry.keeps_names = has_casts or entry.module is not module
+    entry.module = name_extents(module) if entry.extents is None else module
+    entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
 
 
 @_on_each
@@ -124,10 +113,6 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
 @_on_each
 def legalize(work: Lowering, entry: Entry) -> None:
     """Make kernels of the operators that are left."""
-    import tvm
-    from tvm import relax
-    from tvm.relax.backend import cpu_generic
-
     passes = [
         relax.transform.DecomposeOpsForInference(),
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
@@ -142,9 +127,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    from tvm import relax
-
-    module = relax.transform.AnnotateTIROpPattern()(entry.module)
+    module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
         module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
     entry.module = relax.transform.DeadCodeElimination()(module)
@@ -175,13 +158,12 @@ def rewrite(work: Lowering, entry: Entry) -> None:
 
 
 def _refuse_leftovers(module: tvm.IRModule) -> None:
-    """Raise CompileError for an operator on several tensors that TVM could not make a kernel of."""
-    from tvm import relax
-
+    """Raise CompileError for an operator that TVM could not make a kernel of."""
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
-            if isinstance(call, relax.Call) and getattr(call.op, "name", "") in BROADCAST:
+            name = getattr(call.op, "name", "") if isinstance(call, relax.Call) else ""
+            if name and name not in KEPT:
                 shapes = ", ".join(str(getattr(operand.ty, "shape", "?")) for operand in call.args)
                 raise CompileError(
                     where=f"lowering of {call.op.name}",
@@ -192,19 +174,18 @@ def _refuse_leftovers(module: tvm.IRModule) -> None:
 
 
 def _has_casts(module: tvm.IRModule) -> bool:
-    from tvm import relax
-
     bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
     return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
     """Tell TVM's fusion what it may fuse into a kernel that a family made."""
-    from tvm import s_tir, tirx
-
     module, anchors = module.clone(), set[str]()
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
+            if KERNEL in (function.attrs or {}):
+                module[variable] = function.with_attr(PATTERN, OPAQUE)
+                continue
             sch = s_tir.Schedule(function)
             families = {primitives.family_of(sch, block) for block in primitives.blocks(sch)}
             if not families.isdisjoint(PREPARED):
@@ -212,7 +193,7 @@ def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:
             elif not families.isdisjoint(CLOSED):
                 module[variable] = function.with_attr(PATTERN, OPAQUE)
             elif families == {concat.NAME}:
-                module[variable] = function.with_attr(concat.JOINS, True)
+                module[variable] = function.with_attr(concat.IS_CONCAT, True)
             elif not families.isdisjoint(ANCHORS):
                 module[variable] = function.with_attr(PATTERN, FUSABLE_OUTPUT)
                 anchors.add(variable.name_hint)

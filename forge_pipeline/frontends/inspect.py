@@ -11,6 +11,7 @@ from forge_pipeline.frontends.table import import_model
 from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import canonical
 from forge_pipeline.ir.display.describe import describe
+from forge_pipeline.ir.ml.to_standard import written_out
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
 from forge_pipeline.ir.qdq.to_standard import in_standard, kept
 
@@ -22,12 +23,13 @@ def inspect(source: Source) -> dict[str, Any]:
     damaged, unsafe or no model.
     """
     imported = import_model(source)
-    model = in_standard(imported.model)
+    written = written_out(imported.model)
+    model = in_standard(written.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
     model = checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version())
     checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
-    checks.check_operators(form, kept(model))
+    checks.check_operators(form, {**written.why, **kept(model)})
     inferred = checks.check_types(form, max_value_bytes=MAX_SHOWN_BYTES)
     checks.complete_outputs(form.skeleton, inferred)  # as loading does: the fingerprint is of that
     return {

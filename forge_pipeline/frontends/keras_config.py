@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.json_objects import objects_below
-from forge_pipeline.frontends.zips import opened_zip
+from forge_pipeline.frontends.zips import open_zip
 
 if TYPE_CHECKING:
     import h5py
@@ -27,7 +27,7 @@ _TEXT: Final = 64 << 20
 
 def check_archive(path: Path) -> None:
     """Raise ModelError unless the `.keras` archive holds a configuration of Keras's own layers, and weights."""
-    with opened_zip(path) as archive:
+    with open_zip(path) as archive:
         for name in archive.namelist():
             if not _ENTRIES.fullmatch(name):
                 raise _refused(path, f"an entry {name[:80]!r}", "save the model without assets or custom objects")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.json_objects import objects_below
-from forge_pipeline.frontends.zips import opened_zip
+from forge_pipeline.frontends.zips import open_zip
 
 _ENTRY: Final = re.compile(
     r"(?:[^/]+/)?(?:archive_format|archive_version|byteorder|version|\.format_version|\.storage_alignment|"
@@ -47,7 +47,7 @@ _CALLABLE: Final = frozenset(
 
 def check(path: Path) -> None:
     """Raise ModelError unless ``path`` holds one exported program, made of data alone."""
-    with opened_zip(path) as archive:
+    with open_zip(path) as archive:
         names = archive.namelist()
         if "serialized_exported_program.json" in names:
             raise _refused(path, "the archive of PyTorch before 2.8, whose weights are pickled")

@@ -22,7 +22,7 @@ _UNSAFE: Final = frozenset(
      "FixedLengthRecordReaderV2", "TextLineDataset", "TFRecordDataset", "GeneratorDataset", "ImmutableConst",
      "SaveDatasetV2", "LoadDataset", "DebugIdentity", "PrintV2"}
 )  # fmt: skip
-_TRIED: Final = (3, 1)
+_TRIAL_SIZES: Final = (3, 1)
 
 
 def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
@@ -109,7 +109,7 @@ def _compare(path: Path, model: ModelProto, function: Any, specs: dict[str, Any]
     import tensorflow as tf
 
     everything = function.structured_input_signature[1]
-    for size in _TRIED:
+    for size in _TRIAL_SIZES:
         feeds = {
             name: sample([extent or size for extent in spec.shape.as_list()], spec.dtype.as_numpy_dtype, seed=position)
             for position, (name, spec) in enumerate(sorted(everything.items()))
@@ -117,7 +117,7 @@ def _compare(path: Path, model: ModelProto, function: Any, specs: dict[str, Any]
         try:
             outputs = function(**{name: tf.constant(array) for name, array in feeds.items()})
         except tf.errors.InvalidArgumentError as error:
-            if size == _TRIED[-1]:
+            if size == _TRIAL_SIZES[-1]:
                 raise _refused(path, f"a signature that fails on its own inputs ({error.message[:200]})") from error
             continue  # a size that only looks open: TensorFlow itself cannot run it with this one
         check_same(model, {name: feeds[name] for name in specs}, [outputs[name].numpy() for name in results])

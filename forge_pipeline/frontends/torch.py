@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OPSET = 18
 _LARGEST = 1 << 20
-_TRIED = (3, 1)  # sizes of an open dimension with which the result is compared; export saw neither
+_TRIAL_SIZES = (3, 1)  # sizes of an open dimension with which the result is compared; export saw neither
 
 
 def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
@@ -127,10 +127,10 @@ def _sizes(program: ExportedProgram) -> list[int]:
     """Return sizes for the open dimensions that all of them allow; one, of no effect, where there are none."""
     bounds = list(program.range_constraints.values())
     if not bounds:
-        return [_TRIED[0]]
+        return [_TRIAL_SIZES[0]]
     low = max(int(bound.lower) for bound in bounds)
     high = min(int(bound.upper) if bound.upper < _LARGEST else _LARGEST for bound in bounds)  # some are infinite
-    return list(dict.fromkeys(min(max(size, low), high) for size in _TRIED))
+    return list(dict.fromkeys(min(max(size, low), high) for size in _TRIAL_SIZES))
 
 
 def _feeds(program: ExportedProgram, size: int) -> tuple[dict[str, np.ndarray], list[Any]]:

@@ -13,7 +13,7 @@ from forge_pipeline.frontends.agreement import check_same, sample
 from forge_pipeline.frontends.contract import Converted, Declared
 from forge_pipeline.frontends.interface import rename
 from forge_pipeline.frontends.torch import OPSET, stateful
-from forge_pipeline.frontends.zips import opened_zip
+from forge_pipeline.frontends.zips import open_zip
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
 
 def _check(path: Path) -> None:
     """Raise ModelError for an archive whose code names what reaches outside it."""
-    with opened_zip(path) as archive:
+    with open_zip(path) as archive:
         for name in archive.namelist():
             if "/code/" not in f"/{name}" or not name.endswith(".py"):
                 continue

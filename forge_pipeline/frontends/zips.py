@@ -17,7 +17,7 @@ SMALL: Final = 64 << 20  # bytes; what one entry may grow to whatever its ratio
 
 
 @contextmanager
-def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive once its directory was checked. Raises ModelError for a damaged, slipping or exploding one.
 
     Zip slip: an entry whose name leads out of the folder it is unpacked into, or a link. Zip bomb: one that grows by

@@ -19,7 +19,7 @@ Decisions:
 - Equal weights stay separate: merging them is an optimisation, and changes what training would mean.
 - Calls of local functions are inlined, by ``onnx.inliner``.
 - Inferred types (``value_info``), quantization annotations, training and device information, and metadata are
-  not part of what a model computes.
+  not part of what a model computes. What the numbers of its interface stand for (``labels``) is kept.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical_writer import GRAPH_NAME, Weight, Writer, plain_domain
 from forge_pipeline.ir.external_data.content import ExternalData
 from forge_pipeline.ir.functions import inline_functions
+from forge_pipeline.ir.labels import labels_of, set_labels
 
 IR_VERSION = 10  # read by every tool of the pipeline
 _NEWER_TYPES = {
@@ -72,6 +73,7 @@ def canonical(model: ModelProto, *, external: ExternalData | None = None) -> Can
     writer = Writer(reserved=frozenset(_interface(model.graph)), external=external)
     weights = writer.main(model.graph, skeleton.graph)
     _imports(model, skeleton, writer.domains)
+    set_labels(skeleton, labels_of(model))
     skeleton.ir_version = max(IR_VERSION, *(_NEWER_TYPES.get(kind, 0) for kind in writer.types))
     return Canonical(skeleton=skeleton, weights=weights, names=writer.names)
 

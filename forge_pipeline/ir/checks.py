@@ -15,6 +15,8 @@ from onnx import ModelProto, ValueInfoProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
+from forge_pipeline.ir.ml.builder import ML
+from forge_pipeline.ir.ml.to_standard import KEPT
 from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
@@ -24,6 +26,7 @@ MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
 OWN_OPSET = 21  # for models that name none: what this package writes operators in is in it
 _SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
+_SHOWN = 3  # nodes of an operator that are named
 _EXPORT = "export the model again"
 
 
@@ -161,15 +164,15 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     ``why`` says of some, by the original name of their first result, what keeps them from being written out.
     """
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for node in every_node(form.skeleton):
         if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            shown, result = repr(form.names.get(node.name, node.name)[:80]), node.output[0]
-            reason = why.get(form.names.get(result, result))
-            unknown.setdefault(name[:80], []).append(f"{shown} ({reason})" if reason else shown)
+            result = node.output[0]
+            reason = why.get(form.names.get(result, result), "")
+            unknown.setdefault((name[:80], reason), []).append(repr(form.names.get(node.name, node.name)[:80]))
     if unknown:
-        listed = "; ".join(f"{name!r} in {', '.join(nodes)}" for name, nodes in sorted(unknown.items()))
+        listed = "; ".join(_told(*key, nodes) for key, nodes in sorted(unknown.items()))
         raise ModelError(
             where="operators",
             expected=f"operators of ONNX opset {versions.get('', 0)}",
@@ -178,7 +181,15 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
         )
 
 
+def _told(operator: str, reason: str, nodes: list[str]) -> str:
+    """Return what is said of the nodes of an operator that are refused for one reason."""
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{operator!r} in {', '.join(nodes[:_SHOWN])}{more}" + (f" ({reason})" if reason else "")
+
+
 def _is_defined(op_type: str, domain: str, version: int) -> bool:
+    if domain == ML and op_type not in KEPT:
+        return False
     try:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:

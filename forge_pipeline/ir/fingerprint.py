@@ -61,7 +61,7 @@ def pieces(form: Canonical, *, weights: bool = True) -> Iterator[Buffer]:
         if size:
             yield from weight.chunks()
     yield tail
-    yield _bytes(ModelProto(opset_import=skeleton.opset_import))
+    yield _bytes(ModelProto(opset_import=skeleton.opset_import, metadata_props=skeleton.metadata_props))
 
 
 def _header(weight: Weight, size: int | None) -> bytes:

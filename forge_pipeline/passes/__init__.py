@@ -10,15 +10,15 @@ from forge_pipeline.passes.contract import (
     Metric,
     NoOptions,
     Pass,
+    PassError,
     PassRow,
     Tolerance,
     Transformation,
     Unverified,
+    VerifySettings,
     verified,
 )
-from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.pipeline import Applied, Outcome, Repeat, Step, apply, plan
-from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import PASSES, table
 
 __all__ = [

@@ -12,12 +12,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.passes.errors import PassError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from forge_pipeline.passes.graph import Graph
+from forge_pipeline.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """``conf/fold/*.yaml``, section ``verify``.
+
+    ``rtol`` and ``atol`` bound what a pass may change that does not state its own (see contract.Tolerance);
+    ``samples`` inputs are generated from ``seed``; ``dims`` gives symbolic dimensions a size by name, the others
+    are bound to small ones.
+    """
+
+    rtol: float
+    atol: float
+    samples: int
+    seed: int
+    dims: dict[str, int]
+
+
+class PassError(ModelError):
+    """A pass met a graph that breaks its contract: a precondition, or a postcondition of its own."""
+
 
 Kind = Literal["analysis", "annotation", "transformation", "rewrite", "compose"]
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]

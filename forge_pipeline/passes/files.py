@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json, digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import ConfigError, DataError, ModelError
+from forge_pipeline.passes.contract import VerifySettings
 from forge_pipeline.passes.pipeline import SWITCHED_OFF, Entry, Outcome, apply, plan
-from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import metrics, table
 from forge_pipeline.registry import Registry
 

@@ -18,13 +18,13 @@ from forge_pipeline.passes.contract import (
     Equality,
     Metric,
     Pass,
+    PassError,
     PassRow,
     Tolerance,
     Unverified,
     Verification,
     endless,
 )
-from forge_pipeline.passes.errors import PassError
 from forge_pipeline.registry import Registry
 
 if TYPE_CHECKING:
@@ -228,14 +228,14 @@ class _Run:
         raise endless(REPEAT)
 
     def step(self, step: Step) -> int:
-        from forge_pipeline.passes.subgraphs import within_bodies
+        from forge_pipeline.passes.subgraphs import apply_to_bodies
 
         started = perf_counter()
         before, count = self.current() if self.verifier else None, self.graph.operators()
         step.step.requires(self.graph)
         changes = step.step.call(self.graph)
         if step.step.in_bodies and not step.step.changes_interface:
-            changes += within_bodies(self.graph, step.step.call)
+            changes += apply_to_bodies(self.graph, step.step.call)
         finding: Mapping[str, Any] | None = None
         if changes:
             self.model = None

@@ -16,7 +16,7 @@ from forge_pipeline.passes.graph import Graph
 OUTSIDE = "@outside"  # a body may give a symbol another meaning: what comes from outside keeps its own
 
 
-def within_bodies(graph: Graph, call: Callable[[Graph], int]) -> int:
+def apply_to_bodies(graph: Graph, call: Callable[[Graph], int]) -> int:
     """Apply ``call`` to every body in ``graph``, and to those within; return the number of changes."""
     changes = 0
     for node in graph.nodes:
@@ -29,16 +29,16 @@ def within_bodies(graph: Graph, call: Callable[[Graph], int]) -> int:
 def _attribute(graph: Graph, node: NodeProto, attribute: AttributeProto, call: Callable[[Graph], int]) -> int:
     total = 0
     for body in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
-        inner = _opened(graph, body)
+        inner = _open_body(graph, body)
         changes = call(inner)
-        changes += within_bodies(inner, call)
+        changes += apply_to_bodies(inner, call)
         if changes:
-            graph.set_body(node, body, _closed(inner, body))
+            graph.set_body(node, body, _close_body(inner, body))
         total += changes
     return total
 
 
-def _opened(graph: Graph, body: GraphProto) -> Graph:
+def _open_body(graph: Graph, body: GraphProto) -> Graph:
     model = ModelProto()
     model.CopyFrom(graph.header)
     model.graph.CopyFrom(body)
@@ -55,7 +55,7 @@ def _opened(graph: Graph, body: GraphProto) -> Graph:
     return Graph(model, names=graph.names)
 
 
-def _closed(inner: Graph, body: GraphProto) -> GraphProto:
+def _close_body(inner: Graph, body: GraphProto) -> GraphProto:
     """Return the edited body without what it had been given from outside."""
     outside = set(captured(body))
     made = inner.model().graph

@@ -27,9 +27,9 @@ PASSES = Registry(
     "pass",
     {
         "constants-not-inputs": _row(
-            "interface.initializers", "ConstantsNotInputs", "cleanup", "stop listing initializers among the inputs"
+            "interface.boundary", "ConstantsNotInputs", "cleanup", "stop listing initializers among the inputs"
         ),
-        "remove-dead": _row("simplify.dead", "RemoveDead", "cleanup", "remove what no output depends on"),
+        "remove-dead": _row("simplify.cleanup", "RemoveDead", "cleanup", "remove what no output depends on"),
         "remove-identities": _row(
             "simplify.identities", "RemoveIdentities", "cleanup", "bypass x + 0, x * 1, same casts ..."
         ),
@@ -44,7 +44,7 @@ PASSES = Registry(
         "static-reshapes": _row("simplify.shapes", "StaticReshapes", "shapes", "write out the target of a Reshape"),
         "infer-shapes": _row("simplify.shapes", "InferShapes", "shapes", "state the types of all inner values"),
         "merge-subexpressions": _row(
-            "simplify.subexpressions", "MergeSubexpressions", "cleanup", "keep one of nodes that compute the same"
+            "simplify.cleanup", "MergeSubexpressions", "cleanup", "keep one of nodes that compute the same"
         ),
         "merge-transposes": _row(
             "data_movement.chains", "MergeTransposes", "chains", "two transposes in a row are one"

@@ -18,7 +18,7 @@ from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
-from forge_pipeline.pipeline.deliver import deliver, prepared
+from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
@@ -53,7 +53,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
 
-    with prepared(out, on_wait=waiting), opened_store(config.get("store")) as store:
+    with prepare(out, on_wait=waiting), open_store(config.get("store")) as store:
         passwords = password_sources(config)
         runner = make_runner(
             store,
@@ -142,7 +142,7 @@ class StoreOptions:
 
 
 @contextmanager
-def opened_store(options: Any) -> Iterator[Store]:
+def open_store(options: Any) -> Iterator[Store]:
     """Open the store that the configuration names; a throw-away one when it is switched off."""
     config = bind(StoreOptions, options, where="store")
     for name in ("remote_answer", "remote_rate", "remote_patience"):
@@ -153,7 +153,7 @@ def opened_store(options: Any) -> Iterator[Store]:
             yield store
         return
     root = store_root(None if config.path is None else Path(config.path))
-    with Store(root, _remote(config), on_damage=warn, on_wait=_waiting) as store:
+    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting) as store:
         yield store
 
 
@@ -164,7 +164,7 @@ def _remote(config: StoreOptions) -> Remote | None:
         return None
     from forge_pipeline.store.remote import Terms
 
-    return _opened_remote(
+    return _open_remote(
         Terms(
             url=url,
             writable=config.remote_mode == "read-write",
@@ -176,7 +176,7 @@ def _remote(config: StoreOptions) -> Remote | None:
 
 
 @cache
-def _opened_remote(terms: Terms) -> Remote:
+def _open_remote(terms: Terms) -> Remote:
     """Open a remote once for all jobs of a sweep: one that failed in a job is not waited for in the next."""
     from forge_pipeline.store.remote import Remote
 
@@ -188,7 +188,7 @@ def store_root(chosen: Path | None) -> Path:
     return chosen or Path(os.environ.get("FORGE_STORE") or ".forge/store")
 
 
-def _waiting(key: str) -> None:
+def _warn_waiting(key: str) -> None:
     warn(f"another process is building {key[:16]}; waiting for its result")
 
 

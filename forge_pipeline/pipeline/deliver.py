@@ -21,7 +21,7 @@ LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 
 
 @contextmanager
-def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def prepare(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Make ``folder`` and see that it can be written, before any work; leave none behind when the work fails.
 
     Another process that delivers there is waited for, after a call of ``on_wait``. Raises ForgeError.
@@ -30,7 +30,7 @@ def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Ite
     try:
         with ExitStack() as held:
             with _refusing(f"out={folder}"):
-                while not _held(folder, held, on_wait):
+                while not _lock(folder, held, on_wait):
                     pass
                 TemporaryFile(dir=folder).close()
             yield
@@ -41,7 +41,7 @@ def prepared(folder: Path, *, on_wait: Callable[[], None] = lambda: None) -> Ite
         raise
 
 
-def _held(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
+def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
     """Make ``folder`` and lock it; false where the run that was waited for took it away with its failure."""
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -50,8 +50,8 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
     rest = [argument for argument in arguments if argument not in MULTIRUN]
-    quoted = [admitted(argument if _parsed(argument) else quote_path(argument)) for argument in rest]
-    parsed = [_parsed(argument) for argument in quoted]
+    quoted = [admitted(argument if _parse(argument) else quote_path(argument)) for argument in rest]
+    parsed = [_parse(argument) for argument in quoted]
     refuse_secrets(parsed)
     failed: list[str] = []
     swept = [item.key_or_group for item in parsed if item is not None and item.is_sweep_override()]
@@ -75,11 +75,11 @@ def launch(arguments: Sequence[str], task: Task) -> None:
             # Hydra writes a sweep's overrides into a folder, with every password that is in a URL: nothing of it stays.
             notes = during.enter_context(TemporaryDirectory(prefix="forge-hydra-"))
             last = max((place for place, item in enumerate(parsed) if item), default=len(quoted))
-            quoted.insert(last + 1, f"hydra.sweep.dir={_quoted(notes)}")
+            quoted.insert(last + 1, f"hydra.sweep.dir={_quote(notes)}")
             quoted.insert(0, "--multirun")
         during.enter_context(_hydra_process(["forge-pipeline run", *quoted]))
         _refuse_flags(quoted)
-        _explained(lambda: _unwrapped(main), quoted)
+        _explained(lambda: _unwrap(main), quoted)
     if failed:
         raise ForgeError(
             where="sweep",
@@ -93,7 +93,7 @@ class _EndedError(BaseException):
     """Carries a job's error past Hydra, which would print all overrides for any other."""
 
 
-def _unwrapped(call: Callable[[], object]) -> None:
+def _unwrap(call: Callable[[], object]) -> None:
     try:
         call()
     except _EndedError as ended:
@@ -152,7 +152,7 @@ def quote_path(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument
-    return f"{key}={_quoted(value)}"
+    return f"{key}={_quote(value)}"
 
 
 def admitted(argument: str) -> str:
@@ -161,13 +161,13 @@ def admitted(argument: str) -> str:
     return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f"'{escaped}'"
 
 
-def _parsed(argument: str) -> Override | None:
+def _parse(argument: str) -> Override | None:
     """Parse an override; None for a flag, and for what Hydra will refuse with its reason when it composes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

@@ -21,7 +21,7 @@ INTERFACE = {"input": "inputs", "output": "outputs"}
 PATHS = ("path", "eval_path")
 
 
-def inspected(model: Path, *, as_json: bool, svg: Path | None) -> str:
+def inspect_model(model: Path, *, as_json: bool, svg: Path | None) -> str:
     """Describe a model file, as a table or as JSON, and draw it to ``svg`` if that is given. Raises ModelError."""
     from forge_pipeline.frontends.inspect import inspect
     from forge_pipeline.ir.display.svg import draw
@@ -39,6 +39,7 @@ def _table(found: Mapping[str, Any]) -> str:
         f"fingerprint  {found['fingerprint']}",
         f"structure    {found['structure']}",
         *(f"{label:<13}{_value(value)}" for label, key in INTERFACE.items() for value in found[key]),
+        *(f"{'labels':<13}{_labels(name, kinds)}" for name, kinds in found["labels"].items()),
         f"weights      {found['parameters']:,} in {size(found['weight_bytes'])}",
         f"arithmetic   {found['macs']:,} multiply-adds",
         "operators    " + ", ".join(f"{name} {count}" for name, count in sorted(found["operators"].items())),
@@ -51,14 +52,19 @@ def _value(value: Mapping[str, Any]) -> str:
     return f"{value['name']}: {value['dtype']} {shape}"
 
 
-def listed(group: str | None, *, config: Path | None = None) -> str:
+def _labels(name: str, kinds: Mapping[str, Sequence[str | int]]) -> str:
+    """Say what the values of an array, or its columns, stand for."""
+    return f"{name}: " + "; ".join(f"{kind} {', '.join(map(str, labels))}" for kind, labels in kinds.items())
+
+
+def list_passes(group: str | None, *, config: Path | None = None) -> str:
     """List the passes of ``group``, or all, with a line each; those that ``config`` imports among them."""
     rows = files.listing(group, files.read_recipe(config).imports if config is not None else ())
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{kind:<{widths[0]}}  {name:<{widths[1]}}  {summary}" for kind, name, summary in rows)
 
 
-def applied(
+def apply_passes(
     model: Path, output: Path, names: Sequence[str], *, config: Path | None, checkpoints: bool, resume: bool
 ) -> str:
     """Apply passes to a file and return what each changed. Raises ForgeError, VerificationError among them."""
@@ -70,7 +76,7 @@ def applied(
     return "\n".join(map(shown, [*rows, *unverified, f"wrote {output}"]))
 
 
-def bisected(model: Path, names: Sequence[str], *, config: Path | None) -> str:
+def bisect_passes(model: Path, names: Sequence[str], *, config: Path | None) -> str:
     """Find the first application of a pass that changes what the model computes."""
     return shown(files.bisect_file(_recipe(config, names), model, feeds=_feeds))
 

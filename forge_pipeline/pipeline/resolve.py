@@ -56,7 +56,7 @@ def resolve(root: Path = Path()) -> Sequence[str]:
     files = {INPUTS: inputs}
     importer = importer_tools(root, inputs["model"])
     for name, stage in STAGES.items():
-        by_target = {target: described(name, own[name]) for target, own in parts.items()}
+        by_target = {target: with_versions(name, own[name]) for target, own in parts.items()}
         if stage.per_target:
             files |= {slice_path(name, target): content for target, content in by_target.items()}
         elif stage.differs_by_target:
@@ -79,10 +79,10 @@ def slice_path(stage: str, target: str | None = None) -> Path:
     return RESOLVED / (target or "") / f"{stage}.yaml"
 
 
-def described(stage: str, values: Slice) -> dict[str, Any]:
+def with_versions(stage: str, values: Slice) -> dict[str, Any]:
     """Return the slice with the stage's version and the versions of its tools."""
-    row = STAGES[stage]
-    return {"config": values, "version": row.version, "tools": {tool: tool_version(tool) for tool in row.tools}}
+    entry = STAGES[stage]
+    return {"config": values, "version": entry.version, "tools": {tool: tool_version(tool) for tool in entry.tools}}
 
 
 def importer_tools(root: Path, model: str | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from forge_pipeline.text import shown
 DAY = 86_400
 
 
-def listing(path: Path | None) -> str:
+def list_actions(path: Path | None) -> str:
     """Return a line per action: stage, key, size, seconds of its build, and the target where it has one."""
     with _existing(path) as store:
         rows = [_row(action) for action in store.actions()]
@@ -36,7 +36,7 @@ def _text(report: object, *keys: str) -> str:
     return report if isinstance(report, str) else ""
 
 
-def verified(path: Path | None) -> str:
+def verify_store(path: Path | None) -> str:
     """Return how much is sound; StoreError where something was not, each named on stderr."""
     with _existing(path) as store:
         damages = store.verify()
@@ -56,7 +56,7 @@ def verified(path: Path | None) -> str:
     return f"{count} actions, all sound"
 
 
-def collected(path: Path | None, *, keep_mb: int | None, keep_days: float | None) -> str:
+def collect_garbage(path: Path | None, *, keep_mb: int | None, keep_days: float | None) -> str:
     """Remove what the limits do not keep; without limits, only what no action refers to. Return what was freed."""
     with _existing(path) as store:
         done = store.gc(

@@ -23,13 +23,13 @@ from forge_pipeline.text import shown
 
 def write_report(targets: Sequence[str]) -> None:
     """Write the page about the builds below `out/`, and print a summary. Raises ArtifactError where one is missing."""
-    builds = [finished(target) for target in targets]
+    builds = [read_build(target) for target in targets]
     write_atomically(PAGE, render(builds).encode())
     write_page_receipt(receipt_path(stage, target) for target in targets for stage in STAGES)
     print(summary(builds), flush=True)
 
 
-def finished(target: str) -> Build:
+def read_build(target: str) -> Build:
     """Read one target's build from the work tree."""
     folder = OUT / target
     library, metadata = folder / "model_library.so", _json(folder / "metadata.json")

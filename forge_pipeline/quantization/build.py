@@ -10,7 +10,7 @@ from forge_pipeline.ir import ONNXModule
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.search import Candidate, improve
 from forge_pipeline.quantization.accuracy.sensitivity import within
-from forge_pipeline.quantization.calibration.probes import Probe, trimmed
+from forge_pipeline.quantization.calibration.probes import Probe, trim
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.integers import INTEGERS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FULL, REDUCED = 127, 64
 
 
-def quantized_statically(
+def quantize_statically(
     config: Config, model: ONNXModule, ranges: Ranges, probes: Sequence[Probe] = ()
 ) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with QDQ pairs, and a report. Raises as `stages.quantize.run`.
@@ -50,12 +50,12 @@ def quantized_statically(
     if missing:
         raise ArtifactError("ranges", f"a range of value {missing[0]!r}", "none", "calibrate this model again")
     candidate = Candidate(network=network, statistics=ranges, scheme=scheme, config=config)
-    chosen = trimmed(probes, config.probe_mib << 20)
-    written, report = _tried(candidate, chosen)
+    chosen = trim(probes, config.probe_mib << 20)
+    written, report = _try_tools(candidate, chosen)
     return ONNXModule(written.model), report | {"samples": ranges.samples, "probes": len(chosen)}
 
 
-def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, dict[str, Any]]:
+def _try_tools(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, dict[str, Any]]:
     """Write the candidate as the configuration asks: with tools, within the budget."""
     config, report = candidate.config, {}
     written = None
@@ -78,7 +78,7 @@ def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, di
             ranking = {name: round(value, 2) for name, value in mixed.sensitivity.items()}
             report |= {"drop": round(mixed.drop, 4), "put_back_to_float": list(mixed.kept), "sensitivity_db": ranking}
     written = written or candidate.write()
-    return written, _described(candidate.plan) | report | {
+    return written, _describe(candidate.plan) | report | {
         "values": len(candidate.plan.values),
         "scales": len(candidate.plan.groups()),
         "fused_activations": len(written.dropped),
@@ -87,14 +87,14 @@ def _tried(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, di
     }
 
 
-def quantized_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+def quantize_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with integer weights and activations quantized as it runs, and a report."""
     network = Network(prepare(whole(model, "quantize")))
     plan = plan_for(network, config)
-    return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _described(plan)
+    return ONNXModule(quantize_dynamic(network, plan, scheme_of(config).weights)), _describe(plan)
 
 
-def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+def convert_to_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model in half precision, and a report."""
     halved = to_float16(Network(prepare(whole(model, "quantize"))))
     report: dict[str, Any] = {"weight_bytes": [halved.bytes_before, halved.bytes_after]}
@@ -104,7 +104,7 @@ def in_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     return ONNXModule(halved.model), report
 
 
-def with_small_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
+def quantize_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with block-wise small weights in its matrix products, and a report."""
     network = Network(prepare(whole(model, "quantize")))
     check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
@@ -163,5 +163,5 @@ def check_layers(network: Network, names: Collection[str], operators: Collection
             )
 
 
-def _described(plan: Plan) -> dict[str, Any]:
+def _describe(plan: Plan) -> dict[str, Any]:
     return {"integer_layers": list(plan.products), "float_layers": dict(sorted(plan.skipped.items()))}

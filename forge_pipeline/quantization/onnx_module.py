@@ -68,7 +68,7 @@ class QuantizableModule(ONNXModule):
         Raises DataError naming the sample and the input, ModelError for a quantized model.
         """
         from forge_pipeline.quantization.calibration.observe import calibrate
-        from forge_pipeline.quantization.calibration.probes import Keeper, trimmed
+        from forge_pipeline.quantization.calibration.probes import Keeper, trim
 
         if use_cuda:
             raise ConfigError(
@@ -83,7 +83,7 @@ class QuantizableModule(ONNXModule):
         feeds = keeper.watch(self._feeds(calib_data))
         ranges, probes = calibrate(self, feeds, total=0, histogram_values=values), keeper.probes
         if not reset and self._ranges is not None:
-            ranges, probes = self._ranges.merge(ranges), trimmed((*self._probes, *probes), keeper.budget)
+            ranges, probes = self._ranges.merge(ranges), trim((*self._probes, *probes), keeper.budget)
         self._ranges, self._probes = ranges, probes
 
     def quantize(
@@ -105,7 +105,7 @@ class QuantizableModule(ONNXModule):
         no others. Raises ConfigError for an unknown value, DataError for static without calibration, ModelError for a
         model that is quantized already or has nothing to quantize.
         """
-        from forge_pipeline.quantization.build import quantized_dynamically, quantized_statically
+        from forge_pipeline.quantization.build import quantize_dynamically, quantize_statically
 
         if quant_type not in QUANT_TYPES:
             raise ConfigError(
@@ -136,9 +136,9 @@ class QuantizableModule(ONNXModule):
                     found="one without calibration" + (": splitting discarded it" if self._split else ""),
                     fix="call calibrate(calib_data) first, or use quant_type='dynamic', which needs no data",
                 )
-            output, _ = quantized_statically(config, self, self._ranges, self._probes)
+            output, _ = quantize_statically(config, self, self._ranges, self._probes)
         else:
-            output, _ = quantized_dynamically(config, self)
+            output, _ = quantize_dynamically(config, self)
         self._replace(output.mod)
 
     def split_tensors(self, force: bool = False) -> None:

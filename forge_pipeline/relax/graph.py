@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -351,8 +352,6 @@ def _variable(name: str, value: Expr) -> Expr:
 
 def _argument(item: Any) -> Any:
     """Make a constant of an array or a number; lists and tuples are shapes and the like, and stay."""
-    import numpy as np
-
     if isinstance(item, np.ndarray | np.generic):
         return relax.const(np.asarray(item), str(item.dtype))
     if isinstance(item, float):

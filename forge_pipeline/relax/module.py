@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import tvm
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.relax.interface import checked
-from forge_pipeline.relax.view import RelaxView
+from forge_pipeline.relax import fold, tensorrt
+from forge_pipeline.relax.batch_size import with_batch_size
+from forge_pipeline.relax.view import RelaxView, checked
 
-if TYPE_CHECKING:
-    import numpy as np
-    import tvm
-
-
-IRModule = Any
-"""``tvm.IRModule``: TVM's classes carry no types, and importing this module does not import TVM."""
+IRModule = Any  # tvm.IRModule: TVM's classes carry no types
 
 
 class RelaxModule(RelaxView):
@@ -38,8 +36,6 @@ class RelaxModule(RelaxView):
         fold_constants: bool = True,
         fold_batch_norms: bool = True,
     ) -> None:
-        from forge_pipeline.relax import fold, tensorrt
-
         self._mod = checked(mod)
         self._names = None
         self._weights = fold.checked_parameters(self._mod, params or {})
@@ -53,9 +49,7 @@ class RelaxModule(RelaxView):
             self._mod = fold.folded_constants(self._mod)
 
     def _freeze(self) -> None:
-        from forge_pipeline.relax.fold import bound_parameters
-
-        self._mod, self._weights = bound_parameters(self._mod, self._weights), {}
+        self._mod, self._weights = fold.bound_parameters(self._mod, self._weights), {}
 
     def copy(self) -> RelaxModule:
         """Return a module of its own: what is changed in one is not changed in the other."""
@@ -71,16 +65,12 @@ class RelaxModule(RelaxView):
 
     def set_batch_size(self, batch_size: int) -> None:
         """Fix the leading dimension of the inputs, in place. Raises ModelError where the module cannot follow."""
-        from forge_pipeline.relax.batch_size import with_batch_size
-
         self.replace(with_batch_size(self._mod, batch_size, self.input_count))
 
     @property
     def is_tensorrt(self) -> bool:
         """Whether the module is partitioned for TensorRT."""
-        from forge_pipeline.relax.tensorrt import partitions
-
-        return any(str(self._mod[name].attrs["Codegen"]) == "tensorrt" for name in partitions(self._mod))
+        return any(str(self._mod[name].attrs["Codegen"]) == "tensorrt" for name in tensorrt.partitions(self._mod))
 
     def partition_for_tensorrt(
         self,
@@ -95,11 +85,9 @@ class RelaxModule(RelaxView):
         constant matrix as a product of two matrices. ``simplify_scalar_add``: an added scalar as a tensor with as many
         dimensions as what it is added to. ``remove_no_mac_subgraphs``: no partition without multiply-accumulates.
         """
-        from forge_pipeline.relax.tensorrt import partitioned
-
         self._freeze()
         self.replace(
-            partitioned(
+            tensorrt.partitioned(
                 self._mod,
                 remove_stacks=remove_stacks,
                 simplify_batch_matmul=simplify_batch_matmul,
@@ -110,19 +98,16 @@ class RelaxModule(RelaxView):
 
     def inline_partitions(self) -> None:
         """Put every partition back into `main`, in place."""
-        from forge_pipeline.relax.tensorrt import inlined
-
-        self.replace(inlined(self._mod))
+        self.replace(tensorrt.inlined(self._mod))
 
     # --- running ---------------------------------------------------------------------------------------------------
 
     def inference_function(self, target: Mapping[str, Any]) -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` for TVM's description of a target; see ``relax_inference``."""
         from forge_pipeline.relax.reference import inference_function
-        from forge_pipeline.relax.tensorrt import inlined
 
         order = [str(variable.name) for variable in self._mod["main"].params]
         weights = [self._weights[name] for name in order if name in self._weights]
         if order != [*self.input_names, *(name for name in order if name in self._weights)]:
             raise ModelError("main", "inputs before weights", ", ".join(order), "fold the weights: fold_constants=True")
-        return inference_function(inlined(self._mod), self.input_names, weights, target)
+        return inference_function(tensorrt.inlined(self._mod), self.input_names, weights, target)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax.backend import cpu_generic
+from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.errors import CompileError, ConfigError, DataError
 
@@ -54,9 +56,6 @@ def inference_function(
 
 
 def _built(module: tvm.IRModule, target: tvm.target.Target) -> Any:
-    from tvm.relax.backend import cpu_generic
-    from tvm.relax.backend.cuda import pipeline as cuda
-
     backend = cpu_generic.pipeline if str(target.kind) == "llvm" else cuda
     legalize = [relax.transform.LegalizeOps()] if str(target.kind) == "llvm" else backend.legalize_passes(target)
     passes = [*backend.library_dispatch_passes(target), *legalize]

@@ -9,7 +9,18 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from forge_pipeline.relax.bindings import Bound, Expr, attributes, bindings, operands, operator, plain, rebuilt, result
+from forge_pipeline.relax.bindings import (
+    Bound,
+    Expr,
+    attributes,
+    bindings,
+    operands,
+    operator,
+    plain,
+    rebuilt,
+    result,
+    substituted,
+)
 
 MULTIPLY_ACCUMULATE: Final = frozenset(
     {
@@ -33,7 +44,7 @@ def partitioned(
 
     The flags are those of ``RelaxModule.partition_for_tensorrt``.
     """
-    from tvm.relax.backend.contrib.tensorrt import partition_for_tensorrt
+    from tvm.relax.backend.contrib.tensorrt import partition_for_tensorrt  # makes its patterns known to TVM
 
     rewrites: list[tuple[bool, Rewrite]] = [
         (remove_stacks, _without_stack),
@@ -92,8 +103,6 @@ def _without_composites(function: relax.Function) -> relax.Function:
     def renewed(expr: Expr) -> Expr:
         return known.get(expr, expr)
 
-    from forge_pipeline.relax.bindings import substituted
-
     for bound in bindings(function):
         if bound.variable in inner:
             continue
@@ -119,8 +128,6 @@ def _is_shape(expr: Expr) -> bool:
 
 def _expanded(expr: Expr, known: dict[Expr, Expr]) -> Expr:
     """Substitute parameters, those that stand for shapes included."""
-    from forge_pipeline.relax.bindings import substituted
-
     return substituted(expr, lambda item: known.get(item, item))
 
 

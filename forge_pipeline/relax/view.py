@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import tvm
 from tvm import ir, relax
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.onnx_module import described
+from forge_pipeline.ir.display.html import html
+from forge_pipeline.ir.display.svg import draw
+from forge_pipeline.ir.onnx_module import Shape, described
 from forge_pipeline.ir.tensors import element_count
-from forge_pipeline.relax.bindings import operands
-from forge_pipeline.relax.interface import checked, tensor_of
+from forge_pipeline.relax.bindings import operands, operator
+from forge_pipeline.relax.fingerprint import digest, digest_arrays
+from forge_pipeline.relax.graph import Graph, Node, shape_of
 
-if TYPE_CHECKING:
-    import numpy as np
-    import tvm
 
-    from forge_pipeline.ir.onnx_module import Shape
-    from forge_pipeline.relax.graph import Graph, Node
+def checked(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return ``mod`` where it has a function `main` in Relax. Raises ModelError where not."""
+    known = isinstance(mod, tvm.IRModule)
+    names = [str(variable.name_hint) for variable in mod.functions] if known else []
+    if not known or "main" not in names or not isinstance(mod["main"], relax.Function):
+        found = f"functions {', '.join(names) or 'none'}" if known else type(mod).__name__
+        raise ModelError(
+            where="RelaxModule(mod)",
+            expected="a tvm.IRModule with a function `main` in Relax",
+            found=found,
+            fix="use ONNXModule for an ONNX model, or RelaxModule.from_onnx",
+        )
+    return mod
+
+
+def tensor_of(node: Node) -> tuple[Shape, str]:
+    """Return shape and element type of an output. Raises ModelError where it is no tensor."""
+    shape, dtype = node.shape, node.dtype
+    if shape is None or dtype is None:
+        raise ModelError(f"output {node.name!r}", "a tensor", str(node.value.ty), "return tensors from `main`")
+    return shape, dtype
 
 
 MACS = {  # operator -> whether each output element sums over one filter (or the other way round)
@@ -120,8 +141,6 @@ class RelaxView:
     @property
     def typed_mod(self) -> tvm.IRModule:
         """The module with all types deduced anew and found well formed. Raises ModelError, in TVM's words."""
-        from tvm import relax
-
         try:
             module = relax.transform.Normalize()(self._mod)
             relax.analysis.well_formed(module)
@@ -152,10 +171,6 @@ class RelaxView:
     @property
     def graphs(self) -> dict[str, Graph]:
         """Every function in Relax by name, `main` first: to look at and to edit."""
-        from tvm import relax
-
-        from forge_pipeline.relax.graph import Graph
-
         names = [
             str(gv.name_hint) for gv, function in self._mod.functions.items() if isinstance(function, relax.Function)
         ]
@@ -179,10 +194,6 @@ class RelaxView:
     @property
     def operators(self) -> dict[str, int]:
         """How often each operator is called, in all graphs, by its name in ``tvm.relax.op``."""
-        from tvm import ir, relax
-
-        from forge_pipeline.relax.bindings import operator
-
         counts: dict[str, int] = {}
 
         def visit(expr: Any) -> None:
@@ -207,8 +218,6 @@ class RelaxView:
     @property
     def input_shapes(self) -> list[Shape]:
         """Shapes of the inputs: a number, or the name of a symbolic dimension, for each."""
-        from forge_pipeline.relax.graph import shape_of
-
         return [shape_of(variable.ty) for variable in self._inputs]
 
     @property
@@ -281,8 +290,6 @@ class RelaxView:
         return self._digest(weights=False)
 
     def _digest(self, *, weights: bool) -> str:
-        from forge_pipeline.relax.fingerprint import digest, digest_arrays
-
         extra = {"inputs": self.input_names, "outputs": self.output_names, "params": sorted(self._weights)}
         if weights:
             extra["content"] = [digest_arrays(self._weights)]
@@ -303,18 +310,12 @@ class RelaxView:
 
     def describe(self) -> dict[str, Any]:
         """Return interface, identity, operators and layers of `main` in plain JSON, as ``ONNXModule.describe`` does."""
-        pass
-
         return describe(self)
 
     def _repr_svg_(self) -> str:
         """Show the graph in a notebook."""
-        from forge_pipeline.ir.display.svg import draw
-
         return draw(self.describe())
 
     def _repr_html_(self) -> str:
         """Show interface and operators as tables, and the graph as a picture, in a notebook."""
-        from forge_pipeline.ir.display.html import html
-
         return html(self.describe())

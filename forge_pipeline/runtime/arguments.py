@@ -41,7 +41,7 @@ class Slot:
             np.copyto(self._room, value)
             return self._staged
         if value.nbytes > STAGED_BYTES:
-            return self._wrap(aligned(value))
+            return self._wrap(align(value))
         self._room = empty_aligned(value.shape, value.dtype)
         self._staged = self._wrap(self._room)
         self._shape = value.shape
@@ -49,7 +49,7 @@ class Slot:
         return self._staged
 
 
-def aligned(value: Array) -> Array:
+def align(value: Array) -> Array:
     """Return ``value`` if compiled code can read it in place, else a copy that it can read."""
     if value.flags.c_contiguous and _address(value) % ALIGNMENT == 0:
         return value

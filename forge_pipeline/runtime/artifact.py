@@ -16,7 +16,7 @@ from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
 from forge_pipeline.runtime.bundle import FOOTER, Library, check_end
 from forge_pipeline.runtime.contents import Contents
 from forge_pipeline.runtime.host import Host
-from forge_pipeline.runtime.image import opened_image
+from forge_pipeline.runtime.image import open_image
 from forge_pipeline.runtime.interface import Interface
 from forge_pipeline.runtime.limits import Limits
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FileOrBytes = str | os.PathLike[str] | bytes
 
 
-def named(source: object, name: str) -> str:
+def name_of(source: object, name: str) -> str:
     """Return what messages call a source: its path, or ``name`` where it is bytes. Raises ConfigError for others."""
     if isinstance(source, bytes | Made):
         return name
@@ -36,7 +36,7 @@ def named(source: object, name: str) -> str:
 
 
 @contextmanager
-def opened_library(
+def open_library(
     source: FileOrBytes | Made,
     key: FileOrBytes | None,
     password: Secret | None,
@@ -49,18 +49,18 @@ def opened_library(
     Everything is checked before anything is given: the envelope's authenticity, the library's digest, and that it
     was made for this machine. Raises ArtifactError and SecretError.
     """
-    where = named(source, "model library")
-    with opened_image(plaintext_folder) as image:
+    where = name_of(source, "model library")
+    with open_image(plaintext_folder) as image:
         contents = _contents(source, key, password, limits, where)
         library = Library.view(contents.view(), where=where, digest=contents.digest())
-        interface = _fitting(library, Host.this(), where)
+        interface = _check_fits(library, Host.this(), where)
         image.write(memoryview(library.elf))
         if image.freeze() != library.elf:
             raise ArtifactError(where, "the bytes that were checked", "others", "find out who writes to this process")
         yield library, interface, image.path
 
 
-def _fitting(library: Library, host: Host, where: str) -> Interface:
+def _check_fits(library: Library, host: Host, where: str) -> Interface:
     """Return the library's interface once it is clear that the library is for ``host``."""
     try:
         host.check_target(library.metadata["target"], where=where)
@@ -85,7 +85,7 @@ def _contents(
             contents.append(piece)
         return contents
     try:
-        with _opened(source, where) as (stream, size):
+        with _open(source, where) as (stream, size):
             if size > limits.library:
                 raise ArtifactError(
                     where,
@@ -130,8 +130,8 @@ def _read(
             f"Model looks encrypted but no {lacking} provided",
             "give both: Engine(library, key=PATH_OF_modelKey.bin, password=PASSWORD)",
         )
-    key_where = named(key, "key")
-    with _opened(key, key_where) as (key_stream, _):
+    key_where = name_of(key, "key")
+    with _open(key, key_where) as (key_stream, _):
         wrapped = key_stream.read(keyfile.SIZE + 1)
 
     def unlock(pair: Pair) -> Secret:
@@ -155,7 +155,7 @@ def _check_footer(stream: io.BufferedIOBase, size: int, where: str) -> None:
 
 
 @contextmanager
-def _opened(source: FileOrBytes, where: str) -> Iterator[tuple[io.BufferedIOBase, int]]:
+def _open(source: FileOrBytes, where: str) -> Iterator[tuple[io.BufferedIOBase, int]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source), len(source)
         return

@@ -11,12 +11,12 @@ from forge_pipeline.content import Made
 from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.artifact import FileOrBytes, named, opened_library
+from forge_pipeline.runtime.artifact import FileOrBytes, name_of, open_library
 from forge_pipeline.runtime.host import ask_for_tiles
 from forge_pipeline.runtime.interface import Call, Interface, Tensor
 from forge_pipeline.runtime.limits import Limits
 from forge_pipeline.runtime.machine import Machine, available_cores
-from forge_pipeline.runtime.profile import Clock, KernelTime, profiled
+from forge_pipeline.runtime.profile import Clock, KernelTime, profile
 from forge_pipeline.runtime.sizes import computed
 
 
@@ -65,13 +65,13 @@ class Engine:
             del given
         folder = None if plaintext_folder is None else Path(plaintext_folder)
         limits = Limits.of(max_bytes, max_kdf_bytes)
-        self._where = named(library, "model library")
-        with opened_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
+        self._where = name_of(library, "model library")
+        with open_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
             self._metadata, self._interface = found.metadata, interface
             if found.metadata.get("compile", {}).get("amx", False):
                 ask_for_tiles(where=self._where)
             self._pad = pad
-            self._machine = Machine(path, interface, threads=_checked_threads(threads), where=self._where)
+            self._machine = Machine(path, interface, threads=_check_threads(threads), where=self._where)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.
@@ -98,7 +98,7 @@ class Engine:
             with self._machine.observed(clock):
                 self._computed(call)
 
-        return profiled(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
+        return profile(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -122,7 +122,7 @@ class Engine:
         return f"Engine({self._where}: {listed(self.inputs)} -> {listed(self.outputs)})"
 
 
-def _checked_threads(threads: int | None) -> int:
+def _check_threads(threads: int | None) -> int:
     cpus = os.cpu_count() or 1
     if threads is None:
         return available_cores()

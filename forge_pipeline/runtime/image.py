@@ -48,13 +48,13 @@ class Image:
         return memoryview(mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
 
 
-def opened_image(plaintext_folder: Path | None) -> AbstractContextManager[Image]:
+def open_image(plaintext_folder: Path | None) -> AbstractContextManager[Image]:
     """Give an empty image in memory, or, where a folder is named, a file in a private folder inside it."""
-    return _on_disk(plaintext_folder) if plaintext_folder is not None else _in_memory()
+    return _disk_image(plaintext_folder) if plaintext_folder is not None else _memory_image()
 
 
 @contextmanager
-def _in_memory() -> Iterator[Image]:
+def _memory_image() -> Iterator[Image]:
     if not hasattr(os, "memfd_create"):
         raise ArtifactError(
             "loading",
@@ -81,7 +81,7 @@ def _unique_path(descriptor: int) -> str:
 
 
 @contextmanager
-def _on_disk(folder: Path) -> Iterator[Image]:
+def _disk_image(folder: Path) -> Iterator[Image]:
     with tempfile.TemporaryDirectory(prefix="forge-", dir=folder) as private:  # mode 0700, a new name each time
         path = Path(private) / "model_library.so"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -17,6 +17,7 @@ from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
 from forge_pipeline.runtime.arguments import Slot
 from forge_pipeline.runtime.entries import MAIN
+from forge_pipeline.runtime.execution import Execution
 from forge_pipeline.runtime.ffi import runtime
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Machine:
         weakref.finalize(self, _unload, self._loaded, self._lock, self._release).atexit = False
         use_of_threads.wait_for_fork()
         with self._lock:
-            use_of_threads.computed(self._load, (path, interface, wrap, where), threads)
+            use_of_threads.compute(self._load, (path, interface, wrap, where), threads)
 
     def _load(self, source: tuple[str, Interface, Callable[[Array], Any], str]) -> None:
         (path, interface, wrap, where), loaded, (ffi, _) = source, self._loaded, runtime()
@@ -67,7 +68,9 @@ class Machine:
             machine = executable["vm_load_executable"]()
             machine["vm_initialization"](_CPU, _FIRST_DEVICE, _POOLED_ALLOCATOR)
             loaded.instrument = machine["set_instrument"]
-            loaded.main = machine[MAIN]
+            program = interface.program
+            functions = [MAIN] if program is None else [region.function for region in program.regions]
+            entries = [machine[name] for name in functions]
             loaded.functions = [(machine[name], sizes) for name, sizes in self._entries]
             prepare = machine["prepare"] if interface.raw_weights else None
         except _TVM_ERRORS as error:
@@ -81,6 +84,12 @@ class Machine:
         if prepare is not None:
             prepared = prepare(*map(wrap, interface.raw_weights))
             loaded.weights += [prepared[index] for index in range(len(prepared))]
+        if program is None:
+            loaded.main = entries[0]
+        else:
+            regions = [_with(entry, loaded.weights) for entry in entries]
+            loaded.main = Execution(program, regions, wrap)
+            loaded.weights = []
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """Run ``main`` on the model's inputs; return its results as arrays of their own. Raises DataError."""
@@ -89,10 +98,10 @@ class Machine:
             shapes = [array.shape for array in arrays]
             self._runs += 1
             if shapes == self._shapes and self._runs % _RUNS_KEPT:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             self._release()
             try:
-                return use_of_threads.computed(self._run, arrays, self._threads)
+                return use_of_threads.compute(self._run, arrays, self._threads)
             finally:
                 self._release()  # what the virtual machine held of the run before, too
                 self._shapes = shapes
@@ -135,6 +144,10 @@ def _unload(loaded: SimpleNamespace, lock: RLock, release: Callable[[], object])
     use_of_threads.forget_lock(lock)
     vars(loaded).clear()
     release()
+
+
+def _with(entry: Callable[..., Any], weights: list[Any]) -> Callable[..., Any]:
+    return lambda *tensors: entry(*tensors, *weights)
 
 
 def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:

@@ -51,7 +51,7 @@ class Clock:
         return 0
 
 
-def profiled(run: Callable[[Clock], object], runs: int, fallbacks: Iterable[Mapping[str, Any]]) -> list[KernelTime]:
+def profile(run: Callable[[Clock], object], runs: int, fallbacks: Iterable[Mapping[str, Any]]) -> list[KernelTime]:
     """Return each kernel's time in the quickest of ``runs`` runs, most time first; a first run is not counted."""
     run(Clock())
     clocks = []
@@ -60,7 +60,7 @@ def profiled(run: Callable[[Clock], object], runs: int, fallbacks: Iterable[Mapp
         run(clock)
         clocks.append(clock)
     best = min(clocks, key=lambda clock: sum(_kernels(clock).values()))
-    slow = {str(row["operator"]) for row in fallbacks}
+    slow = {str(entry["operator"]) for entry in fallbacks}
     spent = _kernels(best)
     total = sum(spent.values()) or 1
     times = [

@@ -114,7 +114,7 @@ def forget_lock(lock: threading.RLock) -> None:
     _locks.discard(lock)
 
 
-def computed(call: Callable[[A], T], argument: A, threads: int) -> T:
+def compute(call: Callable[[A], T], argument: A, threads: int) -> T:
     """Return or raise what ``call(argument)`` does, computed on ``threads`` threads. Whoever calls holds a lock."""
     if threads == 1:
         return _on_one(call, argument)

@@ -162,7 +162,7 @@ def _unmeasured(metric: str, sizes: Mapping[str, Value], why: str) -> Result:
 
 
 def _speed(timed: Latency, machine: str) -> dict[str, Value]:
-    from forge_pipeline.evaluation.machine import cpu_name
+    from forge_pipeline.evaluation.latency import cpu_name
 
     return {
         "latency_median_ms": _rounded(timed.median_ms),

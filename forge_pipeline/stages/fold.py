@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.digest import digest_module
+from forge_pipeline.passes.contract import VerifySettings
 from forge_pipeline.passes.pipeline import apply, plan
-from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.table import metrics, table, user_modules
 from forge_pipeline.stages.contract import Result, Slice
 

@@ -38,7 +38,8 @@ def sliced(section: Slice, rest: Rest) -> Slice:
 def run(config: Config, source: Source) -> Result:
     """Return the model that ``source`` names as an ONNXModule in canonical form.
 
-    ONNX Runtime's own operators on integers are written out as operators between pairs. Weights of more than
+    ONNX Runtime's own operators on integers are written out as operators between pairs, those of ai.onnx.ml as ONNX's
+    but for ensembles of trees; text is the number of a word then, and the report says of which. Weights of more than
     ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in files too; otherwise they
     are inside the model.
 
@@ -51,13 +52,16 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir import ONNXModule, checks
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.external_data.limits import check_bulk
+    from forge_pipeline.ir.labels import labels_of
+    from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
     from forge_pipeline.ir.traversal import every_node
     from forge_pipeline.passes.verification.sized import sized
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
-    model = in_standard(imported.model)
+    written = written_out(imported.model)
+    model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     model = checks.with_own_opset(model, max_opset=config.max_opset)
     faults = checks.interface_faults(model, max_value_bytes=config.max_value_bytes)
@@ -68,7 +72,7 @@ def run(config: Config, source: Source) -> Result:
     except ModelError as damage:
         checks.raise_together([*faults, damage])
         raise
-    faults += checks.refusal_of(lambda: checks.check_operators(form, kept(model)))
+    faults += checks.refusal_of(lambda: checks.check_operators(form, {**written.why, **kept(model)}))
     checks.raise_together(faults)
     size = sum(weight.size for weight in form.weights)
     if config.dims:
@@ -90,6 +94,7 @@ def run(config: Config, source: Source) -> Result:
         "weights": len(form.weights),
         "weight_bytes": size,
         "defaults_made_constant": checks.defaulted_inputs(model),
+        "labels": labels_of(result),
         "names": dict(form.names),
     }
     return Result(output=module, report=report)

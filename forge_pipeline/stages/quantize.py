@@ -56,7 +56,7 @@ def _none(config: Config, model: ONNXModule, ranges: Ranges | None, data: Datase
 
 
 def _static(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
-    from forge_pipeline.quantization.build import quantized_statically
+    from forge_pipeline.quantization.build import quantize_statically
 
     if ranges is None:
         raise DataError(
@@ -65,7 +65,7 @@ def _static(config: Config, model: ONNXModule, ranges: Ranges | None, data: Data
             found="none",
             fix="give data.path=FILE to calibrate with, or choose quantize=dynamic, which needs no data",
         )
-    output, report = quantized_statically(config, model, ranges, _probes(config, model, data))
+    output, report = quantize_statically(config, model, ranges, _probes(config, model, data))
     return Result(output=output, report={"method": "static", **report})
 
 
@@ -85,23 +85,23 @@ def _probes(config: Config, model: ONNXModule, data: Dataset | None) -> tuple[Pr
 
 
 def _dynamic(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
-    from forge_pipeline.quantization.build import quantized_dynamically
+    from forge_pipeline.quantization.build import quantize_dynamically
 
-    output, report = quantized_dynamically(config, model)
+    output, report = quantize_dynamically(config, model)
     return Result(output=output, report={"method": "dynamic", **report})
 
 
 def _float16(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
-    from forge_pipeline.quantization.build import in_float16
+    from forge_pipeline.quantization.build import convert_to_float16
 
-    output, report = in_float16(model)
+    output, report = convert_to_float16(model)
     return Result(output=output, report={"method": "float16", **report})
 
 
 def _weights(config: Config, model: ONNXModule, ranges: Ranges | None, data: Dataset | None) -> Result:
-    from forge_pipeline.quantization.build import with_small_weights
+    from forge_pipeline.quantization.build import quantize_weights
 
-    output, report = with_small_weights(config, model)
+    output, report = quantize_weights(config, model)
     return Result(output=output, report={"method": "weights", **report})
 
 

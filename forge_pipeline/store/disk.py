@@ -127,7 +127,7 @@ class Disk:
                 if error.errno not in _UNWRITABLE or not os.access(self.root, os.R_OK | os.X_OK):
                     raise
                 self.read_only = error.strerror
-                self._session = _opened_if_possible(session)
+                self._session = _try_open(session)
             self._finalizer = weakref.finalize(self, _close, self._session)
             if self.read_only is None and self._session is not None and try_exclusive(self._session):
                 self._sweep()
@@ -146,12 +146,12 @@ class Disk:
     def digests(self, area: str) -> list[str]:
         """Return what an area holds, sorted; foreign files are none of ours."""
         with refusing(self.root / area):
-            return sorted(found for name in _listed(self.root / area) for found in self._digests_in(area, name))
+            return sorted(found for name in _list_folder(self.root / area) for found in self._digests_in(area, name))
 
     def _digests_in(self, area: str, name: str) -> list[str]:
         if len(name) != 2:
             return []
-        return [name + rest for rest in _listed(self.root / area / name) if is_digest(name + rest)]
+        return [name + rest for rest in _list_folder(self.root / area / name) if is_digest(name + rest)]
 
     def opened(self, slot: Path) -> int:
         """Open an object or a record to read it. Raises OSError, such as NotPlainError.
@@ -311,7 +311,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _opened_if_possible(path: Path) -> int | None:
+def _try_open(path: Path) -> int | None:
     with suppress(OSError):
         return open_plain(path, follow=False)
     return None
@@ -322,7 +322,7 @@ def _close(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _listed(folder: Path) -> list[str]:
+def _list_folder(folder: Path) -> list[str]:
     try:
         return [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):

@@ -63,7 +63,7 @@ class Remote:
         self._terms, self._notify = terms, notify
         self._secrets, self._shown = secrets_of(terms.url), redacted(terms.url)
         budget = _Budget(terms.patience)
-        self._reading, self._writing = _Way(terms, budget), _Way(terms, budget)
+        self._reading, self._writing = _Channel(terms, budget), _Channel(terms, budget)
         self._writing.off = not terms.writable
         self._distrusted: set[str] = set()
         self._jobs: deque[Callable[[], None]] = deque()
@@ -80,9 +80,9 @@ class Remote:
 
     def close(self) -> None:
         """End both processes, and what they are doing."""
-        for way in (self._reading, self._writing):
-            way.off = True
-            way.end()
+        for channel in (self._reading, self._writing):
+            channel.off = True
+            channel.end()
 
     def fetch(self, area: str, digest: str, sink: Callable[[bytes], object], limit: int) -> bool:
         """Pass the file, of at most ``limit`` bytes, to ``sink`` in pieces.
@@ -165,7 +165,7 @@ class Remote:
 
     def _ask(
         self,
-        way: _Way,
+        way: _Channel,
         request: Mapping[str, Any],
         unseen: int,
         *,
@@ -186,7 +186,7 @@ class Remote:
                 way.end()
                 raise
 
-    def _give_up(self, way: _Way, found: str) -> None:
+    def _give_up(self, way: _Channel, found: str) -> None:
         way.off = True
         way.end()
         what = ("reading", "read from it") if way is self._reading else ("writing", "sent to it")
@@ -208,7 +208,7 @@ class _Budget:
             self.left -= max(0.0, seconds)
 
 
-class _Way:
+class _Channel:
     """Reading or writing: its process, started when it is needed, and whether it is still used."""
 
     def __init__(self, terms: Terms, budget: _Budget) -> None:

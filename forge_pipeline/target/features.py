@@ -21,7 +21,7 @@ _ARM = {
     **{"i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "complxnum": "fcma", "jsconv": "jscvt", "fp16fml": "asimdfhm"},
 }
 
-CPUINFO_WORDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+CPUINFO_FLAGS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {"x86_64": _X86, "aarch64": _ARM, "arm64": _ARM, "riscv64": {}}
 )
 """First word of the triple -> LLVM's name of a feature -> the flag."""

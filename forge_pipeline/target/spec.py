@@ -17,7 +17,7 @@ from forge_pipeline import children
 from forge_pipeline.errors import TargetError, did_you_mean
 from forge_pipeline.runtime.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Target, described, tags
-from forge_pipeline.target.features import CPUINFO_WORDS
+from forge_pipeline.target.features import CPUINFO_FLAGS
 
 Description = str | Mapping[str, Any] | Target
 
@@ -183,7 +183,7 @@ def _cpu(spec: Mapping[str, Any]) -> Target:
         return replace(here, cores=cores or here.cores)
     triple = str(spec.get("mtriple") or here.triple)
     arch = triple.partition("-")[0]
-    if arch not in CPUINFO_WORDS:
+    if arch not in CPUINFO_FLAGS:
         raise TargetError(
             where="target.mtriple",
             expected=f"a system that artifacts are built for: {', '.join(sorted({t.triple for t in described()}))}",
@@ -245,9 +245,9 @@ def _flags(triple: str, cpu: str, features: tuple[str, ...]) -> frozenset[str]:
     spec: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "mcpu": cpu}
     if features:
         spec["mattr"] = list(features)
-    words = CPUINFO_WORDS[triple.partition("-")[0]]
+    flags = CPUINFO_FLAGS[triple.partition("-")[0]]
     uses = {str(name) for name in codegen.llvm_get_cpu_features(Machine(spec))}
-    return frozenset(words[name] for name in uses if name in words)
+    return frozenset(flags[name] for name in uses if name in flags)
 
 
 def _present_gpu() -> str:

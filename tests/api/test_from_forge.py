@@ -21,6 +21,7 @@ from forge_pipeline.errors import CompileError, ConfigError, DataError, ModelErr
 from forge_pipeline.runtime.ffi import torch_hidden
 from forge_pipeline.target.spec import resolved
 from tests.support.paths import ROOT, SHARED
+from tests.support.sums import assert_same_sums
 
 PAGE = ROOT / "docs" / "from_forge.md"
 REFERENCE = SHARED / "reference"
@@ -38,6 +39,8 @@ net (float[N, 3, 8, 8] x) => (float[N, 5] scores)
 }
 """
 SHAPES = {"k": (4, 3, 3, 3), "gamma": (4,), "beta": (4,), "mean": (4,), "variance": (4,), "w": (4, 5)}
+TERMS = 3 * 3 * 3 + 2 + 8 * 8 + 4
+"""Of the network's sums, one layer behind the other."""
 UUID = "123e4567-e89b-12d3-a456-426614174000"
 
 
@@ -352,7 +355,7 @@ def _set_batch_size(world: World) -> None:
 def _inference(world: World) -> None:
     found = world.module.get_inference_function("llvm")(world.images)
     assert isinstance(found, np.ndarray)
-    np.testing.assert_allclose(found, world.scores, rtol=1e-4)
+    assert_same_sums(found, world.scores, terms=TERMS)
 
 
 def _split_tensors(world: World) -> None:
@@ -480,7 +483,7 @@ def _quant_type(world: World) -> None:
 
 def _runs(folder: Path, world: World) -> None:
     engine = Engine(folder / "model_library.so", threads=1)
-    np.testing.assert_allclose(engine(world.images)[0], world.scores, rtol=1e-4, atol=1e-4)
+    assert_same_sums(engine(world.images)[0], world.scores, terms=TERMS)
 
 
 def _sealed_engine(compiled: dict[str, Path]) -> Engine:

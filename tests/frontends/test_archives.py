@@ -14,7 +14,7 @@ from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends import keras_config, pt2, torchscript
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.frontends.file_kinds import kind_of
-from forge_pipeline.frontends.zips import opened_zip
+from forge_pipeline.frontends.zips import open_zip
 from tests.support.paths import ROOT
 
 
@@ -41,33 +41,33 @@ def link(name):
     ],
 )
 def test_an_entry_that_leads_elsewhere_is_refused(tmp_path, entries, found):
-    with pytest.raises(ModelError, match=f"(?s){found}"), opened_zip(archive(tmp_path / "m", entries)):
+    with pytest.raises(ModelError, match=f"(?s){found}"), open_zip(archive(tmp_path / "m", entries)):
         pass
 
 
 def test_two_entries_of_one_name_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate name"):
         path = archive(tmp_path / "m", [("a", b"1"), ("a", b"2")])
-    with pytest.raises(ModelError, match="two entries of one name: 'a'"), opened_zip(path):
+    with pytest.raises(ModelError, match="two entries of one name: 'a'"), open_zip(path):
         pass
 
 
 def test_a_bomb_is_refused_before_anything_is_unpacked(tmp_path):
     path = archive(tmp_path / "m", [("zeros", bytes(80 << 20))], zipfile.ZIP_DEFLATED)
-    with pytest.raises(ModelError, match=r"an entry that grows from .* to 83886080 bytes"), opened_zip(path):
+    with pytest.raises(ModelError, match=r"an entry that grows from .* to 83886080 bytes"), open_zip(path):
         pass
 
 
 def test_a_bomb_of_many_small_entries_is_refused(tmp_path):
     path = archive(tmp_path / "m", [(f"zeros{i}", bytes(10 << 20)) for i in range(9)], zipfile.ZIP_DEFLATED)
-    with pytest.raises(ModelError, match="a zip bomb"), opened_zip(path):
+    with pytest.raises(ModelError, match="a zip bomb"), open_zip(path):
         pass
 
 
 def test_a_cut_archive_is_refused(tmp_path):
     path = archive(tmp_path / "m", [("a", b"x" * 1000)])
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ModelError, match="a damaged one"), opened_zip(path):
+    with pytest.raises(ModelError, match="a damaged one"), open_zip(path):
         pass
 
 

@@ -196,7 +196,7 @@ data:
 
 
 def test_reference_inputs_and_labels_come_from_calibration_data(files: Path, model: Any) -> None:
-    from forge_pipeline.pipeline.model_commands import applied
+    from forge_pipeline.pipeline.model_commands import apply_passes
 
     onnx.save(model([helper.make_node("Softmax", ["x"], ["y"])], {"x": ["n", 3]}, ["y"]), files / "net.onnx")
     np.savez(files / "data.npz", x=np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 0, 2, 1, 0]], y=[0, 1, 2, 1, 0, 2, 1, 0])
@@ -205,23 +205,25 @@ def test_reference_inputs_and_labels_come_from_calibration_data(files: Path, mod
     recipe = f"passes: [{{infer-shapes: {{verify: {how}}}}}]\n" + "\n".join(listed.splitlines()[2:])
     (files / "recipe.yaml").write_text(recipe + DATA.replace("DATA", str(files / "data.npz")))
     names: tuple[str, ...] = ()
-    applied(files / "net.onnx", files / "o.onnx", names, config=files / "recipe.yaml", checkpoints=False, resume=False)
+    apply_passes(
+        files / "net.onnx", files / "o.onnx", names, config=files / "recipe.yaml", checkpoints=False, resume=False
+    )
     history = json.loads((files / "o.passes.json").read_text())
     assert history["overall"]["verified"]
     both = (files / "recipe.yaml").read_text() + f"inputs: ['{files / 'in.npz'}']\n"
     (files / "recipe.yaml").write_text(both)
     with pytest.raises(ConfigError, match="both `inputs` and `data`"):
-        applied(
+        apply_passes(
             files / "net.onnx", files / "p.onnx", names, config=files / "recipe.yaml", checkpoints=False, resume=False
         )
 
 
 def test_the_listing_has_the_passes_of_imported_modules(broken: Path) -> None:
-    from forge_pipeline.pipeline.model_commands import listed
+    from forge_pipeline.pipeline.model_commands import list_passes
 
-    assert "break-adds" in listed(None, config=broken / "recipe.yaml")
-    assert "break-adds" not in listed(None)
-    assert "break-adds" in listed("mine", config=broken / "recipe.yaml")
+    assert "break-adds" in list_passes(None, config=broken / "recipe.yaml")
+    assert "break-adds" not in list_passes(None)
+    assert "break-adds" in list_passes("mine", config=broken / "recipe.yaml")
 
 
 def test_the_history_says_which_operators_came_and_went(files: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forge_pipeline.pipeline.deliver import prepared
+from forge_pipeline.pipeline.deliver import prepare
 from tests.support.paths import ROOT
 
 HOLD = """
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         first.send_signal(signal.SIGKILL)
         first.wait()
     waited: list[str] = []
-    with prepared(tmp_path / "out", on_wait=lambda: waited.append("waited")):
+    with prepare(tmp_path / "out", on_wait=lambda: waited.append("waited")):
         pass
     assert waited == []
     assert list((tmp_path / "out").iterdir()) == []
@@ -104,6 +104,6 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 def test_a_run_that_fails_leaves_none_of_the_folders_that_it_made(tmp_path: Path) -> None:
     kept = tmp_path / "runs"
     kept.mkdir()
-    with pytest.raises(KeyError), prepared(kept / "host" / "quantize=static"):
+    with pytest.raises(KeyError), prepare(kept / "host" / "quantize=static"):
         raise KeyError
     assert list(tmp_path.rglob("*")) == [kept]

@@ -15,8 +15,8 @@ import pytest
 from forge_pipeline.api.load import load
 from forge_pipeline.errors import ArtifactError, ForgeError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.dvc_stage import Files, run_stage
-from forge_pipeline.pipeline.summary import finished
+from forge_pipeline.pipeline.dvc_scripts import Files, run_stage
+from forge_pipeline.pipeline.summary import read_build
 from forge_pipeline.stages.artifacts import KINDS
 from tests.support.paths import ROOT
 
@@ -105,7 +105,7 @@ def test_what_is_no_plain_file_among_resolved_options_and_finished_builds_is_ref
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    attempts = {"resolved/inputs.yaml": lambda: run_stage("load"), "out/host/metadata.json": lambda: finished("host")}
+    attempts = {"resolved/inputs.yaml": lambda: run_stage("load"), "out/host/metadata.json": lambda: read_build("host")}
     for path, attempt in attempts.items():
         Path(path).parent.mkdir(parents=True)
         os.mkfifo(path)

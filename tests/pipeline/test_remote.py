@@ -91,7 +91,7 @@ def test_a_remote_that_failed_in_one_job_of_a_sweep_is_not_waited_for_in_the_nex
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         options = {**compose([])["store"], "path": str(tmp_path / "store"), "remote": url, "remote_answer": 1}
         for _ in range(3):
-            with building.opened_store(options) as store:
+            with building.open_store(options) as store:
                 assert store.lookup("ab" * 32) is None
     assert capfd.readouterr().err.count("\n") == 1
 
@@ -101,6 +101,6 @@ def test_a_remote_that_failed_in_one_job_of_a_sweep_is_not_waited_for_in_the_nex
 def test_a_limit_that_is_none_is_refused(name: str, value: float) -> None:
     with (
         pytest.raises(building.ConfigError, match=f"store.{name}: expected a number above 0"),
-        building.opened_store({**compose([])["store"], name: value}),
+        building.open_store({**compose([])["store"], name: value}),
     ):
         pass

@@ -15,7 +15,7 @@ from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import links
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
-from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.build import quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.network import Network, prepare
@@ -65,7 +65,7 @@ def test_the_default_mends_a_hostile_net_to_within_a_point(name: str) -> None:
     config = bind(Config, {**values, "reduce_range": False}, where="quantize")
     feeds = [probe.feed for probe in calibration]
     ranges = calibrate(spoiled, feeds, total=len(feeds), histogram_values=16384)
-    result, report = quantized_statically(config, spoiled, ranges, [Probe.of(feed, None) for feed in feeds])
+    result, report = quantize_statically(config, spoiled, ranges, [Probe.of(feed, None) for feed in feeds])
     drop = Evaluator.of(Network(prepare(model.mod)), evaluation).drop(result.mod)
     assert drop is not None
     assert drop <= 1.0

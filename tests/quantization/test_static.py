@@ -19,7 +19,7 @@ from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelEr
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.build import quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network
@@ -70,20 +70,20 @@ def ranges(net: ONNXModule, feeds: list[Feed]) -> Ranges:
 def test_every_setting_gives_a_valid_model_close_to_the_float_one(
     net: ONNXModule, feeds: list[Feed], ranges: Ranges, changes: Mapping[str, Any], least: float
 ) -> None:
-    model, _ = quantized_statically(settings(**changes), net, ranges)
+    model, _ = quantize_statically(settings(**changes), net, ranges)
     onnx.checker.check_model(model.mod, full_check=True)
     assert sqnr(net, model, feeds) > least
 
 
 def test_the_same_inputs_give_the_same_bytes_and_are_left_as_they_were(net: ONNXModule, ranges: Ranges) -> None:
     before = net.to_bytes(), ranges.to_bytes()
-    one, two = (quantized_statically(settings(), net, ranges)[0].to_bytes() for _ in range(2))
+    one, two = (quantize_statically(settings(), net, ranges)[0].to_bytes() for _ in range(2))
     assert one == two
     assert (net.to_bytes(), ranges.to_bytes()) == before
 
 
 def test_every_layer_reads_integers_and_activations_are_saturation(net: ONNXModule, ranges: Ranges) -> None:
-    model, report = quantized_statically(settings(calib_method="minmax"), net, ranges)
+    model, report = quantize_statically(settings(calib_method="minmax"), net, ranges)
     network = Network(model.mod)
     for node in network.nodes:
         if node.op_type in ("Conv", "Gemm", "MaxPool", "GlobalAveragePool", "Concat"):
@@ -94,12 +94,12 @@ def test_every_layer_reads_integers_and_activations_are_saturation(net: ONNXModu
 
 
 def test_outputs_are_not_rounded(net: ONNXModule, ranges: Ranges) -> None:
-    model, _ = quantized_statically(settings(), net, ranges)
+    model, _ = quantize_statically(settings(), net, ranges)
     assert Network(model.mod).producer["scores"].op_type == "Gemm"
 
 
 def test_weights_and_biases_are_stored_as_integers(net: ONNXModule, ranges: Ranges) -> None:
-    model, _ = quantized_statically(settings(), net, ranges)
+    model, _ = quantize_statically(settings(), net, ranges)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.mod.graph.initializer}
     assert not {"w0", "b0", "w1", "b1", "w2", "b2", "w3", "w4"} & stored.keys()
     assert stored["w1_q"].dtype == np.int8
@@ -109,7 +109,7 @@ def test_weights_and_biases_are_stored_as_integers(net: ONNXModule, ranges: Rang
 
 
 def test_reduced_range_keeps_pairs_of_products_within_sixteen_bits(net: ONNXModule, ranges: Ranges) -> None:
-    model, _ = quantized_statically(settings(reduce_range=True), net, ranges)
+    model, _ = quantize_statically(settings(reduce_range=True), net, ranges)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.mod.graph.initializer}
     largest = max(
         int(np.abs(a.astype(int)).max()) for name, a in stored.items() if name.startswith("w") and a.dtype == np.int8
@@ -132,33 +132,33 @@ def test_transposed_and_grouped_convolutions_have_a_scale_per_output_channel(par
         weights,
     )
     feeds: list[Feed] = [{"x": draw.normal(size=(1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
-    model, _ = quantized_statically(settings(), net, learn(net, feeds))
+    model, _ = quantize_statically(settings(), net, learn(net, feeds))
     onnx.checker.check_model(model.mod, full_check=True)
     assert sqnr(net, model, feeds) > 30.0
 
 
 def test_a_layer_kept_in_float_keeps_its_weights(net: ONNXModule, ranges: Ranges) -> None:
-    model, report = quantized_statically(settings(keep_float=["Conv_2"]), net, ranges)
+    model, report = quantize_statically(settings(keep_float=["Conv_2"]), net, ranges)
     assert "w1" in {tensor.name for tensor in model.mod.graph.initializer}
     assert report["float_layers"] == {"Conv_2": "asked for"}
 
 
 def test_an_unknown_layer_is_refused_with_the_nearest_name(net: ONNXModule, ranges: Ranges) -> None:
     with pytest.raises(ConfigError) as refusal:
-        quantized_statically(settings(keep_float=["Conv_33"]), net, ranges)
+        quantize_statically(settings(keep_float=["Conv_33"]), net, ranges)
     assert refusal.value.found == "'Conv_33'"
     assert refusal.value.fix.startswith("did you mean 'Conv_")
 
 
 def test_ranges_of_another_model_are_refused(net: ONNXModule, ranges: Ranges) -> None:
     with pytest.raises(ArtifactError, match="ranges of this model"):
-        quantized_statically(settings(), net, replace(ranges, fingerprint="0" * 64))
+        quantize_statically(settings(), net, replace(ranges, fingerprint="0" * 64))
 
 
 def test_constant_activations_are_refused(net: ONNXModule) -> None:
     still: list[Feed] = [{"image": np.zeros((1, 3, 8, 8), np.float32)}] * 3
     with pytest.raises(DataError) as refusal:
-        quantized_statically(settings(calib_method="minmax"), net, learn(net, still))
+        quantize_statically(settings(calib_method="minmax"), net, learn(net, still))
     assert str(refusal.value) == (
         "value 'image': expected an activation that varies over the calibration samples, found the constant 0\n"
         "fix: calibrate on representative samples, or keep its readers in float (quantize.keep_float)"
@@ -179,13 +179,13 @@ def test_a_bias_that_overflows_is_refused_where_the_weights_still_count(parse: P
     weights = np.full((1024, 2), 1e-7, np.float32)
     net, feeds = one_layer(parse, weights, np.array([0.0, 0.125], np.float32))
     with pytest.raises(ModelError) as refusal:
-        quantized_statically(settings(), net, learn(net, feeds))
+        quantize_statically(settings(), net, learn(net, feeds))
     assert str(refusal.value) == (
         "layer 'Gemm_0': expected a bias that fits int32 in the scale of the accumulator, found 0.125 in channel 1, "
         "and 0 more that overflow\n"
         "fix: keep the bias in float (quantize.bias_dtype=float32) or the layer (quantize.keep_float=[Gemm_0])"
     )
-    model, _ = quantized_statically(settings(bias_dtype="float32"), net, learn(net, feeds))
+    model, _ = quantize_statically(settings(bias_dtype="float32"), net, learn(net, feeds))
     assert sqnr(net, model, feeds) > 60.0
 
 
@@ -193,7 +193,7 @@ def test_a_bias_that_drowns_its_weights_widens_their_scale(parse: Parse) -> None
     weights = np.random.default_rng(2).normal(size=(1024, 2)).astype(np.float32)
     weights[:, 1] = 1e-20
     net, feeds = one_layer(parse, weights, np.array([0.5, 1e3], np.float32))
-    model, report = quantized_statically(settings(), net, learn(net, feeds))
+    model, report = quantize_statically(settings(), net, learn(net, feeds))
     assert report["widened_weight_scales"] == ["Gemm_0"]
     assert sqnr(net, model, feeds) > 60.0
 
@@ -203,7 +203,7 @@ def test_a_model_without_a_layer_for_integers_is_refused(parse: Parse) -> None:
         """<ir_version: 10, opset_import: ["": 17]> net (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }""", {}
     )
     with pytest.raises(ModelError) as refusal:
-        quantized_statically(settings(), net, learn(net, [{"x": np.ones((1, 4), np.float32)}]))
+        quantize_statically(settings(), net, learn(net, [{"x": np.ones((1, 4), np.float32)}]))
     assert str(refusal.value) == (
         "quantize.method=static: expected a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul), "
         "found none: no such layer\n"
@@ -223,7 +223,7 @@ def test_a_layer_that_cannot_be_quantized_is_refused_where_it_is_the_only_one_an
         for _ in range(2)
     ]
     with pytest.raises(ModelError) as refusal:
-        quantized_statically(settings(), alone, learn(alone, feeds))
+        quantize_statically(settings(), alone, learn(alone, feeds))
     assert str(refusal.value) == (
         "quantize.method=static: expected a layer that can compute in integers (Conv, ConvTranspose, Gemm, MatMul), "
         "found none: Conv_0 (its weights are computed)\n"
@@ -234,7 +234,7 @@ def test_a_layer_that_cannot_be_quantized_is_refused_where_it_is_the_only_one_an
         net (float[1, 4, 5, 5] x, float[2, 4, 3, 3] w) => (float[1, 3, 3, 3] y) { a = Conv(x, w) y = Conv(a, v) }""",
         {"v": draw.normal(size=(3, 2, 1, 1)).astype(np.float32)},
     )
-    model, report = quantized_statically(settings(), both, learn(both, feeds))
+    model, report = quantize_statically(settings(), both, learn(both, feeds))
     assert report["float_layers"] == {"Conv_0": "its weights are computed"}
     assert report["integer_layers"] == ["Conv_1"]
     assert sqnr(both, model, feeds) > 30.0

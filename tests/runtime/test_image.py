@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.runtime.image import opened_image
+from forge_pipeline.runtime.image import open_image
 
 
 @given(parts=st.lists(st.binary(max_size=9000), max_size=4))
 def test_an_image_holds_what_was_written(parts: list[bytes]) -> None:
-    with opened_image(None) as image:
+    with open_image(None) as image:
         for part in parts:
             image.write(part)
         assert image.freeze() == b"".join(parts)
 
 
 def test_the_contents_outlive_the_image() -> None:
-    with opened_image(None) as image:
+    with open_image(None) as image:
         image.write(b"contents")
         contents = image.freeze()
     assert contents == b"contents"
@@ -29,7 +29,7 @@ def test_the_contents_outlive_the_image() -> None:
 
 
 def test_a_frozen_image_cannot_be_changed_in_any_way() -> None:
-    with opened_image(None) as image:
+    with open_image(None) as image:
         image.write(b"contents")
         contents = image.freeze()
         for change in (
@@ -51,7 +51,7 @@ def test_a_frozen_image_cannot_be_changed_in_any_way() -> None:
 def test_no_two_images_have_the_same_path_even_where_a_descriptor_is_used_again() -> None:
     descriptors, paths = set(), set()
     for _ in range(300):
-        with opened_image(None) as image:
+        with open_image(None) as image:
             image.write(b"x")
             assert Path(image.path).read_bytes() == b"x"
             descriptors.add(image.descriptor)
@@ -62,12 +62,12 @@ def test_no_two_images_have_the_same_path_even_where_a_descriptor_is_used_again(
 
 
 def test_an_image_is_not_inherited_by_other_programs() -> None:
-    with opened_image(None) as image:
+    with open_image(None) as image:
         assert not os.get_inheritable(image.descriptor)
 
 
 def test_an_image_on_disk_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    with opened_image(tmp_path) as image:
+    with open_image(tmp_path) as image:
         image.write(b"contents")
         assert image.freeze() == b"contents"
         path = Path(image.path)

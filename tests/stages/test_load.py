@@ -514,7 +514,7 @@ def test_a_model_with_onnx_runtimes_operators_is_described_as_it_is_loaded(loade
 
 
 def test_an_operator_that_stays_is_refused_with_what_keeps_it(loaded, tmp_path):
-    net = weight_in_blocks(21, inputs=["x", "w", "s", "z"], z=np.full((8, 1), 8, np.float32))
+    net = weight_in_blocks(21, inputs=["x", "w", "s", "z"], z=np.full((8, 1), 8.5, np.float32))
     reason = r"com.microsoft.MatMulNBits' in '.*' \(zero points that are no integers\)"
     with pytest.raises(ModelError, match=reason):
         loaded(net)

@@ -13,7 +13,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.build import quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.settings import Config
@@ -46,5 +46,5 @@ def in_bytes(name: str) -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
     feeds = [probe.feed for probe in calibration]
     ranges = calibrate(model, feeds, total=len(feeds), histogram_values=16384)
     config = bind(Config, {**values, "improve": []}, where="quantize")
-    result, _ = quantized_statically(config, model, ranges, [Probe.of(feed, None) for feed in feeds])
+    result, _ = quantize_statically(config, model, ranges, [Probe.of(feed, None) for feed in feeds])
     return result.mod, [dict(probe.feed) for probe in evaluation[:SAMPLES]]

@@ -7,18 +7,16 @@ on these. Blocks of a vector are faster wherever channels are many: a tile's wei
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "channels_last"
 WIDTH = 64
@@ -35,19 +33,17 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
     """Describe the convolution of (N, 1, H, W, C) with weights (h, w, channels / groups, filters)."""
-    from tvm import te
-
     height, width, inputs, filters = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
-    padded = surround(image, geometry)
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    padded = pad_image(image, geometry)
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     outputs = filters // geometry.groups
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
     channel = te.reduce_axis((0, inputs), "channel")
 
     def element(n: Any, one: Any, h: Any, w: Any, f: Any) -> Any:
         first = f // outputs * inputs if geometry.groups > 1 else 0
-        pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         return te.sum(
             padded(n, one, *pixel, first + channel) * weight(kernel_h, kernel_w, channel, f),
             axis=[kernel_h, kernel_w, channel],
@@ -62,7 +58,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     n, one, h, w, f, *reduction = sch.get_loops(anchor)
     filters, width, height = primitives.static(sch, f), primitives.extent(sch, w), primitives.extent(sch, h)
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.layout.builder import Graph, shape_of
 from forge_pipeline.codegen.tir import primitives
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-
 NAME = "joining"
-JOINS = "forge.joins"
+IS_CONCAT = "forge.joins"
 """The attribute of kernels that do nothing but copy their operands, one behind the other, into their result."""
 
 
-def joined(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:
+def concatenate(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:
     """Emit images side by side along ``axis``; with a batch of one and axis 1, one is behind the other in memory."""
-    from tvm import relax
-
     extents = [extent for part in parts for extent in shape_of(part)]
     if axis == 1 and len(parts) > 1 and shape_of(parts[0])[0] == 1 and all(isinstance(item, int) for item in extents):
-        return graph.kernel(_join, *parts, name="join")
+        return graph.kernel(_concatenate, *parts, name="join")
     return graph.emit(relax.op.concat(parts, axis=axis))
 
 
-def _join(*parts: te.Tensor) -> te.Tensor:
-    from tvm import te, tirx
-
+def _concatenate(*parts: te.Tensor) -> te.Tensor:
     blocks = [int(part.shape[1]) for part in parts]
 
     def element(n: Any, block: Any, *at: Any) -> Any:

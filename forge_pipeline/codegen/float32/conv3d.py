@@ -9,21 +9,19 @@ in the order that the algorithm reads; against the arithmetic on each copied num
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How a convolution walks along the depth: the volume's extent, taps, stride, dilation, padding, results."""
+    """A convolution along the depth: the volume's extent, taps, stride, dilation, padding before it, results."""
 
     size: int
     kernel: int
@@ -34,7 +32,7 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Volume:
+class Conv3d:
     """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, depth, height, width).
 
     ``geometry`` is that of the images; channels are those of the volume.
@@ -51,21 +49,21 @@ class Volume:
         """Channels of the result."""
         return self.geometry.filters
 
-    def scaled(self, scale: Array, shift: Array) -> Volume:
+    def scaled(self, scale: Array, shift: Array) -> Conv3d:
         """Return the convolution followed by ``* scale + shift`` for each filter."""
         bias = shift if self.bias is None else self.bias * scale + shift
         return replace(self, weight=self.weight * scale.reshape(-1, 1, 1, 1, 1), bias=bias)
 
     def emit(self, graph: Graph) -> Value:
         """Unfold the depth, convolve images, fold it again; the result is plain."""
-        source, weight, geometry = unfolded(
+        source, weight, geometry = unfold_depth(
             graph, graph.plain(self.source), self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
         )
         images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
-        return folded(graph, images.emit(graph).blocked, self.filters, self.depth.output)
+        return fold_depth(graph, images.emit(graph).blocked, self.filters, self.depth.output)
 
 
-def unfolded(
+def unfold_depth(
     graph: Graph, plain: relax.Expr, weight: Array, depth: Depth, geometry: Geometry, *fillers: relax.Expr,
     filler: int = 0, in_blocks: bool = True,
 ) -> tuple[Value, Array, Geometry]:  # fmt: skip
@@ -91,12 +89,12 @@ def unfolded(
     return source, flat, replace(geometry, channels=flat.shape[1] * geometry.groups)
 
 
-def folded(graph: Graph, images: relax.Expr, filters: int, depth: int) -> Value:
+def fold_depth(graph: Graph, images: relax.Expr, filters: int, depth: int) -> Value:
     """Return a blocked batch of images as the volumes, of ``depth`` images each, that they are."""
     return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth))
 
 
-def in_images(graph: Graph, plain: relax.Expr) -> Value:
+def as_images(graph: Graph, plain: relax.Expr) -> Value:
     """Return a volume as a blocked batch of its images."""
     _, channels, size, _, _ = shape_of(plain)
     depth = Depth(size=size, kernel=1, stride=1, dilation=1, before=0, output=size)
@@ -108,8 +106,6 @@ def in_images(graph: Graph, plain: relax.Expr) -> Value:
 
 def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, taps * C / lanes, H, W, lanes)."""
-    from tvm import te
-
     batch, channels, _, height, width = volume.shape
     channels = int(channels)
     blocks = -(-channels // lanes)
@@ -126,8 +122,6 @@ def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: 
 
 def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, groups * taps * C / groups, H, W)."""
-    from tvm import te
-
     batch, channels, _, height, width = volume.shape
     inputs = int(channels) // groups
     outside = _outside(volume, fillers, filler)
@@ -140,8 +134,6 @@ def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, f
 
 
 def _outside(volume: te.Tensor, fillers: tuple[te.Tensor, ...], filler: int) -> Any:
-    from tvm import tirx
-
     return fillers[0]() if fillers else tirx.const(filler, volume.dtype)
 
 
@@ -150,8 +142,6 @@ def _voxel(
     conditions: list[Any],
 ) -> Any:  # fmt: skip
     """Return what tap ``tap`` reads for result ``image``, and what is ``outside`` of the volume."""
-    from tvm import tirx
-
     place = image % depth.output * depth.stride + tap * depth.dilation - depth.before
     conditions = list(conditions)
     if depth.before > 0:
@@ -167,8 +157,6 @@ def _voxel(
 
 def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
     """Describe (N * depth, F / lanes, H, W, lanes) as (N, F, depth, H, W)."""
-    from tvm import te
-
     batch, _, height, width, lanes = images.shape
     lanes = int(lanes)
     return te.compute(
@@ -184,7 +172,7 @@ def conv3d(graph: Graph, call: relax.Call) -> Value | None:
     if weight is None or attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
         return None
     return Value(
-        deferred=volume(
+        deferred=make_conv3d(
             graph.look(call.args[0]),
             weight,
             size=shape_of(call.args[0])[1:],
@@ -196,34 +184,34 @@ def conv3d(graph: Graph, call: relax.Call) -> Value | None:
     )
 
 
-def volume(
+def make_conv3d(
     source: Value, weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...], groups: int,
-) -> Volume:  # fmt: skip
+) -> Conv3d:  # fmt: skip
     """Return a convolution over (channels, depth, height, width) of ``size``; padding: three begins, three ends."""
-    depth, geometry = taken_apart(
+    depth, geometry = split_depth(
         weight, size=size, strides=strides, padding=padding, dilation=dilation, groups=groups
     )  # fmt: skip
-    return Volume(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
+    return Conv3d(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
 
 
-def taken_apart(
+def split_depth(
     weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...], groups: int,
 ) -> tuple[Depth, Geometry]:  # fmt: skip
-    """Return how a convolution, as ``volume`` takes it, walks along the depth, and along its images."""
-    channels, deep, *plane = size
+    """Return a convolution, as ``make_conv3d`` takes it, along the depth, and over its images."""
+    channels, depth_size, *image_size = size
     front, top, left, back, bottom, right = padding
     kernel = weight.shape[2]
-    output = (deep + front + back - dilation[0] * (kernel - 1) - 1) // strides[0] + 1
+    output = (depth_size + front + back - dilation[0] * (kernel - 1) - 1) // strides[0] + 1
     depth = Depth(
-        size=deep, kernel=kernel, stride=strides[0], dilation=dilation[0], before=front, output=output
+        size=depth_size, kernel=kernel, stride=strides[0], dilation=dilation[0], before=front, output=output
     )  # fmt: skip
     geometry = Geometry(
         channels=channels,
         filters=weight.shape[0],
         groups=groups,
-        size=tuple(plane),
+        size=tuple(image_size),
         kernel=(weight.shape[3], weight.shape[4]),
         strides=strides[1:],
         padding=(top, left, bottom, right),

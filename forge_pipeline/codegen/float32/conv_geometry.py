@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.layout.builder import ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Geometry:
     dilation: tuple[int, ...]
 
     @property
-    def is_sized(self) -> bool:
+    def is_static(self) -> bool:
         """Whether height and width are numbers."""
         return all(isinstance(extent, int) for extent in self.size)
 
     def of(self, image: te.Tensor) -> Geometry:
-        """Return the geometry in the words of a kernel, whose symbolic extents are those of its ``image``."""
-        return self if self.is_sized else replace(self, size=tuple(image.shape[2:4]))
+        """Return the geometry inside a kernel, whose symbolic extents are those of its ``image``."""
+        return self if self.is_static else replace(self, size=tuple(image.shape[2:4]))
 
     @property
     def output(self) -> tuple[int, int]:
@@ -50,16 +50,16 @@ class Geometry:
                 self.size, edges, self.dilation, self.kernel, self.strides, strict=True
             )
         )
-        return (height, width) if self.is_sized else (simplified(height), simplified(width))
+        return (height, width) if self.is_static else (simplify(height), simplify(width))
 
-    def reach(self, wide: int) -> int:
-        """Return how many pixels of a padded row ``wide`` results read."""
-        return (wide - 1) * self.strides[1] + (self.kernel[1] - 1) * self.dilation[1] + 1
+    def input_width(self, out_w: int) -> int:
+        """Return how many pixels of a padded row ``out_w`` results read."""
+        return (out_w - 1) * self.strides[1] + (self.kernel[1] - 1) * self.dilation[1] + 1
 
-    def padded_for(self, wide: int) -> Geometry:
-        """Return the geometry with as much padding to the right as ``wide`` results need."""
+    def padded_for(self, out_w: int) -> Geometry:
+        """Return the geometry with as much padding to the right as ``out_w`` results need."""
         top, left, bottom, right = self.padding
-        return replace(self, padding=(top, left, bottom, max(right, self.reach(wide) - left - self.size[1])))
+        return replace(self, padding=(top, left, bottom, max(right, self.input_width(out_w) - left - self.size[1])))
 
     @property
     def steps(self) -> int:
@@ -67,7 +67,7 @@ class Geometry:
         return self.channels // self.groups * self.kernel[0] * self.kernel[1]
 
 
-def over_image(call: relax.Call, weight: Sequence[int]) -> Geometry:
+def conv2d_geometry(call: relax.Call, weight: Sequence[int]) -> Geometry:
     """Return that of an operator on (batch, channels, height, width), with weights of shape ``weight``."""
     filters, _, height, width = weight
     _, channels, *size = shape_of(call.args[0])
@@ -84,7 +84,7 @@ def over_image(call: relax.Call, weight: Sequence[int]) -> Geometry:
     )
 
 
-def over_row(call: relax.Call, weight: Sequence[int]) -> Geometry:
+def conv1d_geometry(call: relax.Call, weight: Sequence[int]) -> Geometry:
     """Return that of an operator on (batch, channels, width), whose rows are images of one row."""
     filters, _, width = weight
     _, channels, size = shape_of(call.args[0])
@@ -102,23 +102,19 @@ def over_row(call: relax.Call, weight: Sequence[int]) -> Geometry:
     )
 
 
-def simplified(extent: Any) -> Any:
+def simplify(extent: Any) -> Any:
     """Return an extent in TVM's own normal form, in which it compares as equal to what shape inference found."""
-    from tvm.sym.analyzer import Analyzer
-
     return extent if isinstance(extent, int) else Analyzer().simplify(extent)
 
 
-def surround(
-    image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False, peeled: bool = False
+def pad_image(
+    image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False, peel: bool = False
 ) -> te.Tensor:
     """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it.
 
     ``filler`` stands for zero where the image is quantized. ``by_rows``: the copy has a loop along the rows, from which
-    TVM's loop partitioning takes the edges, so that there are no tests between them; ``peeled``: ``edges`` does.
+    TVM's loop partitioning takes the edges, so that there are no tests between them; ``peel``: `peel_padding` does.
     """
-    from tvm import te, tirx
-
     top, left, bottom, right = geometry.padding
     if not any(geometry.padding):
         return image
@@ -141,6 +137,6 @@ def surround(
 
     shape = (batch, channels, height + (top + bottom), width + (left + right), *lanes)
     attributes: dict[str, Any] = {primitives.FAMILY: primitives.PAD}
-    if peeled or not geometry.is_sized:
+    if peel or not geometry.is_static:
         attributes[EDGES] = (left, right)
     return te.compute(shape, element, name=primitives.PAD, attrs=attributes)

@@ -13,21 +13,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv3d import volume
+from forge_pipeline.codegen.float32.conv3d import make_conv3d
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "transposed"
 LAYOUTS = {3: ("NCW", "IOW"), 4: ("NCHW", "IOHW"), 5: ("NCDHW", "IODHW")}
@@ -77,7 +74,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transposed:
+class ConvTranspose:
     """A transposed convolution that is not emitted yet: ``weight`` (filters, channels / groups, *kernel)."""
 
     source: Value
@@ -92,14 +89,14 @@ class Transposed:
         """Channels of the result."""
         return int(self.weight.shape[0])
 
-    def scaled(self, scale: Array, shift: Array) -> Transposed:
+    def scaled(self, scale: Array, shift: Array) -> ConvTranspose:
         """Return the convolution followed by ``* scale + shift`` for each filter."""
         bias = shift if self.bias is None else self.bias * scale + shift
         return replace(self, weight=self.weight * scale.reshape(-1, *[1] * (self.weight.ndim - 1)), bias=bias)
 
     def emit(self, graph: Graph) -> Value:
         """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
-        return by_phases(graph, self.weight, self.axes, self.groups, partial(self._convolution, graph))
+        return emit_phases(graph, self.weight, self.axes, self.groups, partial(self._convolution, graph))
 
     def _convolution(
         self, graph: Graph, weight: Array, rows: Array, padding: tuple[int, ...], dilation: tuple[int, ...]
@@ -107,17 +104,17 @@ class Transposed:
         bias = None if self.bias is None else self.bias[rows]
         size = tuple(axis.size for axis in self.axes)
         if len(size) == 3:
-            deep = volume(
+            deep = make_conv3d(
                 self.source, weight, size=(self.channels, *size), strides=(1, 1, 1), padding=padding, dilation=dilation,
                 groups=self.groups,
             )  # fmt: skip
             return graph.plain(replace(deep, bias=bias).emit(graph))
-        geometry = plane(weight, self.channels, self.axes, self.groups, padding, dilation)
+        geometry = phase_geometry(weight, self.channels, self.axes, self.groups, padding, dilation)
         flat = Convolution(source=self.source, weight=weight, bias=bias, geometry=geometry)
         return flat.emit(graph).blocked
 
 
-def plane(
+def phase_geometry(
     weight: Array, channels: int, axes: Sequence[Axis], groups: int, padding: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Geometry:
     """Return the convolution of an image that phases of two axes are."""
@@ -132,7 +129,7 @@ Convolve = Callable[[Array, Array, tuple[int, ...], tuple[int, ...]], "relax.Exp
 padding and dilation. The result is blocked for two axes, and plain for three."""
 
 
-def by_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, convolve: Convolve) -> Value:
+def emit_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, convolve: Convolve) -> Value:
     """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
     filters = weight.shape[0]
     lanes = graph.block(filters)
@@ -158,7 +155,7 @@ def by_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, co
     shape = tuple(axis.output for axis in axes)
     strides = tuple(axis.stride for axis in axes)
     result = graph.kernel(
-        _side_by_side, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
+        _interleave, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
         strides=strides, places=places, filters=filters,
     )  # fmt: skip
     return Value(blocked=result, channels=filters) if len(shape) == 2 else Value(plain=result)
@@ -171,7 +168,7 @@ def _taps(weight: Array, phase: Sequence[Phase], room: int) -> Array:
     return np.pad(weight, [(0, room - weight.shape[0]), *[(0, 0)] * (weight.ndim - 1)])
 
 
-def _side_by_side(
+def _interleave(
     *images: te.Tensor,
     lanes: int,
     shape: tuple[int, ...],
@@ -180,8 +177,6 @@ def _side_by_side(
     filters: int,
 ) -> te.Tensor:
     """Describe the result, blocked for two axes and plain for three, from phases at (tensor, first channel)."""
-    from tvm import te, tirx
-
     batch, rank = images[0].shape[0], len(shape)
     channels = -(-filters // lanes)
 
@@ -210,7 +205,7 @@ def _side_by_side(
 
 
 def axes_of(graph: Graph, call: relax.Call) -> tuple[Axis, ...] | None:
-    """Return how the kernel walks, over a row where there is one axis; None if weights or sizes are not known."""
+    """Return its axes, with a first one of extent 1 where there is but one; None if weights or sizes are not known."""
     weight, attributes = graph.look(call.args[1]).constant, call.attrs
     rank = len(weight.shape) if weight is not None else 0
     if weight is None or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
@@ -246,18 +241,12 @@ def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
     batch, channels, *size = shape_of(call.args[0])
     if len(size) == 1:
         weight = weight[:, :, None]
-        source = Value(plain=graph.emit(_reshaped(graph.plain(source), (batch, channels, 1, *size))))
-    made = Transposed(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
+        source = Value(plain=graph.emit(relax.op.reshape(graph.plain(source), (batch, channels, 1, *size))))
+    made = ConvTranspose(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
     if len(size) == 1:
         image = Value(deferred=made, channels=made.filters)
-        return Value(plain=graph.emit(_reshaped(graph.plain(image), shape_of(call))))
+        return Value(plain=graph.emit(relax.op.reshape(graph.plain(image), shape_of(call))))
     return Value(deferred=made, channels=made.filters)
-
-
-def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
-    from tvm import relax
-
-    return relax.op.reshape(value, shape)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

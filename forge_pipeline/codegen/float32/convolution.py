@@ -7,16 +7,14 @@ folded into weights and bias, so none of the algorithms knows about them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
@@ -62,8 +60,6 @@ class Convolution:
 
     def emit(self, graph: Graph) -> Value:
         """Emit the algorithm that takes it, and the bias."""
-        from tvm import relax
-
         geometry = self.geometry
         for algorithm in ALGORITHMS:
             blocked = algorithm.emit(graph, self.source, self.weight, geometry)
@@ -83,7 +79,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    geometry = over_image(call, weight.shape)
+    geometry = conv2d_geometry(call, weight.shape)
     return Value(
         deferred=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
         channels=geometry.filters,
@@ -92,15 +88,13 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     """Take every float32 convolution over one axis as one over two, the first of extent 1."""
-    from tvm import relax
-
     weight = graph.look(call.args[1]).constant
     attributes = call.attrs
     if weight is None or attributes.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
         return None
     batch, channels, width = shape_of(call.args[0])
     image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
-    geometry = over_row(call, weight.shape)
+    geometry = conv1d_geometry(call, weight.shape)
     convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
     plain = graph.plain(Value(deferred=convolution))
     return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))
@@ -108,8 +102,6 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
 
 def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
     """Fold it into the convolution before it, if nothing else reads that; else multiply and add."""
-    from tvm import relax
-
     value = graph.look(call.args[0])
     constants = [graph.look(argument).constant for argument in call.args[1:5]]
     if any(constant is None for constant in constants) or int(call.attrs.axis) != 1:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "depthwise"
 WIDEST = 14
@@ -38,16 +36,14 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
     """Describe the convolution of a blocked image with weights (blocks, h, w, lanes)."""
-    from tvm import te
-
     blocks, height, width, lanes = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
-    padded = surround(image, geometry, by_rows=geometry.is_sized)
-    (down, right), (dilate_down, dilate_right) = geometry.strides, geometry.dilation
+    padded = pad_image(image, geometry, by_rows=geometry.is_static)
+    (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        pixel = (h * down + kernel_h * dilate_down, w * right + kernel_w * dilate_right)
+        pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         return te.sum(
             padded(n, block, *pixel, lane) * weight(block, kernel_h, kernel_w, lane), axis=[kernel_h, kernel_w]
         )
@@ -57,7 +53,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Compute a band of rows at a time, small enough that its padded copy stays in the first cache."""
+    """Compute a row block at a time, small enough that its padded copy stays in the first cache."""
     anchor = primitives.find(sch, NAME)
     if None in primitives.extents(sch, anchor)[2:]:
         dynamic_shape.schedule_depthwise(sch, machine, anchor)
@@ -67,8 +63,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
     pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
-    band = max([rows for rows in divisors(height, height) if rows * width * lanes * 4 <= machine.l1 // 2] or [1])
-    h_out, h_in = sch.split(h, [None, band])
+    row_block = max([rows for rows in divisors(height, height) if rows * width * lanes * 4 <= machine.l1 // 2] or [1])
+    h_out, h_in = sch.split(h, [None, row_block])
     w_out, w_in = sch.split(w, [None, pixels])
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
     work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane)) * taps

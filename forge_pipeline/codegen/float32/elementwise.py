@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen.float32.concat import joined
-from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, ints, shape_of
+from tvm import relax, tirx
+from tvm.s_tir import Schedule
+
+from forge_pipeline.codegen.float32.concat import concatenate
+from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 ZERO_KEEPS_FINITE = (
     "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
@@ -35,23 +32,19 @@ def unary(graph: Graph, call: relax.Call) -> Value | None:
     if isinstance(value.deferred, Cast) and graph.is_used_once(call.args[0]):
         inner, kind = value.deferred.value, value.deferred.kind
         if inner.blocked is not None:
-            done = Value(blocked=_called(graph, call, inner.blocked), channels=inner.channels)
+            done = Value(blocked=_apply(graph, call, inner.blocked), channels=inner.channels)
             return Value(deferred=Cast(value=done, kind=kind), channels=inner.channels)
     if not graph.is_blocked(value):
         return None
-    return Value(blocked=_called(graph, call, value.blocked), channels=value.channels)
+    return Value(blocked=_apply(graph, call, value.blocked), channels=value.channels)
 
 
-def _called(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
-    from tvm import relax
-
+def _apply(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
     return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
 
 
 def binary(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout when both operands have it, or one is constant for each channel."""
-    from tvm import relax
-
     left, right = (graph.look(argument) for argument in call.args)
     divides = call.op.name == "relax.divide"
     for image, other in ((left, right), (right, left)):
@@ -81,11 +74,11 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
     if all(part.constant is None and graph.is_blocked(part) for part in parts) and not any(
         part.channels % graph.block(part.channels) for part in parts
     ):
-        whole = joined(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
+        whole = concatenate(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
         return Value(blocked=whole, channels=sum(part.channels for part in parts))
     if not has_known_shape(call, rank=4, symbolic_axes=()):
         return None
-    return Value(plain=joined(graph, [graph.plain(part) for part in parts], axis=1))
+    return Value(plain=concatenate(graph, [graph.plain(part) for part in parts], axis=1))
 
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
@@ -96,8 +89,6 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
 
 def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | None:
     """Return the parts of a value that is split as ``call`` says, as whole blocks; None where it has none."""
-    from tvm import relax, tirx
-
     if not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
         return None
     axis, lanes = (4, 1) if graph.channels_last else (1, graph.machine.lanes)
@@ -121,22 +112,12 @@ def split_blocks(graph: Graph, value: Value, call: relax.Call) -> list[Value] | 
 def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
     """Do to a constant now what would be done at every run."""
     array = graph.look(call.args[0]).constant
-    if array is None or not has_known_shape_of_result(call):
+    if array is None or not has_known_shape(call, symbolic_axes=()):
         return None
     if call.op.name == "relax.permute_dims":
         axes = call.attrs.axes
         return Value(constant=array.transpose(None if axes is None else ints(axes)))
-    return Value(constant=array.reshape(result_shape(call)))
-
-
-def has_known_shape_of_result(call: relax.Call) -> bool:
-    """Return whether all extents of the result are numbers."""
-    return has_known_shape(call, symbolic_axes=())
-
-
-def result_shape(call: relax.Call) -> tuple[Extent, ...]:
-    """Return the shape that TVM inferred for a call."""
-    return shape_of(call)
+    return Value(constant=array.reshape(shape_of(call)))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -148,7 +129,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     found = primitives.blocks(sch)
     kept = {sch.get(found[-1]).name_hint}
     for block in found:
-        if primitives.chooses(sch, block):
+        if primitives.is_select(sch, block):
             if primitives.is_costly(sch, found[-1]):
                 kept.add(sch.get(block).name_hint)
             if len(sch.get(block).reads) > 1:
@@ -157,7 +138,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         if sch.get(block).name_hint not in kept:
             sch.compute_inline(block)
     for block in primitives.blocks(sch):
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
 
 
 HANDLERS = {

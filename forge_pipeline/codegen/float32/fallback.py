@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -21,7 +17,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         if len(loops) != len(kinds) or not outer:
             continue
         if True not in kinds:
-            primitives.spread(sch, block, machine)
+            primitives.schedule_elementwise(sch, block, machine)
             continue
         work = primitives.product(primitives.extent(sch, loop) for loop in loops)
         primitives.parallel_if_worth(sch, primitives.fuse(sch, loops[:outer]), work)

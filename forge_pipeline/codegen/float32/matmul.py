@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "matmul"
 PANEL = "forge.panel"
@@ -40,12 +38,12 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if weight is not None and weight.ndim == 2:
         packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[-2], *weight.shape))
         plain = graph.kernel(
-            by_panels, graph.plain(operands[0]), graph.constant(packed), name="dense", columns=weight.shape[1]
+            multiply_panels, graph.plain(operands[0]), graph.constant(packed), name="dense", columns=weight.shape[1]
         )
         return Value(plain=plain)
     if ranks[0] != ranks[1] and min(ranks) != 2:
         return None
-    return Value(plain=graph.kernel(batched, *(graph.plain(operand) for operand in operands), name="matmul"))
+    return Value(plain=graph.kernel(multiply_batched, *(graph.plain(operand) for operand in operands), name="matmul"))
 
 
 def panel_width(machine: Machine, rows: Any, steps: int, columns: int) -> int:
@@ -53,16 +51,15 @@ def panel_width(machine: Machine, rows: Any, steps: int, columns: int) -> int:
     vectors = -(-columns // machine.lanes)
     if rows == 1 or not isinstance(rows, int):
         return min(VECTOR_PANEL, vectors) * machine.lanes
-    pixels = rows
-    widths = [wide for wide in (4, 3, 2, 1) if wide <= vectors]
-    best = min(widths, key=lambda wide: (_cost(machine, pixels, wide, vectors, steps), -wide))
+    widths = [nr for nr in (4, 3, 2, 1) if nr <= vectors]
+    best = min(widths, key=lambda nr: (_cost(machine, rows, nr, vectors, steps), -nr))
     return best * machine.lanes
 
 
-def _cost(machine: Machine, rows: int, wide: int, vectors: int, steps: int) -> float:
-    padded = -(-vectors // wide) * wide
-    tile = choose_tile(machine, pixels=rows, vectors=wide, steps=steps, widest=wide)
-    return padded / tile.efficiency if tile.vectors == wide else float("inf")
+def _cost(machine: Machine, rows: int, nr: int, vectors: int, steps: int) -> float:
+    padded = -(-vectors // nr) * nr
+    tile = choose_tile(machine, pixels=rows, vectors=nr, steps=steps, max_nr=nr)
+    return padded / tile.efficiency if tile.vectors == nr else float("inf")
 
 
 def pack_weight(weight: Array, width: int) -> Array:
@@ -74,13 +71,11 @@ def pack_weight(weight: Array, width: int) -> Array:
     return full.reshape(steps, panels, width).transpose(1, 0, 2)
 
 
-def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
+def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
     """Describe (..., rows, steps) times packed weights.
 
     The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
     """
-    from tvm import te
-
     count, steps, width = (int(extent) for extent in panels.shape)
     step = te.reduce_axis((0, steps), "step")
 
@@ -95,10 +90,8 @@ def by_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
     return te.compute((*rows, columns), lambda *index: product(*index), name="crop")  # noqa: PLW0108 - TVM reads its signature
 
 
-def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
+def multiply_batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
     """Describe (..., rows, steps) times (..., steps, columns), with the leading axes broadcast."""
-    from tvm import te
-
     step = te.reduce_axis((0, left.shape[-1]), "step")
     leading = left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2]
     both = [left.shape[:-2], right.shape[:-2]]
@@ -122,8 +115,6 @@ def batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
 
 
 def _is_one(extent: Any) -> bool:
-    from tvm import tirx
-
     return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
@@ -134,21 +125,21 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     width = int(sch.get(anchor).annotations[PANEL])
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     *leading, m, n, k = sch.get_loops(anchor)
     rows, columns, steps = primitives.extent(sch, m), primitives.static(sch, n), primitives.static(sch, k)
     known_rows = rows if rows is not None else machine.registers
     vectors = width // lanes or max(1, columns // lanes)
-    tile = choose_tile(machine, pixels=known_rows, vectors=vectors, steps=steps, widest=vectors if width else 4)
-    wide = width // lanes or tile.vectors
-    if wide != tile.vectors:
-        tile = choose_tile(machine, pixels=known_rows, vectors=wide, steps=steps, widest=wide)
-    high = tile.pixels
-    m_out, m_in = sch.split(m, [None, high])
-    n_out, n_in, lane = sch.split(n, [None, wide, lanes])
+    tile = choose_tile(machine, pixels=known_rows, vectors=vectors, steps=steps, max_nr=vectors if width else 4)
+    nr = width // lanes or tile.vectors
+    if nr != tile.vectors:
+        tile = choose_tile(machine, pixels=known_rows, vectors=nr, steps=steps, max_nr=nr)
+    mr = tile.pixels
+    m_out, m_in = sch.split(m, [None, mr])
+    n_out, n_in, lane = sch.split(n, [None, nr, lanes])
     work = primitives.product([*(primitives.extent(sch, loop) for loop in leading), rows, columns, steps])
     is_small = rows is not None and work < SERIAL_WORK
-    has_tail = rows is None or rows % high != 0
+    has_tail = rows is None or rows % mr != 0
     outer = [n_out, m_out] if has_tail or columns >= known_rows else [m_out, n_out]
     sch.reorder(*leading, *outer, k, m_in, n_in, lane)
     if has_tail:
@@ -163,7 +154,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.vectorize(lane)
     sch.unroll(m_in)
     sch.unroll(n_in)
-    if high == 1 and steps % UNROLLED_STEPS == 0:
+    if mr == 1 and steps % UNROLLED_STEPS == 0:
         k, inner = sch.split(k, [None, UNROLLED_STEPS])
         sch.unroll(inner)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, k), below=depth, lanes=lanes)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forge_pipeline.codegen.float32.conv_geometry import simplified
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+
+from forge_pipeline.codegen.float32.conv_geometry import simplify
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "pool"
 UNROLLED = 9
@@ -25,17 +24,15 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
         return None
     describe = maximum if is_largest else _average
     pooled = graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs)
-    return Value(blocked=some(graph, pooled, call.attrs), channels=value.channels)
+    return Value(blocked=require_pixels(graph, pooled, call.attrs), channels=value.channels)
 
 
-def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
+def require_pixels(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
     """Return a blocked result of windows; where it might have no pixel, that is refused when the model runs.
 
     A window that is larger than the image with its padding has none by the standard, while ONNX Runtime has one where
     less than a stride is missing.
     """
-    from tvm import relax, tirx
-
     extents, padding, is_sure = list(shape_of(pooled)), ints(attributes.padding), True
     lines = zip(ints(attributes.pool_size), ints(attributes.strides), ints(attributes.dilation), strict=True)
     for axis, (size, stride, step) in enumerate(lines):
@@ -47,10 +44,8 @@ def some(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
     return graph.builder.match_cast(pooled, relax.TensorType(extents, pooled.ty.dtype))
 
 
-def whole(graph: Graph, call: relax.Call) -> Value | None:
+def global_pool(graph: Graph, call: relax.Call) -> Value | None:
     """Average a whole image or volume, or find its maximum, in the blocked layout; a volume becomes an image first."""
-    from tvm import relax
-
     value, axes = graph.look(call.args[0]), call.attrs.axis
     rank = len(shape_of(call.args[0])) if has_known_shape(call.args[0], symbolic_axes=range(8)) else 0
     if axes is None or rank not in (4, 5) or sorted(axis % rank for axis in ints(axes)) != list(range(2, rank)):
@@ -64,7 +59,7 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
         return None
     is_mean = call.op.name == "relax.mean"
     kernel = graph.kernel(
-        _global_average if is_mean else largest_of_all, graph.blocked(value),
+        _global_average if is_mean else global_maximum, graph.blocked(value),
         name="global_average" if is_mean else "global_maximum",
     )  # fmt: skip
     pooled = Value(blocked=kernel, channels=value.channels)
@@ -73,32 +68,28 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
     return Value(plain=graph.emit(relax.op.reshape(graph.plain(pooled), shape_of(call))))
 
 
-def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
+def pool_windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tuple[te.Tensor, Any]:
     """Combine each window, ``outside`` standing for what lies outside; also return one by a window's pixels."""
-    from tvm import te, tirx
-
     batch, blocks, height, width, lanes = image.shape
     kernel, strides, padding = (ints(value) for value in (attributes.pool_size, attributes.strides, attributes.padding))
     top, left, bottom, right = padding
     dilation, is_rounded_up = ints(attributes.dilation), bool(attributes.ceil_mode)
     rows, columns = (
-        simplified(
-            (extent + before + after - (size - 1) * apart - 1 + (stride - 1 if is_rounded_up else 0)) // stride + 1
-        )
-        for extent, before, after, size, apart, stride in zip(
+        simplify((extent + before + after - (size - 1) * step - 1 + (stride - 1 if is_rounded_up else 0)) // stride + 1)
+        for extent, before, after, size, step, stride in zip(
             (height, width), (top, left), (bottom, right), kernel, dilation, strides, strict=True
         )
     )
     reaches_out = any(padding) or is_rounded_up
     real = image.dtype if "float" in str(image.dtype) else "float32"
-    down, along = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
+    window_h, window_w = te.reduce_axis((0, kernel[0]), "down"), te.reduce_axis((0, kernel[1]), "along")
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        y, x = h * strides[0] + down * dilation[0] - top, w * strides[1] + along * dilation[1] - left
+        y, x = h * strides[0] + window_h * dilation[0] - top, w * strides[1] + window_w * dilation[1] - left
         if not reaches_out:
-            return combine(image[n, block, y, x, lane], axis=[down, along])
+            return combine(image[n, block, y, x, lane], axis=[window_h, window_w])
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
-        return combine(tirx.if_then_else(inside, image[n, block, y, x, lane], outside), axis=[down, along])
+        return combine(tirx.if_then_else(inside, image[n, block, y, x, lane], outside), axis=[window_h, window_w])
 
     def share(h: Any, w: Any) -> Any:
         one = tirx.const(1.0, real)
@@ -108,9 +99,9 @@ def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tu
         if attributes.count_include_pad:
             low, high = (-top, -left), (height + bottom, width + right)
         y, x = h * strides[0] - top, w * strides[1] - left
-        tall = tirx.min(y + kernel[0], high[0]) - tirx.max(y, low[0])
-        wide = tirx.min(x + kernel[1], high[1]) - tirx.max(x, low[1])
-        return one / (tall * wide).astype(real)
+        count_h = tirx.min(y + kernel[0], high[0]) - tirx.max(y, low[0])
+        count_w = tirx.min(x + kernel[1], high[1]) - tirx.max(x, low[1])
+        return one / (count_h * count_w).astype(real)
 
     shape = (batch, blocks, rows, columns, lanes)
     return te.compute(shape, element, name="pool", attrs={primitives.FAMILY: NAME}), share
@@ -118,45 +109,35 @@ def windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) -> tu
 
 def maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
     """Describe the largest of each window."""
-    from tvm import te, tirx
-
-    return windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
+    return pool_windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
 
 
 def _average(image: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
-    sums, share = windows(image, attributes, tirx.const(0, image.dtype), te.sum)
+    sums, share = pool_windows(image, attributes, tirx.const(0, image.dtype), te.sum)
     return te.compute(sums.shape, lambda n, block, h, w, lane: sums[n, block, h, w, lane] * share(h, w), name="average")
 
 
-def over_all(image: te.Tensor, combine: Any) -> te.Tensor:
+def reduce_pixels(image: te.Tensor, combine: Any) -> te.Tensor:
     """Combine all pixels of an image."""
-    from tvm import te
-
     batch, blocks, height, width, lanes = image.shape
-    down, along = te.reduce_axis((0, height), "down"), te.reduce_axis((0, width), "along")
+    window_h, window_w = te.reduce_axis((0, height), "down"), te.reduce_axis((0, width), "along")
     return te.compute(
         (batch, blocks, 1, 1, lanes),
-        lambda n, block, h, w, lane: combine(image[n, block, down, along, lane], axis=[down, along]),
+        lambda n, block, h, w, lane: combine(image[n, block, window_h, window_w, lane], axis=[window_h, window_w]),
         name="pool",
         attrs={primitives.FAMILY: NAME},
     )
 
 
 def _global_average(image: te.Tensor) -> te.Tensor:
-    from tvm import te, tirx
-
-    sums = over_all(image, te.sum)
+    sums = reduce_pixels(image, te.sum)
     scale = tirx.const(1.0, image.dtype) / (image.shape[2] * image.shape[3]).astype(image.dtype)
     return te.compute(sums.shape, lambda *index: sums(*index) * scale, name="average")
 
 
-def largest_of_all(image: te.Tensor) -> te.Tensor:
+def global_maximum(image: te.Tensor) -> te.Tensor:
     """Describe the largest pixel of an image."""
-    from tvm import te
-
-    return over_all(image, te.max)
+    return reduce_pixels(image, te.max)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -185,6 +166,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 HANDLERS = {
     "relax.nn.max_pool2d": window,
     "relax.nn.avg_pool2d": window,
-    "relax.mean": whole,
-    "relax.max": whole,
+    "relax.mean": global_pool,
+    "relax.max": global_pool,
 }

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "pool_rows"
 UNROLLED = 27
@@ -21,7 +20,7 @@ LAYOUTS = ("NCW", "NCDHW")
 
 
 def window(graph: Graph, call: relax.Call) -> Value | None:
-    """Pool float32 of known extents, the batch apart; averages without dilation."""
+    """Pool float32 of static extents, but for the batch; averages without dilation."""
     attributes, is_maximum = call.attrs, "max_pool" in call.op.name
     if attributes.layout not in LAYOUTS or not has_known_shape(call.args[0]):
         return None
@@ -38,35 +37,33 @@ def _axes(volume: te.Tensor, attributes: Any) -> list[dict[str, int]]:
         "stride": ints(attributes.strides),
         "dilation": ints(attributes.dilation),
     }
-    padding, rows = ints(attributes.padding), []
+    padding, axes = ints(attributes.padding), []
     rank = len(lists["kernel"])
     for index in range(rank):
-        row = {name: values[index] for name, values in lists.items()}
+        axis = {name: values[index] for name, values in lists.items()}
         size, before, after = int(volume.shape[2 + index]), padding[index], padding[rank + index]
-        wide = (row["kernel"] - 1) * row["dilation"] + 1
-        rounding = row["stride"] - 1 if attributes.ceil_mode else 0
-        output = (size + before + after - wide + rounding) // row["stride"] + 1
-        if attributes.ceil_mode and (output - 1) * row["stride"] >= size + before:  # it would start past the image
+        extent = (axis["kernel"] - 1) * axis["dilation"] + 1
+        rounding = axis["stride"] - 1 if attributes.ceil_mode else 0
+        output = (size + before + after - extent + rounding) // axis["stride"] + 1
+        if attributes.ceil_mode and (output - 1) * axis["stride"] >= size + before:  # it would start past the image
             output -= 1
-        reach = (output - 1) * row["stride"] + wide - size - before
-        rows.append({**row, "size": size, "before": before, "after": after, "output": output, "reach": max(reach, 0)})
-    return rows
+        reach = (output - 1) * axis["stride"] + extent - size - before
+        axes.append({**axis, "size": size, "before": before, "after": after, "output": output, "reach": max(reach, 0)})
+    return axes
 
 
 def _windows(volume: te.Tensor, axes: list[dict[str, int]], outside: Any, combine: Any) -> te.Tensor:
     """Combine each window; what lies outside is copied around the volume first, so that windows have no tests."""
-    from tvm import te, tirx
-
     padded = volume
     if any(axis["before"] or axis["reach"] for axis in axes):
         extents = [axis["before"] + axis["size"] + axis["reach"] for axis in axes]
 
-        def surrounded(n: Any, c: Any, *place: Any) -> Any:
+        def pad(n: Any, c: Any, *place: Any) -> Any:
             own = [at - axis["before"] for at, axis in zip(place, axes, strict=True)]
             inside = [part for at, axis in zip(own, axes, strict=True) for part in (at >= 0, at < axis["size"])]
             return tirx.if_then_else(tirx.all(*inside), volume(n, c, *own), outside)
 
-        padded = te.compute((*volume.shape[:2], *extents), surrounded, name="surrounded")
+        padded = te.compute((*volume.shape[:2], *extents), pad, name="surrounded")
     taps = [te.reduce_axis((0, axis["kernel"]), f"tap{index}") for index, axis in enumerate(axes)]
 
     def element(n: Any, c: Any, *place: Any) -> Any:
@@ -78,14 +75,10 @@ def _windows(volume: te.Tensor, axes: list[dict[str, int]], outside: Any, combin
 
 
 def _maximum(volume: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
     return _windows(volume, _axes(volume, attributes), tirx.const(-math.inf, volume.dtype), te.max)
 
 
 def _average(volume: te.Tensor, attributes: Any) -> te.Tensor:
-    from tvm import te, tirx
-
     axes = _axes(volume, attributes)
     sums = _windows(volume, axes, tirx.const(0, volume.dtype), te.sum)
 
@@ -108,7 +101,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     loops = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in loops]
     pooled = (len(loops) - 2) // 2

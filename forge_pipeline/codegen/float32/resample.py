@@ -5,17 +5,15 @@ In blocked form a pixel is a vector, wherever it is read from; in plain form a r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, s_tir, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "resample"
 AXIS = "forge.axis"
@@ -30,8 +28,6 @@ UNROLLED = 8
 
 def resample(image: te.Tensor, first: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
     """Describe ``out[.., o, ..]`` as the sum over k of ``weights[o, k] * image[.., first[o] + k, ..]``."""
-    from tvm import te
-
     output, count = (int(extent) for extent in weights.shape)
     tap = te.reduce_axis((0, count), "tap")
 
@@ -44,10 +40,8 @@ def resample(image: te.Tensor, first: te.Tensor, weights: te.Tensor, axis: int) 
     return te.compute(shape, element, name=NAME, attrs={primitives.FAMILY: NAME, AXIS: axis})
 
 
-def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Expr, relax.Expr] | None:
+def match_resample(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Expr, relax.Expr] | None:
     """Return image, axis, first pixels and weights of a call of a kernel that resizes; None for other kernels."""
-    from tvm import s_tir
-
     kernel = graph.builder.get()[call.args[0]]
     sch = s_tir.Schedule(kernel)
     found = [block for block in primitives.blocks(sch) if primitives.family_of(sch, block) == NAME]
@@ -59,7 +53,7 @@ def described(graph: Graph, call: relax.Call) -> tuple[relax.Expr, int, relax.Ex
 
 def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
     """Resize height or width of an image that is blocked already."""
-    found = described(graph, call)
+    found = match_resample(graph, call)
     if found is None:
         return None
     source, axis, first, weights = found
@@ -80,8 +74,6 @@ def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
 
     Where each is there equally often, no table is read, so that this becomes part of the kernel that reads the result.
     """
-    from tvm import relax
-
     chosen, axis = graph.look(call.args[1]), call.attrs.axis
     if axis is None or ints([axis])[0] not in PIXEL_AXES or chosen.constant is None or chosen.constant.ndim != 1:
         return None
@@ -91,7 +83,7 @@ def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
     if times is None:
         taken = graph.emit(relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs))
     else:
-        taken = graph.kernel(_repeated, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
+        taken = graph.kernel(_repeat, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
     return Value(blocked=taken, channels=value.channels)
 
 
@@ -103,9 +95,7 @@ def _times(chosen: Array, size: Extent) -> int | None:
     return times if np.array_equal(chosen, np.arange(len(chosen)) // times) else None
 
 
-def _repeated(image: te.Tensor, axis: int, times: int) -> te.Tensor:
-    from tvm import te
-
+def _repeat(image: te.Tensor, axis: int, times: int) -> te.Tensor:
     shape = (*image.shape[:axis], image.shape[axis] * times, *image.shape[axis + 1 :])
     return te.compute(shape, lambda *at: image(*at[:axis], at[axis] // times, *at[axis + 1 :]), name="repeat")
 
@@ -115,7 +105,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     *outer, inner, tap = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (*outer, inner, tap)]
     innermost, lanes = extents[-2], machine.lanes

@@ -5,21 +5,19 @@ Weights that are dequantized, and masks that are bits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-
 NAME = "stored_weight"
 
 
-def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
+def dequantize(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
     """Describe integers without zero point times scales that are broadcast over them."""
-    from tvm import te
 
     def element(*at: Any) -> Any:
         place = [0 if int(extent) == 1 else index for index, extent in zip(at, scale.shape, strict=True)]
@@ -28,10 +26,8 @@ def dequantized(integers: te.Tensor, scale: te.Tensor) -> te.Tensor:
     return te.compute(integers.shape, element, name="dequantize_weight", attrs={primitives.FAMILY: NAME})
 
 
-def masks(bits: te.Tensor) -> te.Tensor:
+def unpack_masks(bits: te.Tensor) -> te.Tensor:
     """Describe masks (.., width, 4), 255 where a bit of (.., width / 2) is set: the lowest is the first."""
-    from tvm import te, tirx
-
     *leading, halves = bits.shape
 
     def element(*at: Any) -> Any:

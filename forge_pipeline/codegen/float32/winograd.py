@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import direct, winograd_weight
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
@@ -28,10 +29,6 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "winograd"
 TOLERANCE = 2e-5
@@ -89,15 +86,15 @@ def error(transform: Transform, weight: Array) -> float:
     random = np.random.default_rng(0)
     image = np.abs(random.standard_normal((SAMPLED_TILES, weight.shape[1], transform.size, transform.size)))
     small = [matrix.astype(np.float32) for matrix in (transform.image, transform.result)]
-    kernel = transformed(transform.kernel, weight.astype(np.float64)).astype(np.float32)
-    spread = transformed(small[0], image.astype(np.float32))
-    found = transformed(small[1], np.einsum("tcij,fcij->tfij", spread, kernel))
+    kernel = transform_tiles(transform.kernel, weight.astype(np.float64)).astype(np.float32)
+    spread = transform_tiles(small[0], image.astype(np.float32))
+    found = transform_tiles(small[1], np.einsum("tcij,fcij->tfij", spread, kernel))
     windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3), axis=(2, 3))
     exact = np.einsum("tcyxij,fcij->tfyx", windows, weight.astype(np.float64))
     return float(np.abs(found - exact).max() / max(np.abs(exact).max(), np.finfo(np.float32).tiny))
 
 
-def transformed(matrix: Array, tiles: Array) -> Array:
+def transform_tiles(matrix: Array, tiles: Array) -> Array:
     """Return ``matrix`` times each tile times the matrix transposed, added up in one order.
 
     Not with ``@``: the order, and so the last bit of a library's weights, would be that of the CPU's BLAS kernel.
@@ -110,23 +107,21 @@ def transformed(matrix: Array, tiles: Array) -> Array:
 def pack_weight(weight: Array, lanes: int, transform: Transform) -> Array:
     """Return (filters, channels, 3, 3), transformed, as (filters / lanes, i, j, channels / lanes, lanes, lanes)."""
     filters, channels, _, _ = weight.shape
-    rows, blocks = -(-filters // lanes), -(-channels // lanes)
+    oc_blocks, ic_blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
-    full = np.zeros((rows * lanes, blocks * lanes, size, size), np.float32)
-    full[:filters, :channels] = transformed(transform.kernel, weight.astype(np.float64))
-    return full.reshape(rows, lanes, blocks, lanes, size, size).transpose(0, 4, 5, 2, 3, 1)
+    full = np.zeros((oc_blocks * lanes, ic_blocks * lanes, size, size), np.float32)
+    full[:filters, :channels] = transform_tiles(transform.kernel, weight.astype(np.float64))
+    return full.reshape(oc_blocks, lanes, ic_blocks, lanes, size, size).transpose(0, 4, 5, 2, 3, 1)
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
-    from tvm import te, tirx
-
     batch, lanes = image.shape[0], image.shape[4]
-    rows, size, _, blocks, _, _ = (int(extent) for extent in weight.shape)
-    transformed = image_components(image, tirx.const(0.0, "float32"), "float32", blocks, geometry, transform)
-    block, channel = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, lanes), "channel")
+    oc_blocks, size, _, ic_blocks, _, _ = (int(extent) for extent in weight.shape)
+    transformed = image_components(image, tirx.const(0.0, "float32"), "float32", ic_blocks, geometry, transform)
+    block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
     products = te.compute(
-        (batch, rows, size, size, transformed.shape[4], lanes),
+        (batch, oc_blocks, size, size, transformed.shape[4], lanes),
         lambda n, row, i, j, t, out: te.sum(
             transformed[n, i, j, block, t, channel] * weight[row, i, j, block, channel, out],
             axis=[block, channel],
@@ -134,7 +129,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform:
         name="products",
     )
     return te.compute(
-        (batch, rows, *geometry.output, lanes),
+        (batch, oc_blocks, *geometry.output, lanes),
         results(products, "float32", geometry, transform),
         name="convolve",
         attrs={primitives.FAMILY: NAME},

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 STAGES = ("tiles", "image_vertical", "image_both", "products", "result_vertical", "result_both")
 
@@ -83,7 +81,7 @@ LARGE = Transform(
 def is_possible(machine: Machine, geometry: Geometry) -> bool:
     """Return whether a convolution is of known size, with dense 3x3 kernels, and has channels to fill the lanes."""
     return (
-        geometry.is_sized
+        geometry.is_static
         and geometry.kernel == (3, 3)
         and set(geometry.strides) == set(geometry.dilation) == {1}
         and geometry.groups == 1
@@ -96,8 +94,6 @@ def combine(matrix: Array, row: Any, dtype: str, read: Callable[[int], Any]) -> 
 
     In an unsigned type the sum is taken modulo its range.
     """
-    from tvm import tirx
-
     total = None
     for column in range(matrix.shape[1]):
         factor = tirx.const(0, dtype)
@@ -114,8 +110,6 @@ def image_components(
     image: te.Tensor, pad: Any, dtype: str, blocks: int, geometry: Geometry, transform: Transform
 ) -> te.Tensor:
     """Describe a blocked image, ``pad`` around it, as components (batch, i, j, blocks, tiles, lanes) of ``dtype``."""
-    from tvm import te, tirx
-
     batch, _, height, width, lanes = image.shape
     step, size = transform.step, transform.size
     top, left, _, _ = geometry.padding
@@ -141,8 +135,6 @@ def image_components(
 
 def results(products: te.Tensor, dtype: str, geometry: Geometry, transform: Transform) -> Callable[..., Any]:
     """Describe components transformed back, in ``dtype``; return what gives the result at (n, row, h, w, lane)."""
-    from tvm import te
-
     batch, rows, _, _, _, lanes = products.shape
     step, size = transform.step, transform.size
     tiles_h, tiles_w = transform.tiles(geometry)

@@ -5,16 +5,13 @@ In float64, so that the weights are what they would be had they been transformed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tvm import te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.winograd_tiles import combine
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
 
 NAME = "winograd_weight"
 
@@ -24,8 +21,6 @@ def transform(weight: te.Tensor, matrix: Array) -> te.Tensor:
 
     ``matrix`` is G, (m + 2, 3).
     """
-    from tvm import te
-
     rows, blocks, _, _, channels, lanes = (int(extent) for extent in weight.shape)
     size = int(matrix.shape[0])
     vertical = te.compute(

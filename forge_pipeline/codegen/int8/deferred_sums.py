@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
@@ -20,9 +21,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     IntegerWeight,
 )
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +78,8 @@ def quantized_operands(graph: Graph, call: relax.Call, arrange: Callable[[Array]
     if not isinstance(source, Dequantized | DynamicallyQuantized) or not (weight.scale > 0).all():
         return None
     integers, spread = weight.integers, [1] * weight.integers.ndim
-    held = weights.held(graph.machine, arrange(integers))
-    if held is None:
+    narrow = weights.to_int8_or_int16(graph.machine, arrange(integers))
+    if narrow is None:
         return None
     if weight.scale.size > 1:
         spread[weight.axis] = -1
@@ -91,7 +89,7 @@ def quantized_operands(graph: Graph, call: relax.Call, arrange: Callable[[Array]
         return None
     affine = source.affine if isinstance(source, Dequantized) else Affine(scale=1.0, zero=0)
     return {
-        "source": source.source, "zero": affine.zero, "weight": held, "bias": np.zeros(len(scales), np.int64),
+        "source": source.source, "zero": affine.zero, "weight": narrow, "bias": np.zeros(len(scales), np.int64),
         "scale": (np.float32(affine.scale) * scales[:, 0]).astype(np.float32),
         "dynamic": source if isinstance(source, DynamicallyQuantized) else None,
     }  # fmt: skip

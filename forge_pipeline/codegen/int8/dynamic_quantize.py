@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
@@ -16,12 +20,7 @@ from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.dynamic_quantize import MEASURE
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "integer_dynamic"
 SIDE_BY_SIDE = 4
@@ -33,8 +32,6 @@ OPAQUE = 8
 
 def measure(graph: Graph, call: relax.Call) -> Value | None:
     """Find scale and zero point of a tensor in one pass over it."""
-    from tvm import relax
-
     if not str(call.args[0].name_hint).startswith(MEASURE):
         return None
     value = graph.look(call.args[1].fields[0])
@@ -49,7 +46,6 @@ def measure(graph: Graph, call: relax.Call) -> Value | None:
 
 def _kernel(width: int) -> Any:
     """Return ``values -> (scale, zero)``, rounded where ONNX Runtime rounds them."""
-    from tvm.script import tirx as T
 
     def scale_of(low: Any, high: Any) -> Any:
         return T.Select(high == low, T.float32(1), (high - low) / T.float32(LEVELS))
@@ -127,7 +123,6 @@ def _dynamic(graph: Graph, call: relax.Call, dtype: str) -> tuple[relax.Expr, re
 
 def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     """Describe the quantization of a float tensor in any form."""
-    from tvm import te, tirx
 
     def element(*at: Any) -> Any:
         offset = zero().astype("int32").astype("float32")
@@ -138,7 +133,7 @@ def to_bytes(image: te.Tensor, scale: te.Tensor, zero: te.Tensor) -> te.Tensor:
     return te.compute(image.shape, element, name="quantize")
 
 
-def padded(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
+def pad_image(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: Geometry) -> tuple[Value, Geometry]:
     """Return an image of bytes with the measured zero point around it, and a convolution that pads no more."""
     if not any(geometry.padding):
         return image, geometry
@@ -152,8 +147,6 @@ def padded(graph: Graph, image: Value, dynamic: DynamicallyQuantized, geometry: 
 
 
 def _surround(image: te.Tensor, zero: te.Tensor, geometry: Geometry) -> te.Tensor:
-    from tvm import te, tirx
-
     (top, left, bottom, right), (height, width) = geometry.padding, geometry.of(image).size
     batch, channels, _, _, *lanes = image.shape
 

@@ -40,7 +40,7 @@ def choose_even_tile(
     Where the width is symbolic, cycles are those for a pixel, on average over usual widths. ``in_place``: then a row is
     all pixels of the image.
     """
-    dot, is_sized = dot_product(machine), geometry.is_sized
+    dot, is_sized = dot_product(machine), geometry.is_static
     widths = (geometry.output[1],) if is_sized else (primitives.UNKNOWN**2,) if in_place else WIDTHS
     best: EvenTile | None = None
     for vectors in divisors(rows, 4):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tvm
+from tvm import relax, s_tir, tirx
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
+from forge_pipeline.codegen.tir import primitives
 
 CONVERSIONS = (
     "quantize", "dequantize", "finish_", "pack", "unpack", "T_concat", "T_reshape", "T_strided_slice", "T_transpose",
@@ -17,8 +16,6 @@ CONVERSIONS = (
 
 def is_quantized(module: tvm.IRModule) -> bool:
     """Return whether ``main``, as imported, asks for integers anywhere."""
-    from tvm import relax
-
     found = []
 
     def visit(expression: object) -> None:
@@ -34,8 +31,6 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 
     An integer product is not among them, whatever follows it.
     """
-    from tvm import tirx
-
     return {
         variable.name_hint
         for variable, function in module.functions_items()
@@ -44,10 +39,6 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 
 
 def _computes_in_float(function: tirx.PrimFunc) -> bool:
-    from tvm import s_tir
-
-    from forge_pipeline.codegen.tir import primitives
-
     sch = s_tir.Schedule(function)
     found = primitives.blocks(sch)
     if any(primitives.family_of(sch, block).startswith("integer") for block in found):

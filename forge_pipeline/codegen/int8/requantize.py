@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, DynamicAffine, clipped_float, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph
-
-if TYPE_CHECKING:
-    from tvm import relax, te, tirx
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 RESULT_LIMIT = 1 << 30
 """Size of a result in steps from which on its conversion to int32 might have no room for it."""
@@ -55,8 +52,8 @@ class Epilogue:
 
     def largest(self, weight: Array) -> Array:
         """Return the most that results of bytes times ``weight`` (channels, ...) can be, for each channel."""
-        wide = weight.reshape(len(weight), -1).astype(np.int64)
-        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(wide, 0), np.maximum(wide, 0))]
+        integers = weight.reshape(len(weight), -1).astype(np.int64)
+        ends = [LEVELS * part.sum(axis=1) + self.bias for part in (np.minimum(integers, 0), np.maximum(integers, 0))]
         most: Array = np.maximum(*(abs(end) for end in ends)) * self.factor.astype(np.float64)
         return most if self.float_bias is None else most + abs(self.float_bias)
 
@@ -65,10 +62,10 @@ class Epilogue:
         arrays = [self.bias.astype(np.int32), self.factor.astype(np.float32)]
         if self.float_bias is not None:
             arrays.append(self.float_bias.astype(np.float32))
-        constants = [graph.constant(_filled(array, shape)) for array in arrays]
+        constants = [graph.constant(_fill(array, shape)) for array in arrays]
         if self.dynamic is not None:
             scale, zero = self.dynamic.scale, self.dynamic.zero
-            sums = graph.constant(_filled(self.dynamic.sums, shape))
+            sums = graph.constant(_fill(self.dynamic.sums, shape))
             constants[0] = graph.kernel(_less_zero, constants[0], sums, zero, name="measured_bias")
             if not self.raw:
                 constants[1] = graph.kernel(_times_scale, constants[1], scale, name="measured_factor")
@@ -93,21 +90,17 @@ class Epilogue:
         return (rounded(value) if self.affine is None else value) + float_bias[0]
 
 
-def _filled(array: Array, shape: tuple[int, ...]) -> Array:
+def _fill(array: Array, shape: tuple[int, ...]) -> Array:
     full = np.zeros(shape, array.dtype)
     full.reshape(-1)[: array.size] = array
     return full
 
 
 def _less_zero(bias: te.Tensor, sums: te.Tensor, zero: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(bias.shape, lambda *at: bias(*at) - zero().astype("int32") * sums(*at), name="quantize_bias")
 
 
 def _times_scale(factor: te.Tensor, scale: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(factor.shape, lambda *at: factor(*at) * scale(), name="quantize_factor")
 
 

@@ -8,23 +8,19 @@ channels several times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import relax
-
 LARGEST, BYTE = 127, 255
 """What every dot product can take of both signs, and what two bytes differ at most."""
 
 
-def held(machine: Machine, integers: Array) -> Array | None:
+def to_int8_or_int16(machine: Machine, integers: Array) -> Array | None:
     """Return weights, those of a result along all axes but the first, as int8 or int16; None where no kernel does.
 
     int16 are for machines that widen, or for ``in_parts``.
@@ -39,7 +35,7 @@ def held(machine: Machine, integers: Array) -> Array | None:
     return None if BYTE * int(totals.max()) >= SUM_LIMIT else integers.astype(np.int16)
 
 
-def in_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
+def split_into_parts(machine: Machine, weight: Array, axis: int) -> tuple[Array, int]:
     """Return weights whose parts in int8 follow each other along ``axis``, and how many there are."""
     if weight.dtype == np.int8 or dot_product(machine).widens:
         return weight, 1
@@ -62,8 +58,6 @@ def channels_again(graph: Graph, image: Value, times: int, groups: int) -> Value
 
 def _by_group(graph: Graph, value: relax.Expr, times: int, groups: int) -> relax.Expr:
     """Return a tensor whose axis 1 has each of its ``groups`` several times."""
-    from tvm import relax
-
     if groups == 1:
         return again(graph, value, times, axis=1)
     batch, channels, *pixels = shape_of(value)
@@ -74,8 +68,6 @@ def _by_group(graph: Graph, value: relax.Expr, times: int, groups: int) -> relax
 
 def again(graph: Graph, value: relax.Expr, times: int, axis: int) -> relax.Expr:
     """Return a tensor several times, side by side."""
-    from tvm import relax
-
     if times == 1:
         return value
     return graph.emit(relax.op.concat([value] * times, axis=axis % len(shape_of(value))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.layout.known_kernels import with_known_kernels
+from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_pipeline.runtime.entries import MAIN
 
 if TYPE_CHECKING:
@@ -19,8 +19,11 @@ SUFFIX = "_of_one"
 """What the name of a function for a batch of one, and of a kernel that it alone calls, ends in."""
 
 
-def batch_of_one(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]] | None:
-    """Return ``module`` with the first axis of every input fixed to one where it is symbolic, and these axes' names.
+def batch_of_one(
+    module: tvm.IRModule, extents: Sizes | None
+) -> tuple[tvm.IRModule, Sizes | None, dict[str, int]] | None:
+    """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
+    symbolic, and these axes' names.
 
     None where there is no such axis, or where it cannot be one.
     """
@@ -29,16 +32,18 @@ def batch_of_one(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, int]] | 
     first = {}
     for parameter in module["main"].params:
         shape = getattr(parameter.ty, "shape", None)
-        extents = list(shape.values) if shape is not None else []
-        if extents and isinstance(extents[0], tirx.Var):
-            first[extents[0]] = 1
+        axes = list(shape.values or ()) if shape is not None else []
+        if axes and isinstance(axes[0], tirx.Var) and parameter.name != PARAMETER:
+            first[axes[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
+    names = {str(variable.name): 1 for variable in first}
     try:
-        bound = with_known_kernels(relax.transform.BindSymbolicVars(first)(module))
+        if extents is None:
+            return relax.transform.BindSymbolicVars(first)(module), None, names
+        return *fixed(module, extents, names), names
     except (ValueError, RuntimeError):  # of shapes that do not go together: the axis is no batch, and is never one
         return None
-    return bound, {str(variable.name): 1 for variable in first}
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
@@ -58,17 +63,30 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
     return False
 
 
-def join(module: tvm.IRModule, other: tvm.IRModule, name: str) -> tvm.IRModule:
-    """Return ``module`` with the `main` of ``other`` as the function ``name``, and with the kernels that it calls.
+def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """Return one module with the `main` of each under its name, and with the kernels that they call.
 
-    Kernels whose names are taken by others get what ``name`` has behind `main` at their end.
+    Kernels whose names are taken by others get what the name has behind `main` at their end.
     """
+    import tvm
     from tvm import relax
 
-    builder, suffix = relax.BlockBuilder(module), name.removeprefix(MAIN)
+    first = next(iter(modules))
+    builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
+    for name, module in modules.items():
+        if name != MAIN:
+            _add(builder, name, module)
+    return builder.finalize()
+
+
+def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
+    """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
+    from tvm import relax
+
+    suffix = name.removeprefix(MAIN) if name.startswith(MAIN) else ""
     renamed: dict[Any, Any] = {}
-    for variable, function in other.functions_items():
-        if variable.name_hint != MAIN:  # equal kernels stay one
+    for variable, function in module.functions_items():
+        if variable.name_hint != MAIN:
             renamed[variable] = builder.add_func(function, f"{variable.name_hint}{suffix}")
 
     @relax.expr_functor.mutator
@@ -77,10 +95,9 @@ def join(module: tvm.IRModule, other: tvm.IRModule, name: str) -> tvm.IRModule:
             arguments = [renamed.get(item, item) for item in op.args]
             return super().visit_call_(relax.Call(op.op, arguments, op.attrs, op.ty_args))
 
-    main = other[MAIN]
-    body = Rename(other).visit_expr(main.body)
+    main = module[MAIN]
+    body = Rename(module).visit_expr(main.body)
     entry = relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(
         {**dict(main.attrs or {}), "global_symbol": name}
     )
     builder.add_func(entry, name)
-    return builder.finalize()

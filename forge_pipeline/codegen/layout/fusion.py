@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import relax
+    from tvm import relax, tirx
 
 PATTERN, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 4, 8
 """TVM's attribute of a kernel that says what may be fused with it, and its values kOutEWiseFusable (elementwise
@@ -31,6 +31,38 @@ TIMES_WRITTEN = 12
 
 MOST_NAMED = 2000
 """How often the expression of a fused kernel may name an element that it reads: three such functions in a row."""
+
+
+def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` in which nothing is fused with a kernel that has an extent that none of its operands has.
+
+    TVM tells the variables of kernels that it fuses by their operands alone.
+    """
+    closed = {}
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            if _kernel(binding.value) is not None:
+                variable, operands = binding.value.args[0], len(binding.value.args[1].fields)
+                if variable not in closed and _is_open(module[variable], operands):
+                    closed[variable] = module[variable].with_attr(PATTERN, OPAQUE)
+    module = module.clone()
+    for variable, function in closed.items():
+        module[variable] = function
+    return module
+
+
+def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
+    """Return whether a kernel takes numbers, or has results with extents that none of its first ``operands`` has."""
+    from tvm import tirx
+
+    def variables(parameter: Any) -> set[Any]:
+        return {extent for extent in parameter.ty.shape if isinstance(extent, tirx.Var)}
+
+    given, results = function.params[:operands], function.params[operands:]
+    if not all(hasattr(parameter.ty, "shape") for parameter in given):
+        return True
+    known, own = (set[Any]().union(*map(variables, parameters)) for parameters in (given, results))
+    return not own <= known
 
 
 def cut_chains(module: tvm.IRModule) -> tvm.IRModule:

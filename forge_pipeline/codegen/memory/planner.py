@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forge_pipeline.codegen.float32.concat import JOINS
+import tvm
+from tvm import DataType, relax, tirx
+
+from forge_pipeline.codegen.float32.concat import IS_CONCAT
 from forge_pipeline.codegen.memory import prepack
 from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
 from forge_pipeline.runtime.profile import PLACING
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax, tirx
 
 DATA, BYTE_OFFSET = 1, 8
 """TVM's codes for two fields of a DLTensor."""
@@ -30,8 +29,6 @@ def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
     Only what is prepared once, and stays, has memory of its own. A function with branches, or with tensors of unknown
     size, is returned as it is.
     """
-    from tvm import relax
-
     builder = relax.BlockBuilder(module)
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
         if isinstance(function, relax.Function):
@@ -41,8 +38,6 @@ def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
 
 def allocated(function: relax.Function) -> int:
     """Return the bytes that a function allocates when it is called; sizes must be known."""
-    from tvm import relax
-
     total = 0
 
     def visit(item: object) -> None:
@@ -58,15 +53,11 @@ def allocated(function: relax.Function) -> int:
 
 
 def _size(allocation: relax.Call) -> int:
-    from tvm import DataType
-
     shape, dtype = allocation.args[0], DataType(str(allocation.args[1].value))
     return math.prod(int(extent) for extent in shape.values) * int(dtype.itemsize)
 
 
 def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: relax.Function) -> None:
-    from tvm import relax
-
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     lives = _lives(module, bindings, function.body.body, keeps_results=variable.name_hint == prepack.NAME)
     if not lives:
@@ -101,13 +92,11 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
 
 def _concats(module: tvm.IRModule, bindings: Sequence[Any], lives: Mapping[Any, Life]) -> Iterator[Concat]:
     """Yield the concatenations whose parts and whole are planned, and whose parts are whole tensors."""
-    from tvm import relax
-
     names = {binding.var: binding.value for binding in bindings if isinstance(binding.value, relax.Var)}
     for index, binding in enumerate(bindings):
         call = binding.value
         function = module.functions.get(call.op) if isinstance(call, relax.Call) else None
-        if function is None or not function.attrs or JOINS not in function.attrs:
+        if function is None or not function.attrs or IS_CONCAT not in function.attrs:
             continue
         tensors = []
         for argument in call.args:
@@ -124,8 +113,6 @@ def _lives(
     module: tvm.IRModule, bindings: Sequence[Any], result: relax.Expr, *, keeps_results: bool = False
 ) -> dict[Any, Life]:
     """Return the lives of all tensors that a function allocates for itself; none where one has no known size."""
-    from tvm import relax, tirx
-
     roots: dict[Any, frozenset[Any]] = {}  # what a variable may be a view of
     sizes: dict[Any, int] = {}
     last: dict[Any, int] = {}
@@ -161,8 +148,6 @@ def _lives(
 
 def _touched(expression: relax.Expr, roots: dict[Any, frozenset[Any]]) -> frozenset[Any]:
     """Return the tensors that an expression may read or write."""
-    from tvm import relax
-
     found: set[Any] = set()
 
     def visit(item: object) -> None:
@@ -175,8 +160,6 @@ def _touched(expression: relax.Expr, roots: dict[Any, frozenset[Any]]) -> frozen
 
 def _placing(count: int) -> tirx.PrimFunc:
     """Return a function of ``count`` tensors that turns the byte offset of each into an address, as kernels want it."""
-    from tvm import tirx
-
     tensors = [tirx.Var(f"tensor{index}", "handle") for index in range(count)]
     statements = []
     for tensor in tensors:

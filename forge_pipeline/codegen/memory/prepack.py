@@ -7,10 +7,10 @@ into a function `prepare` of the library, whose results `main` takes after its i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import tirx
+from tvm import tirx
+from tvm.script import tirx as T
 
 PREPARES = "forge.prepares"
 """The attribute of kernels that compute on weights alone."""
@@ -25,7 +25,6 @@ def widening_kernel() -> tirx.PrimFunc:
 
     A half's bits, moved to where a float32 has its own, are the number times 2^-112; infinity and NaN are told apart.
     """
-    from tvm.script import tirx as T
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def widen(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
@@ -45,8 +44,6 @@ def widening_kernel() -> tirx.PrimFunc:
 
 
 def _widened(half: Any) -> Any:
-    from tvm import tirx
-
     def number(value: int) -> Any:
         return tirx.const(value, "uint32")
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import array_view
 from forge_pipeline.codegen.memory.prepack import NAME, PREPARES, widening_kernel
 from forge_pipeline.content import FileRange, OpenFile, write, writing_temporarily
 from forge_pipeline.ir.external_data.mapped import release_view
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax
 
 ALIGNMENT = 64
 """TVM's kernels are compiled for arrays that start at a cache line."""
@@ -56,8 +55,6 @@ class _Stored:
     """One array for each content, by its SHA-256."""
 
     def variable(self, array: Array, dtype: str) -> relax.Var:
-        from tvm import relax
-
         shape = tuple(int(extent) for extent in array.shape)
         array = np.ascontiguousarray(array)
         content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
@@ -74,9 +71,6 @@ def separate(module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFil
 
     The section is written to ``file``, if that is given, and is what lies there.
     """
-    import tvm
-    from tvm import relax
-
     direct, raw = _Stored(prefix="weight"), _Stored(prefix="raw")
     preparing = _Preparing(module=module, raw=raw, as_halves=as_halves)
 
@@ -154,9 +148,6 @@ class _Preparing:
 
     def takes(self, call: relax.Call) -> bool:
         """Return whether a call is one of a preparing kernel on constants alone."""
-        import tvm
-        from tvm.ir import GenericConst
-
         if not call.args or not isinstance(call.args[0], tvm.ir.GlobalVar):
             return False
         function = self.module[call.args[0]]
@@ -166,8 +157,6 @@ class _Preparing:
 
     def call(self, call: relax.Call) -> relax.Var:
         """Move a call into `prepare`; return the variable by which `main` takes its result."""
-        from tvm import relax
-
         operands = [self._loaded(array_view(item.value)) for item in call.args[1].fields]
         key = (call.args[0], tuple(operands))
         if key not in self.known:
@@ -194,9 +183,6 @@ class _Preparing:
 
     def functions(self) -> dict[Any, Any]:
         """Return `prepare` and the kernel that it may need, by name; nothing where there is nothing to prepare."""
-        import tvm
-        from tvm import relax
-
         if not self.results:
             return {}
         result = relax.Var("results", relax.TupleType([variable.ty for variable in self.made]))
@@ -210,8 +196,6 @@ class _Preparing:
 
     def _loaded(self, array: Array) -> relax.Var:
         """Return a stored array inside `prepare`, widened if it is stored as halves."""
-        from tvm import relax
-
         if not self.is_stored_as_half(array):
             return self.raw.variable(array, str(array.dtype))
         halves = self.raw.variable(array.astype(np.float16).view(np.uint16).reshape(-1), "uint16")
@@ -226,15 +210,11 @@ class _Preparing:
         return self.known[key]
 
     def _bound(self, expression: relax.Expr, kind: Any) -> relax.Var:
-        from tvm import relax
-
         variable = relax.DataflowVar(f"prepared{len(self.bindings)}", kind)
         self.bindings.append(relax.VarBinding(variable, expression))
         return variable
 
     def _result(self, made: relax.Var) -> relax.Var:
-        from tvm import relax
-
         self.made.append(made)
         self.results.append(relax.Var(f"prepared{len(self.results)}", made.ty))
         return self.results[-1]

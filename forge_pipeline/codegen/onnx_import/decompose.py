@@ -7,41 +7,57 @@ same kind, which can be compiled directly, stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx
 import onnx.inliner
 from onnx import FunctionProto, ModelProto, NodeProto, defs, helper, numpy_helper
 
-from forge_pipeline.codegen.onnx_import.fold_shapes import fold_shapes
-
 DOMAIN = "forge.expanded"
 ROUNDS = 8
 """Bodies that use operators with bodies: no operator of the standard nests deeper than four."""
 
-Refuses = Callable[[ModelProto], list[NodeProto]]
-"""Return the nodes of a model (after shape inference) that cannot be compiled: the very objects, not copies."""
+Leaves = Callable[[NodeProto], bool]
+"""Whether a node stays as it is."""
 
 
-def expanded(model: ModelProto, refuses: Refuses) -> ModelProto:
-    """Return ``model``, with types of values, in which refused nodes are replaced by their bodies where they have one.
+def expanded(model: ModelProto, is_left: Leaves) -> ModelProto:
+    """Return ``model`` in which nodes that ``is_left`` does not keep are replaced by their bodies where they have one.
 
     The given model may be changed. What has no body stays, for the caller to report.
     """
-    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     for _ in range(ROUNDS):
-        if not _replace(model, refuses(model)):
+        nodes = [node for node in _nodes(model.graph) if not is_left(node)]
+        found = _written_out(model, nodes) if nodes else None
+        if found is None:
             break
-        model = onnx.inliner.inline_local_functions(model)
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        fold_shapes(model)
+        model = found
     return model
 
 
-def _replace(model: ModelProto, nodes: list[NodeProto]) -> bool:
+def defined(model: ModelProto, places: Sequence[int]) -> ModelProto | None:
+    """Return ``model`` with the nodes at these places of the main graph written out; None where none has a body."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return _written_out(copy, [copy.graph.node[place] for place in places if place >= 0])
+
+
+def _written_out(model: ModelProto, nodes: list[NodeProto]) -> ModelProto | None:
+    types = {value.name: value.type for value in _typed_values(onnx.shape_inference.infer_shapes(model).graph)}
+    return onnx.inliner.inline_local_functions(model) if _replace(model, nodes, types) else None
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _replace(model: ModelProto, nodes: list[NodeProto], types: dict[str, onnx.TypeProto]) -> bool:
     """Turn each node into a call of a function that holds its body; return whether there was one."""
-    types = {value.name: value.type for value in _typed_values(model.graph)}
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     made: list[FunctionProto] = []
     for node in nodes:

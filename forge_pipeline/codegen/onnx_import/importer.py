@@ -1,18 +1,15 @@
-"""From ONNX to Relax: TVM's front end with our converters before its own, and nothing silently wrong.
+"""From ONNX to Relax: the size of every value is worked out first, then each node is emitted by its converter.
 
-Every operator and every use of one that cannot be compiled right is found by reading the graph, before any work
-starts, and all of them are reported together.
+What has no converter, or a use that a converter does not take, is written out by the standard's own definition where
+there is one. What is left is refused, all of it in one message.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import CompileError
 
@@ -20,21 +17,24 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-SHOWN = 12
-ELEMENTS = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16))
+    from forge_pipeline.codegen.onnx_import.scope import Scope
+    from forge_pipeline.ir.sizes.analysis import Sizes
+    from forge_pipeline.ir.sizes.expression import Whole
+
+SHOWN: Final = 12
+ROUNDS: Final = 4
+"""How often what a converter refuses is replaced by its definition, whose nodes may have one in turn."""
+ELEMENTS: Final = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16))
 """TensorProto.DataType of what can be an input or an output: float, double, half, bfloat16, integers and bool."""
-STRUCTURAL = frozenset({"If", "Constant"})
-"""Operators that the front end handles without a converter."""
-OTHER_MEANING = frozenset({"Attention"})
-"""Operators whose converter in TVM is for another domain's operator of that name."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A node that cannot be compiled: its name, its operator, and why."""
+    """A node that cannot be compiled: its place in the graph, its name, its operator, and why."""
 
+    place: int
     node: str
     operator: str
     reason: str
@@ -43,15 +43,76 @@ class Refused:
         return f"{self.operator} {self.node!r} ({self.reason})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """``module``'s `main` takes the model's inputs in order, and then, where there are any, its computed ``extents``.
+
+    Weights are constants. ``extents`` are sizes by the names of the variables that stand for them; ``constraints`` are
+    what the sizes of every call must keep, as metadata.json has them.
+    """
+
+    module: tvm.IRModule
+    extents: tuple[tuple[str, Whole], ...]
+    constraints: tuple[dict[str, Any], ...]
+
+
+def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` as the importer reads it: without local functions, without fused operators on integers, and
+    with operators that have no converter written out by their definitions. Raises CompileError for what has none.
+    """
+    import onnx.inliner
+
+    from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
+    from forge_pipeline.codegen.onnx_import.decompose import expanded
+    from forge_pipeline.codegen.onnx_import.operators.table import has_converter
+    from forge_pipeline.ir.qdq.qoperator import write_out
+
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    return expanded(with_bytes(write_out(model)), has_converter)
+
+
+def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
+    """Return the Relax module of a prepared ``model``: `main` takes its inputs in order, weights are constants.
+
+    Raises CompileError for everything that cannot be compiled, with each node and the reason.
+    """
+    from forge_pipeline.codegen.onnx_import.extents import with_extents
+
+    found = imported(model, progress)
+    return with_extents(found.module, found.extents)
+
+
 def check_supported(model: onnx.ModelProto) -> None:
-    """Raise CompileError that lists every node of ``model`` (after shape inference) that cannot be compiled."""
-    refused = list(unsupported(model))
-    if not refused:
-        return
+    """Raise CompileError that lists every node of a prepared ``model`` that cannot be compiled."""
+    from forge_pipeline.codegen.regions.cut import Cut, cut
+
+    found = cut(model)
+    for part in [prepare(region.model) for region in found.regions] if isinstance(found, Cut) else [found]:
+        imported(part)
+
+
+def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> Imported:
+    """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
+    from forge_pipeline.codegen.onnx_import.decompose import defined
+
+    _check_interface(model)
+    for _ in range(ROUNDS):
+        found = _attempt(model, progress)
+        if isinstance(found, Imported):
+            return found
+        refused, written_out = found, defined(model, [item.place for item in found])
+        if written_out is None:
+            break
+        model = written_out
+    raise _error(model, refused)
+
+
+def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:
     shown = "; ".join(map(str, refused[:SHOWN]))
     more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
     operators = sorted({item.operator for item in refused})
-    raise CompileError(
+    return CompileError(
         where=f"model {model.graph.name!r}",
         expected="operators that can be compiled",
         found=f"{len(refused)} node(s) that cannot ({', '.join(operators)}): {shown}{more}",
@@ -59,183 +120,130 @@ def check_supported(model: onnx.ModelProto) -> None:
     )
 
 
-def unsupported(model: onnx.ModelProto) -> Iterator[Refused]:
-    """Yield every node that cannot be compiled, in graph order, those of subgraphs included."""
-    for value in (*model.graph.input, *model.graph.output):
-        if value.type.tensor_type.elem_type not in ELEMENTS:
-            yield Refused(node=value.name, operator="input or output", reason="no tensor of numbers or flags")
-    yield from (item for _, item in _refused_nodes(model))
+def _check_interface(model: onnx.ModelProto) -> None:
+    wrong = [
+        Refused(place=-1, node=value.name, operator="input or output", reason="no tensor of numbers or flags")
+        for value in (*model.graph.input, *model.graph.output)
+        if value.type.tensor_type.elem_type not in ELEMENTS
+    ]
+    if wrong:
+        raise _error(model, wrong)
 
 
-def _refused_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Refused]]:
-    """Yield every node that cannot be compiled, once for each reason."""
-    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refused]:
+    """Return the imported model, or every node that its converter refuses."""
+    from tvm import relax
 
-    from forge_pipeline.codegen.onnx_import.converters import CONVERTERS
-    from forge_pipeline.codegen.onnx_import.facts import Facts
-    from forge_pipeline.codegen.onnx_import.unsupported import TRAPS
-    from forge_pipeline.ir.qdq.qoperator import reasons
+    from forge_pipeline.codegen.onnx_import.extents import Extents
+    from forge_pipeline.codegen.onnx_import.scope import Scope
+    from forge_pipeline.ir.sizes.analysis import analyse
 
-    known = (set(_get_convert_map()) - OTHER_MEANING) | set(CONVERTERS) | STRUCTURAL
-    functions = {(function.domain, function.name) for function in model.functions}
-    facts, why = Facts.of(model), reasons(model)
-    for index, node in enumerate(_nodes(model.graph)):
-        name = node.name or f"{node.op_type}_{index}"
-        if (node.domain, node.op_type) in functions:
-            continue
-        if node.domain not in ("", "ai.onnx"):
-            reason = why.get(node.output[0], "not an ONNX operator")
-            yield node, Refused(node=name, operator=f"{node.domain}.{node.op_type}", reason=reason)
-        elif node.op_type not in known:
-            yield node, Refused(node=name, operator=node.op_type, reason=why.get(node.output[0], "no converter"))
-        else:
-            for reason in TRAPS.get(node.op_type, lambda node, facts: ())(node, facts):
-                yield node, Refused(node=name, operator=node.op_type, reason=reason)
+    graph, builder = model.graph, relax.BlockBuilder()
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    used = {value.name for value in graph.output} | {name for node in graph.node for name in node.input if name}
+    scope = Scope(builder=builder, sizes=analyse(model), extents=Extents(), tensors=tensors, used=frozenset(used))
+    inputs = [value.name for value in graph.input if value.name not in tensors]
+    parameters = [relax.Var(_identifier(name), scope.type_of(name)) for name in inputs]
+    scope.values.update(zip(inputs, parameters, strict=True))
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            refused = list(_emit_all(model, scope, progress))
+            results = parameters[:1] if refused else [scope.value(value.name) for value in graph.output]
+            output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+        builder.emit_func_output(output)
+    return refused or _closed(builder.get(), scope, len(inputs))
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
-            for graph_ in attribute.graphs:
-                yield from _nodes(graph_)
+def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
+    """Return the module with a parameter for the extents that its body needs."""
+    from tvm import relax
 
+    from forge_pipeline.codegen.onnx_import.extents import PARAMETER
 
-def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with local functions inlined, operators on integers written out as operators between pairs,
-    the shapes that can be inferred written down, and operators that cannot be compiled replaced by their definition in
-    simpler ones, where the standard has one."""
-    import onnx
-    import onnx.inliner
-
-    from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
-    from forge_pipeline.codegen.onnx_import.decompose import expanded
-    from forge_pipeline.ir.qdq.qoperator import write_out
-
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    return expanded(
-        with_bytes(write_out(model)),
-        lambda model: list({id(node): node for node, _ in _refused_nodes(model)}.values()),
+    main, extents = module["main"], scope.extents
+    parameters = list(main.params)
+    if extents.computed:
+        parameters.append(relax.Var(PARAMETER, relax.ShapeType(list(extents.computed.values()))))
+    function = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
+    module["main"] = function.with_attrs({**dict(main.attrs or {}), "num_input": inputs})
+    return Imported(
+        module=module,
+        extents=tuple((str(variable.name), size) for size, variable in extents.computed.items()),
+        constraints=tuple(_demanded(scope.sizes)),
     )
 
 
-def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
-    """Return the Relax module of a prepared ``model``: `main` takes its inputs in order, weights are constants.
+def _demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Yield what every call must keep, but what hangs on sizes that only data decides."""
+    from forge_pipeline.ir.sizes.encoding import to_json
+    from forge_pipeline.ir.sizes.expression import names
 
-    Raises CompileError: for everything that ``check_supported`` finds, and naming the node that failed.
-    """
-    check_supported(model)
-    importer = _importer(_extents(model.graph), progress)
-    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 1)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice on renamed inputs and unknown dimensions, of no use to our users
-        try:
-            module = importer.from_onnx(model.graph, opset)
-        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:  # between nodes
-            raise node_error(importer.place[0], importer.place[1], error) from error
-    _check_outputs(module, model)
-    return module
+    for row in sizes.constraints:
+        if not row.graph and names(row.size).isdisjoint(sizes.bounds_of_data):
+            yield {"size": to_json(row.size), "at_least": row.at_least, "text": row.text}
 
 
-def _check_outputs(module: tvm.IRModule, model: onnx.ModelProto) -> None:
-    """Refuse outputs that TVM computes as shapes, which are no arrays for the one who calls the library."""
-    from tvm import relax
-
-    kind = module["main"].ret_ty
-    kinds = list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
-    for value, found in zip(model.graph.output, kinds, strict=True):
-        if not isinstance(found, relax.TensorType):
-            raise CompileError(
-                where=f"output {value.name!r}",
-                expected="an array",
-                found="a shape: it is computed from extents alone",
-                fix="leave this output out of the model: who calls it knows the shapes",
-            )
-
-
-def _extents(graph: onnx.GraphProto) -> dict[str, list[Any]]:
-    """Return the extents of every input, with a variable for each name; an extent without one has its own variable.
-
-    TVM would take all nameless extents, and zeros, for the same one, and a name such as `batch-size` for a difference.
-    A name that is made of numbers and the names of other extents is the expression that it says.
-    """
-    from tvm import tirx
-    from tvm.relax.frontend.onnx.onnx_frontend import parse_shape_name
-
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in constants]
-    dims = {
-        value.name: value.type.tensor_type.shape.dim for value in inputs if value.type.tensor_type.HasField("shape")
-    }
-    names = {dim.dim_param for found in dims.values() for dim in found if dim.dim_param}
-    variables = {name: tirx.Var(name, "int64") for name in names}
-
-    def extent(dim: Any, place: str) -> Any:
-        if dim.HasField("dim_value"):
-            return dim.dim_value
-        if not dim.dim_param:
-            return tirx.Var(_unlike(place, names), "int64")
-        parts = [part.strip() for part in re.split(r"[-+*/]+", dim.dim_param)]
-        if len(parts) > 1 and all(part in names or part.isdecimal() for part in parts):
-            return parse_shape_name(dim.dim_param, variables)
-        return variables[dim.dim_param]
-
-    return {name: [extent(dim, f"{name}_{axis}") for axis, dim in enumerate(found)] for name, found in dims.items()}
+def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Iterator[Refused]:
+    """Emit every node; yield those that are refused, whose results stand as if they were there."""
+    opsets = {item.domain: item.version for item in model.opset_import}
+    for place, node in enumerate(model.graph.node):
+        name = node.name or f"{node.op_type}_{place}"
+        if all(scope.is_made_of_sizes(output) for output in node.output if output):
+            continue
+        progress(f"import {node.op_type} {name!r}")
+        reason = _emit(node, opsets, scope, name)
+        if reason:
+            operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+            yield Refused(place=place, node=name, operator=operator, reason=reason)
+            for output in node.output:
+                if output and output not in scope.values:
+                    scope.values[output] = scope.stand_in(output)
 
 
-def _unlike(name: str, names: set[str]) -> str:
-    """Return the name of an extent that has none, told apart from those that have."""
-    while name in names:
-        name += "_"
-    return name
+def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: str) -> str:
+    """Emit a node; return why it is refused, or the empty string."""
+    from onnx import helper
+
+    from forge_pipeline.codegen.onnx_import.node import NodeImport
+    from forge_pipeline.codegen.onnx_import.operators.table import converter_of
+
+    converter = converter_of(node.domain, node.op_type)
+    if converter is None:
+        return "no converter" if node.domain in ("", "ai.onnx") else "not an ONNX operator"
+    made = NodeImport(
+        proto=node,
+        attributes={item.name: helper.get_attribute_value(item) for item in node.attribute},
+        opset=opsets.get(node.domain, opsets.get("ai.onnx", 1)),
+        scope=scope,
+    )
+    try:
+        found = converter(made)
+        results = list(found) if isinstance(found, list | tuple) else [found]
+        for output, result in zip(node.output, results, strict=False):
+            if output and result is not None:
+                scope.bind(output, result)
+    except NotImplementedError as error:
+        return str(error) or "this form of it"
+    except CompileError:
+        raise
+    except Exception as error:  # whatever TVM raises is about this node: say which
+        raise node_error(name, node.op_type, error) from error
+    missing = [output for output in node.output if output in scope.used and output not in scope.values]
+    return f"its result {missing[0]!r} is not computed" if missing else ""
 
 
-def _importer(extents: dict[str, list[Any]], progress: Progress) -> Any:
-    """Build TVM's graph importer, extended; in a function since its base class is TVM's."""
-    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
-
-    from forge_pipeline.codegen.layout.constants import constant
-    from forge_pipeline.codegen.onnx_import.converters import CONVERTERS
-    from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
-
-    class Importer(ONNXGraphImporter):  # type: ignore[misc]
-        place = ("", "model")
-
-        def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
-            """Take weights that are held in files from there."""
-            for tensor in graph.initializer:
-                self._nodes[tensor.name] = constant(array_of(tensor), is_on_file=is_mapped(tensor))
-
-        def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-            """Leave it to ``check_supported``, which names all nodes and looks into subgraphs."""
-
-        def _convert_operator(self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:
-            name = attrs["tvm_custom"]["name"]
-            self.place = (name, op_name)
-            progress(f"import {op_name} {name!r}")
-            try:
-                if op_name not in CONVERTERS:
-                    return super()._convert_operator(op_name, inputs, attrs, opset)
-                result = CONVERTERS[op_name](self.bb, inputs, attrs, opset)
-            except CompileError:
-                raise
-            except Exception as error:  # whatever the front end raises is about this node: say which
-                raise node_error(name, op_name, error) from error
-            return self.bb.normalize(result)
-
-    return Importer(extents, None)
+def _identifier(name: str) -> str:
+    """Return the name of an input as one of Relax."""
+    found = re.sub(r"\W", "_", name)
+    return found if found[:1].isalpha() or found.startswith("_") else f"input_{found}"
 
 
 def node_error(name: str, operator: str, error: BaseException) -> CompileError:
-    """Return a CompileError that names the node whose converter, TVM's or ours, raised ``error``."""
-    said = first_line(error)
+    """Return a CompileError that names the node whose converter raised ``error``."""
     return CompileError(
         where=f"node {name!r}",
         expected=f"a {operator} that can be compiled",
-        found=said if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {said}",
+        found=f"{type(error).__name__}: {first_line(error)}",
         fix="export the model with another form of this operator, or report the model",
     )
 
@@ -251,6 +259,8 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Return name, shape and dtype of each input or output, as metadata.json has them."""
     from onnx import helper
 
+    from forge_pipeline.ir.open_extents import unlike
+
     rows = []
     values = list(values)
     names = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
@@ -259,9 +269,16 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
         shape: list[int | str] = []
         for axis, dim in enumerate(tensor.shape.dim):
             shape.append(
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or _unlike(f"{value.name}_{axis}", names)
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or unlike(f"{value.name}_{axis}", names)
             )
         rows.append(
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
         )
     return rows
+
+
+def _unlike(name: str, names: set[str]) -> str:
+    """Return the name of an extent that has none, told apart from those that have."""
+    while name in names:
+        name += "_"
+    return name

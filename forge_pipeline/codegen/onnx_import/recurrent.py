@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_pipeline.codegen.float32.weight_decode import dequantized
+from forge_pipeline.codegen.float32.weight_decode import dequantize
 from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
     Form,
     Function,
@@ -224,7 +224,7 @@ def _in_panels(layer: _Layer) -> Any:
     stored = Stored.of(layer.builder, layer.given(2))
     if stored is not None and stored.fits_int8 and layer.dtype == "float32":
         parts = stored.in_panels(panels, width)
-        return layer.builder.emit_te(dequantized, *parts, primfunc_name_hint="dequantize_weight")
+        return layer.builder.emit_te(dequantize, *parts, primfunc_name_hint="dequantize_weight")
     split = _reshaped(layer, layer.given(2), (layer.directions, panels, width, layer.hidden))
     return _arranged(layer, split, [0, 1, 3, 2], (layer.directions, panels, layer.hidden, width))
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,20 +38,23 @@ def convert_resize(builder: Any, inputs: list[Any], attributes: dict[str, Any], 
     """Resize axis by axis, the one that shrinks most first, so that the others have least to do."""
     way = Way.of(attributes, opset)
     axes = _axes(inputs, attributes, way, opset)
+    kernel, shape = attributes["forge_kernel"], attributes["forge_shape"]
     value = inputs[0]
     for position, axis in sorted(axes.items()):
         if isinstance(axis, Open):
-            value = _open(builder, value, position, axis, way)
+            value = _open(kernel, value, position, replace(axis, output=shape[position]), way)
     return _resampled(builder, value, {at: axis for at, axis in axes.items() if isinstance(axis, Axis)}, way)
 
 
-def _open(builder: Any, value: Any, position: int, axis: Open, way: Way) -> Any:
+def _open(kernel: Any, value: Any, position: int, axis: Open, way: Way) -> Any:
     if way.antialias or way.transformation == "tf_crop_and_resize" or way.nearest == "simple":
         asked = "antialias" if way.antialias else way.transformation
         raise NotImplementedError(f"{asked} of an extent that is not known")
-    return builder.emit_te(
-        partial(_interpolated, position=position, axis=axis, way=way), value, primfunc_name_hint="resize"
-    )
+
+    def template(image: Any, output: Any) -> Any:
+        return _interpolated(image, position=position, axis=replace(axis, output=output), way=way)
+
+    return kernel(template, value, sizes=[axis.output], name="resize")
 
 
 def convert_upsample(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import tvm
+import tvm
 
 PREFIX = "shape_func"
 
 
-def in_order(module: tvm.IRModule) -> tvm.IRModule:
+def sort_shape_stores(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` with the stores of every shape function sorted by the slot that they fill.
 
     ``VMShapeLower`` collects them in a hash table keyed by pointers, so that their order changes from process to
     process, and with it the library's bytes. Each fills a slot of its own from slots of symbolic variables, which
     are filled before the function is called: any order computes the same.
     """
-    import tvm
-
     functions = dict(module.functions)
     for variable, function in functions.items():
         if not (isinstance(function, tvm.tirx.PrimFunc) and variable.name_hint.startswith(PREFIX)):

@@ -7,11 +7,12 @@ the image does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlock, SBlockRealize
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+from tvm.s_tir import SBlock, SBlockRealize
 
 ANY_ORDER = "forge.any_order"
 """The annotation of a template's block whose results read one pixel each, the one that lies where they do."""
@@ -20,25 +21,21 @@ HEIGHT, WIDTH = 2, 3
 """The axes of an image, blocked or not."""
 
 
-def flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def flatten(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel with the pixels of its image in one row, if all of its blocks allow that, else as it is."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
-    from tvm.ir import Var
-
     realizes: list[SBlockRealize] = []
     tvm_ffi.structural_walk(function.body, [(s_tir.SBlockRealize, realizes.append)])
     realizes = [realize for realize in realizes if realize.block.iter_vars]
     if not any(ANY_ORDER in realize.block.annotations for realize in realizes):
         return function
-    if not all(_goes_pixel_by_pixel(realize) for realize in realizes):
+    if not all(_is_pixelwise(realize) for realize in realizes):
         return function
     extents: dict[Any, Any] = {}
     for realize in realizes:
-        high, wide = (realize.block.iter_vars[axis].dom.extent for axis in (HEIGHT, WIDTH))
+        height, width = (realize.block.iter_vars[axis].dom.extent for axis in (HEIGHT, WIDTH))
         extents[realize.iter_values[HEIGHT]] = tirx.const(1, "int64")
-        extents[realize.iter_values[WIDTH]] = high * wide
-    buffers = {buffer: _one_row(buffer) for buffer in function.body.block.alloc_buffers}
+        extents[realize.iter_values[WIDTH]] = height * width
+    buffers = {buffer: _flat_buffer(buffer) for buffer in function.body.block.alloc_buffers}
 
     def loop(old: tirx.For) -> tirx.For:
         extent = extents.get(old.loop_var, old.extent)
@@ -52,10 +49,10 @@ def flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
             tirx.IterVar((0, extents.get(value, axis.dom.extent)), axis.var, axis.iter_type)
             for axis, value in zip(inner.iter_vars, old.iter_values, strict=True)
         ]
-        renewed = s_tir.SBlock(
+        changed = s_tir.SBlock(
             axes, inner.reads, inner.writes, inner.name_hint, inner.body, inner.init, annotations=inner.annotations
         )
-        return s_tir.SBlockRealize(old.iter_values, old.predicate, renewed)
+        return s_tir.SBlockRealize(old.iter_values, old.predicate, changed)
 
     def buffer(old: Any) -> Any:
         return buffers.get(old, old)
@@ -64,10 +61,8 @@ def flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(body)
 
 
-def _goes_pixel_by_pixel(realize: SBlockRealize) -> bool:
+def _is_pixelwise(realize: SBlockRealize) -> bool:
     """Return whether a block computes pixel (h, w) from what lies at (h, w), and from what all pixels share."""
-    from tvm.ir import Var
-
     block: SBlock = realize.block
     if len(block.iter_vars) <= WIDTH or len(block.writes) != 1:
         return False
@@ -75,13 +70,10 @@ def _goes_pixel_by_pixel(realize: SBlockRealize) -> bool:
     shape = [block.iter_vars[axis].dom.extent for axis in (HEIGHT, WIDTH)]
     if not all(isinstance(realize.iter_values[axis], Var) for axis in (HEIGHT, WIDTH)):
         return False
-    return all(_lies_alike(region, h, w, shape) for region in (*block.reads, *block.writes))
+    return all(_is_indexed_alike(region, h, w, shape) for region in (*block.reads, *block.writes))
 
 
-def _lies_alike(region: Any, h: Any, w: Any, shape: list[Any]) -> bool:
-    import tvm_ffi
-    from tvm.ir import Var
-
+def _is_indexed_alike(region: Any, h: Any, w: Any, shape: list[Any]) -> bool:
     used: list[Any] = []
     tvm_ffi.structural_walk([item.min for item in region.region], [(Var, used.append)])
     if not any(seen.same_as(h) or seen.same_as(w) for seen in used):
@@ -95,9 +87,7 @@ def _lies_alike(region: Any, h: Any, w: Any, shape: list[Any]) -> bool:
     )
 
 
-def _one_row(buffer: Any) -> Any:
-    from tvm import tirx
-
+def _flat_buffer(buffer: Any) -> Any:
     shape = list(buffer.ty.shape)
     if len(shape) > WIDTH:
         shape[HEIGHT : WIDTH + 1] = [tirx.const(1, "int64"), shape[HEIGHT] * shape[WIDTH]]

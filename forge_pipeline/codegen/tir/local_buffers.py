@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import DataType, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from forge_pipeline.target import Target
-
-if TYPE_CHECKING:
-    import tvm
 
 PIPELINE = "forge"
 """The name of the pipeline from scheduled kernels to code: TVM's own, but for that."""
@@ -29,32 +32,22 @@ MOST_BYTES = 4096
 @cache
 def install() -> None:
     """Make the pipeline known to TVM, in this process, from now on."""
-    from tvm.tirx.compilation_pipeline import PIPELINE_MAP
-
     PIPELINE_MAP[PIPELINE] = _pipeline
 
 
 def build(module: tvm.IRModule, target: Target) -> Any:
     """Return the machine code of kernels alone."""
-    import tvm
-
     install()
     return tvm.tirx.build(module, target=target.tvm(), pipeline=PIPELINE)
 
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    import tvm
-    from tvm.s_tir.pipeline import default_s_tir_pipeline
-
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
     keep = tvm.tirx.transform.prim_func_pass(_keep, opt_level=0)
     return lower, lambda: tvm.transform.Sequential([keep, finalize_host()]), finalize_device
 
 
 def _keep(function: Any, _module: Any, _context: Any) -> Any:
-    import tvm_ffi
-    from tvm import tirx
-
     def keep(allocation: tirx.AllocBuffer, _mutator: Any) -> tirx.AllocBuffer:
         buffer = allocation.buffer
         if buffer.scope() != SCOPE or not 0 < _bytes(buffer) <= MOST_BYTES:
@@ -66,8 +59,6 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
 
 def _bytes(buffer: Any) -> int:
     """Return its size, 0 if that is symbolic."""
-    from tvm import DataType, tirx
-
     kind = DataType(str(buffer.dtype))
     size: int = kind.bits * kind.lanes // 8
     for extent in buffer.shape:

@@ -73,7 +73,7 @@ class Machine:
         )
 
     @property
-    def indexed(self) -> bool:
+    def has_fma_by_element(self) -> bool:
         """Whether float arithmetic takes one element of a vector: activations are loaded by vectors, and stay."""
         return self.arch in ("aarch64", "arm64")
 
@@ -87,7 +87,7 @@ class Machine:
 
     def fits(self, pixels: int, vectors: int) -> bool:
         """Whether sums, weights, activations and (where multiply and add are two) a product find room in registers."""
-        activations = pixels if self.indexed else 1
+        activations = pixels if self.has_fma_by_element else 1
         return pixels * vectors + vectors + activations + (0 if self.fused else 1) <= self.registers
 
     def step_cycles(self, pixels: int, vectors: int) -> float:
@@ -121,7 +121,7 @@ class Tile:
 
 @cache
 def choose_tile(
-    machine: Machine, *, pixels: int, vectors: int, steps: int, widest: int = 4, even: bool = False
+    machine: Machine, *, pixels: int, vectors: int, steps: int, max_nr: int = 4, even: bool = False
 ) -> Tile:
     """Return the tile with the fewest cycles for ``pixels`` by ``vectors`` results of ``steps`` multiply-adds each.
 
@@ -130,20 +130,20 @@ def choose_tile(
     """
     best: tuple[float, Tile] | None = None
     ideal = machine.fma_cycles(pixels * vectors * steps)
-    for wide in divisors(vectors, widest):
-        for high in range(1, min(pixels, machine.registers) + 1):
-            if not machine.fits(high, wide):
+    for nr in divisors(vectors, max_nr):
+        for mr in range(1, min(pixels, machine.registers) + 1):
+            if not machine.fits(mr, nr):
                 break
-            whole, tail = divmod(pixels, high)
+            whole, tail = divmod(pixels, mr)
             if even and tail:
                 continue
-            cycles = whole * machine.step_cycles(high, wide)
+            cycles = whole * machine.step_cycles(mr, nr)
             if tail:
-                cycles += machine.step_cycles(tail, wide) + TAIL_PENALTY * whole * machine.step_cycles(high, wide)
-            overhead = LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * wide
-            total = (cycles * steps + overhead) * (vectors // wide)
+                cycles += machine.step_cycles(tail, nr) + TAIL_PENALTY * whole * machine.step_cycles(mr, nr)
+            overhead = LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * nr
+            total = (cycles * steps + overhead) * (vectors // nr)
             if best is None or total <= best[0]:
-                best = (total, Tile(pixels=high, vectors=wide, efficiency=min(1.0, ideal / total), tail=tail))
+                best = (total, Tile(pixels=mr, vectors=nr, efficiency=min(1.0, ideal / total), tail=tail))
     assert best is not None  # noqa: S101 - one by one always fits
     return best[1]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
 
 from forge_pipeline.codegen.tir import primitives, rewriting
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
 EDGES = "forge.edges"
 """The annotation of a block that pads: zeros on the left and on the right of a row."""
@@ -17,22 +17,20 @@ ROW = 3
 """The axis along a row, of an image in either layout."""
 
 
-def peeled(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose padded copies test for the edges once in a row, not once for each pixel."""
-    import tvm_ffi
-    from tvm import tirx
 
     def peel(loop: tirx.For, mutator: Any) -> Any:
         realizes = rewriting.realizes(loop)
-        if len(realizes) == 1 and _runs_along_rows(realizes[0], loop):
-            return _peeled(loop, realizes[0])
+        if len(realizes) == 1 and _is_row_loop(realizes[0], loop):
+            return _peel(loop, realizes[0])
         return mutator.default_mutate(loop)
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, peel)])
     return function.with_body(body)
 
 
-def _runs_along_rows(realize: SBlockRealize, loop: tirx.For) -> bool:
+def _is_row_loop(realize: SBlockRealize, loop: tirx.For) -> bool:
     if EDGES not in realize.block.annotations or realize.block.annotations.get(primitives.FAMILY) != primitives.PAD:
         return False
     along = realize.iter_values[ROW]
@@ -44,9 +42,7 @@ def _runs_along_rows(realize: SBlockRealize, loop: tirx.For) -> bool:
     return len(others) == 1 and bool(others[0].same_as(loop.loop_var))
 
 
-def _peeled(loop: tirx.For, realize: SBlockRealize) -> Any:
-    from tvm import tirx
-
+def _peel(loop: tirx.For, realize: SBlockRealize) -> Any:
     block = realize.block
     left, right = (int(item) for item in block.annotations[EDGES])
     along = block.iter_vars[ROW].var
@@ -61,17 +57,17 @@ def _peeled(loop: tirx.For, realize: SBlockRealize) -> Any:
             return []
         counter = tirx.Var("along", loop.loop_var.ty.dtype)
 
-        def renewed(old: SBlockRealize) -> SBlockRealize:
+        def changed(old: SBlockRealize) -> SBlockRealize:
             return rewriting.with_value(old, ROW, counter + first, content)
 
-        body = rewriting.with_realizes(rewriting.renewed(loop.body), renewed)
+        body = rewriting.map_realizes(rewriting.clone(loop.body), changed)
         return [tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body)]
 
     within = part(0, left, filler) + part(left, width - left - right, pixel) + part(width - right, right, filler)
     result: Any = tirx.SeqStmt(within) if len(within) > 1 else within[0]
     if rows:
         bound = dict(zip((axis.var for axis in block.iter_vars), realize.iter_values, strict=True))
-        condition = rewriting.replaced(tirx.all(*rows) if len(rows) > 1 else rows[0], bound.get)
+        condition = rewriting.substitute(tirx.all(*rows) if len(rows) > 1 else rows[0], bound.get)
         result = tirx.IfThenElse(condition, result, part(0, width, filler)[0])
     for condition in outer:
         result = tirx.IfThenElse(condition, result, None)

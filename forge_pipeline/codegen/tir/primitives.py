@@ -1,15 +1,17 @@
-"""Moves that schedules share: finding blocks, fusing what follows into a tile, loops to threads and vectors."""
+"""Schedule primitives: finding blocks, fusing what follows into a tile, loops to threads and vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 FAMILY = "forge.family"
 """The annotation by which a template's block says which family schedules it; it survives fusion."""
@@ -37,7 +39,9 @@ REDUCTION = 2
 
 
 def blocks(sch: Schedule) -> list[SBlockRV]:
-    """Return a kernel's blocks in program order."""
+    """Return a kernel's blocks in program order; none of one that is a single block, written with its loops."""
+    if sch.mod["main"].body.block.name_hint != "root":
+        return []
     found: list[SBlockRV] = sch.get_child_blocks(sch.get_sblock("root"))
     return found
 
@@ -54,8 +58,6 @@ def find(sch: Schedule, family: str) -> SBlockRV:
 
 def extent(sch: Schedule, loop: LoopRV) -> int | None:
     """Return a loop's extent, or None where it is symbolic."""
-    from tvm import tirx
-
     value = sch.get(loop).extent
     return int(value) if isinstance(value, tirx.IntImm | int) else None
 
@@ -83,12 +85,12 @@ def is_costly(sch: Schedule, block: SBlockRV) -> bool:
     return bool(_operators(sch, block) & COSTLY)
 
 
-def chooses(sch: Schedule, block: SBlockRV) -> bool:
+def is_select(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block picks among its operands by position, as concatenation does."""
     return "tirx.if_then_else" in _operators(sch, block)
 
 
-def moves_values(sch: Schedule, block: SBlockRV) -> bool:
+def is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block reads from a tensor of another shape than it writes, as a transposition does."""
     shapes = [[str(extent) for extent in region.source.ty.shape] for region in sch.get(block).reads]
     written = [str(extent) for extent in sch.get(block).writes[0].source.ty.shape]
@@ -96,9 +98,6 @@ def moves_values(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def _operators(sch: Schedule, block: SBlockRV) -> set[str]:
-    import tvm_ffi
-    from tvm.ir import Call
-
     found: set[str] = set()
     tvm_ffi.structural_walk(sch.get(block).body, [(Call, lambda call: found.add(str(getattr(call.op, "name", ""))))])
     return found
@@ -110,7 +109,7 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
     Return the blocks that it reads (in order) and the block that writes the output.
 
     What follows the anchor is inlined into the last block; without any, a copy becomes the last block. What a last
-    block packs stays a block of its own (``integer_pack.hold``).
+    block packs stays a block of its own (`int8.x86.narrow_store`).
     """
     before = ancestors(sch, anchor)
     names = {sch.get(block).name_hint for block in before} | {sch.get(anchor).name_hint}
@@ -127,12 +126,12 @@ def split_around(sch: Schedule, anchor: SBlockRV, scope: str = "local") -> tuple
 def ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
     """Return the blocks that a block reads, and those that they read, in program order."""
     found: dict[str, SBlockRV] = {}
-    waiting = list(sch.get_producers(block))
-    while waiting:
-        producer = waiting.pop()
+    stack = list(sch.get_producers(block))
+    while stack:
+        producer = stack.pop()
         if sch.get(producer).name_hint not in found:
             found[sch.get(producer).name_hint] = producer
-            waiting += sch.get_producers(producer)
+            stack += sch.get_producers(producer)
     return [found[name] for name in (sch.get(item).name_hint for item in blocks(sch)) if name in found]
 
 
@@ -181,7 +180,7 @@ def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
         sch.parallel(loop)
 
 
-def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
+def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
     loops = sch.get_loops(block)
     lanes = machine.lanes
@@ -210,7 +209,7 @@ def spread(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         return
     if work < lanes:
         return
-    if len(loops) > 1 and (chooses(sch, block) or moves_values(sch, block)):  # rows are LLVM's to vectorize
+    if len(loops) > 1 and (is_select(sch, block) or is_data_movement(sch, block)):  # rows are LLVM's to vectorize
         parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
         return
     flat = fuse(sch, loops)

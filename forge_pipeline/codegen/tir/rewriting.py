@@ -1,20 +1,18 @@
-"""Rewriting kernels where TVM's schedules cannot: what is read, replaced and renewed in loops and blocks."""
+"""Rewriting kernels where TVM's schedules cannot: reading, substituting and cloning loops and blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlockRealize
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+from tvm.s_tir import SBlockRealize
 
 
 def realizes(tree: Any) -> list[SBlockRealize]:
     """Return the blocks in ``tree`` that have axes, in program order."""
-    import tvm_ffi
-    from tvm import s_tir
-
     found: list[SBlockRealize] = []
     tvm_ffi.structural_walk(tree, [(s_tir.SBlockRealize, found.append)], order="pre")
     return [realize for realize in found if realize.block.iter_vars]
@@ -22,9 +20,6 @@ def realizes(tree: Any) -> list[SBlockRealize]:
 
 def loops(tree: Any) -> list[tirx.For]:
     """Return the loops in ``tree``."""
-    import tvm_ffi
-    from tvm import tirx
-
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(tree, [(tirx.For, found.append)])
     return found
@@ -32,9 +27,6 @@ def loops(tree: Any) -> list[tirx.For]:
 
 def variables(expression: Any) -> list[Any]:
     """Return the variables that occur in ``expression``, each once."""
-    import tvm_ffi
-    from tvm.ir import Var
-
     found: list[Any] = []
 
     def note(seen: Any) -> None:
@@ -52,18 +44,13 @@ def reads(expression: Any, variable: Any) -> bool:
 
 def conjuncts(condition: Any) -> list[Any]:
     """Return the conditions that are to hold together; none for a constant."""
-    from tvm import tirx
-
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]
     return [] if isinstance(condition, tirx.IntImm) else [condition]
 
 
-def replaced(tree: Any, new: Callable[[Any], Any]) -> Any:
+def substitute(tree: Any, new: Callable[[Any], Any]) -> Any:
     """Return ``tree`` with ``new(variable)`` for each variable where that is not None but a number or more."""
-    import tvm_ffi
-    from tvm import tirx
-    from tvm.ir import Var
 
     def replace(variable: Any) -> Any:
         other = new(variable)
@@ -76,13 +63,11 @@ def replaced(tree: Any, new: Callable[[Any], Any]) -> Any:
 
 def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
     """Return ``expression`` with zero for each of ``variables``."""
-    return replaced(expression, lambda seen: 0 if any(seen.same_as(variable) for variable in variables) else None)
+    return substitute(expression, lambda seen: 0 if any(seen.same_as(variable) for variable in variables) else None)
 
 
-def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
+def clone(body: Any, buffers: Sequence[Any] = ()) -> Any:
     """Return ``body`` with loop variables of its own, and new buffers for ``buffers``."""
-    from tvm import tirx
-
     fresh: dict[Any, Any] = {
         buffer: tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
         for buffer in buffers
@@ -90,13 +75,11 @@ def renewed(body: Any, buffers: Sequence[Any] = ()) -> Any:
 
     for loop in loops(body):
         fresh[loop.loop_var] = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
-    return replaced(body, fresh.get)
+    return substitute(body, fresh.get)
 
 
-def with_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
+def map_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
     """Return ``body`` with ``change`` done to each of its blocks that have axes."""
-    import tvm_ffi
-    from tvm import s_tir
 
     def changed(realize: SBlockRealize) -> SBlockRealize:
         return change(realize) if realize.block.iter_vars else realize
@@ -106,19 +89,16 @@ def with_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -
 
 def with_own_axes(body: Any) -> Any:
     """Return ``body`` with axes for each block that no other has, as TVM's schedules want them."""
-    from tvm import s_tir, tirx
 
     def own(realize: SBlockRealize) -> SBlockRealize:
         fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in realize.block.iter_vars}
-        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, replaced(realize.block, fresh.get))
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, substitute(realize.block, fresh.get))
 
-    return with_realizes(body, own)
+    return map_realizes(body, own)
 
 
 def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> SBlockRealize:
     """Return a block of one store at another place along one axis, with another content, under no condition."""
-    from tvm import s_tir, tirx
-
     old = realize.block
     store = tirx.BufferStore(old.body.buffer, content, old.body.indices)
     block = s_tir.SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, store, annotations=old.annotations)

@@ -7,13 +7,14 @@ tile, a second version of the kernel takes over, with tiles of one pixel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir import SBlockRealize
+from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
 TILES = "forge.tiles"
 """The annotation of a loop over tiles: how many pixels each has."""
@@ -25,7 +26,7 @@ NARROW = "forge.narrow"
 """The attribute of a function that is to be scheduled with tiles of one pixel."""
 
 
-def is_open(function: tirx.PrimFunc) -> bool:
+def has_tail_tiles(function: tirx.PrimFunc) -> bool:
     """Return whether a scheduled kernel has tiles whose last one may reach too far."""
     return bool(_over_tiles(function))
 
@@ -34,43 +35,36 @@ def _over_tiles(function: tirx.PrimFunc) -> list[tirx.For]:
     return [loop for loop in rewriting.loops(function.body) if TILES in loop.annotations]
 
 
-def closed(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
+def shift_tail_tiles(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` with its last tiles moved back, or ``narrow`` where there is not room for one tile."""
-    from tvm import s_tir, tirx
-
-    wide, least = _moved_back(function.body), {}
+    shifted, least = _shift_loops(function.body), {}
     for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
         least[str(extent)] = extent >= tile
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
-    first, second = wide.block, rewriting.renewed(narrow.body, narrow.body.block.alloc_buffers).block
+    first, second = shifted.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
     body = tirx.IfThenElse(fits, first.body, second.body)
     buffers = [*first.alloc_buffers, *second.alloc_buffers]
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
     return function.with_body(s_tir.SBlockRealize([], True, root))
 
 
-def overrun(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def pad_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` with whole tiles where a margin permits that."""
-    import tvm_ffi
-    from tvm import tirx
-
     larger: dict[Any, Any] = {}
 
     def widen(loop: tirx.For, mutator: Any) -> Any:
-        return _overrun(loop, larger) if MARGIN in loop.annotations else mutator.default_mutate(loop)
+        return _pad_loop(loop, larger) if MARGIN in loop.annotations else mutator.default_mutate(loop)
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, widen)])
-    return function.with_body(rewriting.replaced(body, larger.get)) if larger else function.with_body(body)
+    return function.with_body(rewriting.substitute(body, larger.get)) if larger else function.with_body(body)
 
 
-def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
+def _pad_loop(loop: tirx.For, larger: dict[Any, Any]) -> Any:
     """Return a loop over tiles in which values that stay in registers are computed under no condition.
 
     ``larger`` gets buffers with room for whole tiles.
     """
-    from tvm import s_tir, tirx
-
     counter, tile = loop.loop_var, int(loop.annotations[MARGIN])
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
@@ -88,18 +82,15 @@ def _overrun(loop: tirx.For, larger: dict[Any, Any]) -> Any:
                 kept = condition if kept is True else tirx.And(kept, condition)
         return s_tir.SBlockRealize(realize.iter_values, kept, realize.block)
 
-    body = rewriting.with_realizes(loop.body, change)
+    body = rewriting.map_realizes(loop.body, change)
     result: Any = tirx.For(counter, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
     for condition in outer.values():
         result = tirx.IfThenElse(condition, result, None)
     return result
 
 
-def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return ``function`` without those tiles of ``overrun`` that have no pixel at all."""
-    import tvm_ffi
-    from tvm import tirx
-    from tvm.sym.analyzer import Analyzer
+def bound_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` without those tiles of ``pad_tiles`` that have no pixel at all."""
 
     def bound(loop: tirx.For, mutator: Any) -> Any:
         if MARGIN not in loop.annotations:
@@ -117,8 +108,6 @@ def bounded(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
     """Return the buffer that a block writes with room for whole tiles along the axis that ``counter`` moves along."""
-    from tvm import tirx
-
     (region,) = realize.block.writes
     moved = [
         axis.var
@@ -142,21 +131,15 @@ def _extent(loop: tirx.For) -> Any:
     raise ValueError("no block in the loop over tiles depends on it")
 
 
-def _moved_back(body: Any) -> Any:
-    import tvm_ffi
-    from tvm import tirx
-
+def _shift_loops(body: Any) -> Any:
     def move(loop: tirx.For, mutator: Any) -> Any:
-        return _moved(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
+        return _shift_loop(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
 
     return tvm_ffi.structural_mutate(body, [(tirx.For, move)])
 
 
-def _moved(loop: tirx.For) -> Any:
+def _shift_loop(loop: tirx.For) -> Any:
     """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
-    from tvm import s_tir, tirx
-    from tvm.sym.analyzer import Analyzer
-
     tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
@@ -178,7 +161,7 @@ def _moved(loop: tirx.For) -> Any:
                 outer[str(condition)] = condition
         return s_tir.SBlockRealize(values, True, realize.block)
 
-    body = rewriting.with_realizes(loop.body, move)
+    body = rewriting.map_realizes(loop.body, move)
     (start,) = starts.values()
     first = rewriting.at_zero(start, [counter])
     tiles = tirx.min(loop.extent, tirx.floordiv(extent - first + (tile - 1), tile))

@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+from tvm import tirx
+from tvm.ir.op import register_op_attr
+from tvm.tirx import register_intrin_lowering
+
 EXP_HIGH, EXP_LOW = 88.72283172607422, -87.33654475055310
 LOG2_E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -42,9 +46,6 @@ def install() -> None:
 
     TVM takes a loop with erf apart, since it does not know that a vector of them can be computed: it is told.
     """
-    from tvm.ir.op import register_op_attr
-    from tvm.tirx import register_intrin_lowering
-
     register_op_attr("tirx.erf", "TVectorizable", True)
 
     for name, expand in (("tirx.exp", _exp), ("tirx.tanh", _tanh), ("tirx.erf", _erf)):
@@ -52,8 +53,6 @@ def install() -> None:
 
 
 def _lower(expand: Callable[[Any], Any], call: Any) -> Any:
-    from tvm import tirx
-
     (x,) = call.args
     if not str(x.ty.dtype).startswith("float32"):
         return tirx.call_llvm_pure_intrin(str(x.ty.dtype), f"llvm.{call.op.name.removeprefix('tirx.')}", x)
@@ -63,8 +62,6 @@ def _lower(expand: Callable[[Any], Any], call: Any) -> Any:
 
 
 def _number(x: Any, value: float) -> Any:
-    from tvm import tirx
-
     return tirx.const(value, str(x.ty.dtype))
 
 
@@ -77,8 +74,6 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _exp(x: Any) -> Any:
-    from tvm import tirx
-
     dtype = str(x.ty.dtype)
     integers = dtype.replace("float", "int")
     count, rest = tirx.Var("count", dtype), tirx.Var("rest", dtype)
@@ -96,8 +91,6 @@ def _exp(x: Any) -> Any:
 
 def _rational(x: Any, bound: float, odd: Sequence[float], even: Sequence[float]) -> Any:
     """Return x P(x^2) / Q(x^2), with ``x`` clipped to where the function has not yet reached one."""
-    from tvm import tirx
-
     dtype = str(x.ty.dtype)
     clipped, square = tirx.Var("clipped", dtype), tirx.Var("square", dtype)
     value = clipped * _polynomial(square, odd) / _polynomial(square, even)

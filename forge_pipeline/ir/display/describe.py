@@ -9,6 +9,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from forge_pipeline.ir.canonical import Canonical
 from forge_pipeline.ir.fingerprint import digest, pieces
+from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.tensors import DTYPES, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node, needs
 
@@ -39,6 +40,7 @@ def describe(form: Canonical, inferred: ModelProto) -> Json:
         "opset": {entry.domain or "ai.onnx": entry.version for entry in skeleton.opset_import},
         "inputs": [_value(value.name, known) for value in skeleton.graph.input],
         "outputs": [_value(value.name, known) for value in skeleton.graph.output],
+        "labels": labels_of(skeleton),
         "operators": dict(sorted(operators.items())),
         "subgraphs": sum(1 for _ in every_graph(skeleton)) - 1,
         "parameters": sum(element_count(weight.header.dims) for weight in form.weights),

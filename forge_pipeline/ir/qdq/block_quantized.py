@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from forge_pipeline.ir.contrib.writer import Array, Operand, Unusual, Writer, attributes_of, inputs_of
 from forge_pipeline.ir.external_data.mapped import array_of
-from forge_pipeline.ir.qdq.writer import Array, Unusual, Writer, attributes_of, inputs_of
 
 BLOCKS = 21
 """The operator set from which on DequantizeLinear knows blocks."""
@@ -22,12 +22,15 @@ BYTE = 8
 
 
 def product(writer: Writer, node: NodeProto) -> None:
-    """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights."""
+    """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights.
+
+    Half-precision activations are multiplied in 32 bits, as ONNX Runtime does.
+    """
     a, b, scales, zeros, order, bias = inputs_of(node, 6)
     given = attributes_of(node)
     columns, depth, size, bits = (int(given.get(name, 4)) for name in ("N", "K", "block_size", "bits"))
-    if order:
-        raise Unusual("rows in another order (g_idx)")
+    if given.get("weight_prepacked", 0):
+        raise Unusual("weights packed for one kind of machine")
     if bits not in KINDS:
         raise Unusual(f"weights of {bits} bits")
     if min(columns, depth, size) < 1:
@@ -41,23 +44,61 @@ def product(writer: Writer, node: NodeProto) -> None:
     packed, factors = packed.reshape(columns, -1), factors.reshape(columns, blocks).astype(np.float32)
     steps, points = _unpacked(packed, bits)[:, :depth], np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     if zeros:
-        found = _constant(writer, zeros)
-        if found.dtype != np.uint8:
-            raise Unusual("zero points that are no integers")
-        if found.size != columns * -(-blocks * bits // BYTE):
-            raise Unusual(f"{found.size} bytes of zero points for {columns} columns of {blocks} blocks")
-        points = _unpacked(found.reshape(columns, -1), bits)[:, :blocks]
+        points = _zero_points(_constant(writer, zeros), columns, blocks, bits)
+    result = node.output[0]
+    if order:
+        if zeros and _constant(writer, zeros).dtype == np.uint8:
+            raise Unusual("zero points beside rows in another order (g_idx), which ONNX Runtime does not read")
+        rows = _in_blocks(_constant(writer, order).reshape(-1), depth, size)
+        steps = np.ascontiguousarray(steps[:, rows])
+        if not np.array_equal(rows, np.arange(depth)):
+            places = writer.constant(rows, f"{order}/rows")
+            a = writer.node("Gather", [a, places], f"{result}/inputs", axis=-1)
     dtype = helper.tensor_dtype_to_np_dtype(KINDS[bits])
     names = [
         writer.large(steps.astype(dtype), f"{b}/steps"),
         writer.large(factors, f"{scales}/blocks"),
         writer.large(points.astype(dtype), f"{b}/zeros"),
     ]
-    result = node.output[0]
     writer.needs = max(writer.needs, BLOCKS)
     weight = writer.node("DequantizeLinear", names, f"{result}/weight", axis=1, block_size=size)
     right = writer.node("Transpose", [weight], f"{result}/columns", perm=[1, 0])
-    writer.matmul(node, a, right, bias)
+    _multiplied(writer, node, (a, right, bias), writer.types.get(scales, TensorProto.FLOAT))
+
+
+def _multiplied(writer: Writer, node: NodeProto, operands: Operand, kind: int) -> None:
+    """Add a product and its bias in 32 bits, where operands and result are of another type."""
+    a, right, bias = operands
+    if kind == TensorProto.FLOAT:
+        writer.matmul(node, a, right, bias)
+        return
+    result = node.output[0]
+    wide = [writer.node("Cast", [name], f"{name}/wide", to=TensorProto.FLOAT) if name else "" for name in (a, bias)]
+    inner = helper.make_node(node.op_type, [], [writer.named(f"{result}/wide")], name=node.name)
+    writer.matmul(inner, wide[0], right, wide[1])
+    writer.add(helper.make_node("Cast", list(inner.output), [result], name=f"{result}/narrow", to=kind))
+
+
+def _zero_points(found: Array, columns: int, blocks: int, bits: int) -> Array:
+    """Return zero points (columns, blocks) that are packed as weights are, or floats that are whole numbers."""
+    if found.dtype == np.uint8:
+        if found.size != columns * -(-blocks * bits // BYTE):
+            raise Unusual(f"{found.size} bytes of zero points for {columns} columns of {blocks} blocks")
+        return _unpacked(found.reshape(columns, -1), bits)[:, :blocks]
+    if found.size != columns * blocks:
+        raise Unusual(f"{found.size} zero points for {columns} columns of {blocks} blocks")
+    numbers = found.reshape(columns, blocks).astype(np.float32)
+    if np.any(numbers != np.clip(np.rint(numbers), 0, (1 << bits) - 1)):
+        raise Unusual("zero points that are no integers")
+    return numbers.astype(np.uint8)
+
+
+def _in_blocks(groups: Array, depth: int, size: int) -> Array:
+    """Return an order of rows in which those of a block follow each other; ``groups``: the block of each row."""
+    rows = np.argsort(groups, kind="stable")
+    if groups.size != depth or not np.array_equal(groups[rows], np.arange(depth) // size):
+        raise Unusual("rows in blocks of several sizes (g_idx)")
+    return rows
 
 
 def gathered(writer: Writer, node: NodeProto) -> None:
@@ -97,11 +138,11 @@ def gathered(writer: Writer, node: NodeProto) -> None:
     found = writer.node("Mul", [found, factor], f"{result}/blocks", node.name)
     shape = writer.constant(np.array([0] * len(rank) + [blocks * size], np.int64), f"{result}/shape")
     if depth == blocks * size:
-        writer.nodes.append(helper.make_node("Reshape", [found, shape], [result], name=f"{result}/joined"))
+        writer.add(helper.make_node("Reshape", [found, shape], [result], name=f"{result}/joined"))
         return
     joined = writer.node("Reshape", [found, shape], f"{result}/joined")
     bounds = [writer.constant(np.array([at], np.int64), f"{result}/bound") for at in (0, depth, -1)]
-    writer.nodes.append(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
+    writer.add(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
 
 
 def _constant(writer: Writer, name: str) -> Array:

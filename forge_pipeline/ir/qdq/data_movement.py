@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from onnx import NodeProto, TensorProto, helper
 
-from forge_pipeline.ir.qdq import nhwc
-from forge_pipeline.ir.qdq.writer import MICROSOFT, Unusual, Writer, attributes_of, given
+from forge_pipeline.ir.contrib import nhwc
+from forge_pipeline.ir.contrib.writer import MICROSOFT, Unusual, Writer, attributes_of, given
+
+FIRST = {
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 19),
+    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
+}
+"""Types of operands, and the operator set from which on pairs have them."""
 
 
 def pair(writer: Writer, node: NodeProto) -> None:
@@ -14,7 +20,9 @@ def pair(writer: Writer, node: NodeProto) -> None:
     if node.domain == MICROSOFT:
         kept = {name: value for name, value in attributes_of(node).items() if name == "axis"}
         own = helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **kept)
-    writer.nodes.append(own)
+        kinds = {writer.types.get(name, TensorProto.UNDEFINED) for name in node.input}
+        writer.needs = max([writer.needs, *(least for kind, least in FIRST.items() if kind in kinds)])
+    writer.add(own)
     if node.op_type == "QuantizeLinear" and given(node, 2) and writer.is_one(node.input[1]):
         writer.stored[node.output[0]] = writer.affine(node.input[1], node.input[2], "")
 
@@ -35,7 +43,7 @@ def move(writer: Writer, node: NodeProto) -> None:
     results = [writer.named(f"{name}/real") for name in names]
     moved = helper.make_node(node.op_type, [*operands, *node.input[len(sources) :]], results, name=node.name)
     moved.attribute.extend(node.attribute)
-    writer.nodes.append(moved)
+    writer.add(moved)
     for real, name in zip(results, names, strict=True):
         writer.store(real, affine, name)
 
@@ -53,7 +61,7 @@ def resize(writer: Writer, node: NodeProto) -> None:
     result = node.output[0]
     real = writer.node("Cast", [x], f"{result}/steps", to=TensorProto.FLOAT)
     resized = writer.node("Resize", [real, *node.input[1:]], f"{result}/between", node.name, **attributes_of(node))
-    writer.nodes.append(helper.make_node("Cast", [resized], [result], name=f"{result}/cut", to=kind))
+    writer.add(helper.make_node("Cast", [resized], [result], name=f"{result}/cut", to=kind))
     writer.stored[result] = affine
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
+from forge_pipeline.ir.contrib.writer import Unusual, Writer, inputs_of
 from forge_pipeline.ir.external_data.mapped import array_of
-from forge_pipeline.ir.qdq.writer import Unusual, Writer, inputs_of
 
 INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 """Operators on integers with int32 results, and the same on floats."""
@@ -43,7 +43,7 @@ class Scaled:
         operands = [writer.real((a, self.scale, a_zero)), writer.real((b, weight_scale, b_zero), axis=weight_axis)]
         node = helper.make_node(operator, operands, [self.result], name=self.product.name)
         node.attribute.extend(self.product.attribute)
-        writer.nodes.append(node)
+        writer.add(node)
 
 
 def scaled_products(writer: Writer, graph: GraphProto) -> dict[str, Scaled]:
@@ -130,7 +130,7 @@ def product_to_float(writer: Writer, node: NodeProto) -> None:
 def _measured(writer: Writer, x: str, result: str) -> str:
     """Return floats as the floats that their bytes stand for, whose scale is measured."""
     names = [writer.named(f"{result}/{part}") for part in ("integers", "scale", "zero")]
-    writer.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
+    writer.add(helper.make_node("DynamicQuantizeLinear", [x], names, name=f"{result}/measured"))
     return writer.node("DequantizeLinear", names, f"{result}/inputs")
 
 
@@ -151,7 +151,7 @@ def recurrent(writer: Writer, node: NodeProto) -> None:
         given.pop()
     layer = helper.make_node("LSTM", [*operands, *given], list(node.output), name=node.name)
     layer.attribute.extend(node.attribute)
-    writer.nodes.append(layer)
+    writer.add(layer)
 
 
 def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:

@@ -7,23 +7,27 @@ out so, a model needs no integer operators of its own, and whoever computes pair
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from forge_pipeline.ir.qdq import block_quantized, data_movement, dynamic, fused, nhwc, signature
-from forge_pipeline.ir.qdq.writer import MICROSOFT, Operand, Unusual, Writer, attributes_of, given
-from forge_pipeline.ir.traversal import every_node
+from forge_pipeline.ir.contrib import nhwc, signature, table
+from forge_pipeline.ir.contrib.table import Rule
+from forge_pipeline.ir.contrib.writer import MICROSOFT, STANDARD, Operand, Unusual, Writer, attributes_of, given
+from forge_pipeline.ir.qdq import block_quantized, data_movement, dynamic, four_bit_floats
+from forge_pipeline.ir.traversal import every_node, subgraphs
 
-STANDARD = ("", "ai.onnx")
 LEFT_ALONE = frozenset({"channels_last", "opset"})
 """Attributes of com.microsoft's operators that ONNX's have not."""
 
-Rule = Callable[[Writer, NodeProto], None]
+PER_CHANNEL = 13
+"""The operator set from which on DequantizeLinear may have several scales: what com.microsoft's operators become is
+written in it, or in a newer one."""
 
 
 def operand(node: NodeProto, place: int) -> Operand:
@@ -87,7 +91,7 @@ def _gemm(writer: Writer, node: NodeProto) -> None:
     if given(node, 7):
         _store(writer, node, writer.node("Gemm", operands, f"{result}/real", node.name, **attributes), 7)
     else:
-        writer.nodes.append(helper.make_node("Gemm", operands, [result], name=node.name, **attributes))
+        writer.add(helper.make_node("Gemm", operands, [result], name=node.name, **attributes))
 
 
 def _two(operator: str) -> Rule:
@@ -133,13 +137,18 @@ def _pool(operator: str) -> Rule:
 
 
 def _softmax(writer: Writer, node: NodeProto) -> None:
+    """QLinearSoftmax: over one axis, or over all axes from it on where it is that of an operator set before 13."""
     attributes, shape = attributes_of(node), writer.shapes.get(node.input[0])
-    axis = attributes.get("axis", -1)
+    axis, result = attributes.get("axis", -1), node.output[0]
     is_last = axis == -1 or (shape is not None and axis == len(shape) - 1)
-    if not is_last and (attributes.get("opset", 1) < 13) != (writer.opset < 13):
-        raise Unusual("a softmax over axes as another operator set has them")
     real = writer.real(operand(node, 0))
-    _store(writer, node, writer.node("Softmax", [real], f"{node.output[0]}/real", node.name, axis=axis), 3)
+    if is_last or attributes.get("opset", 1) >= PER_CHANNEL:
+        _store(writer, node, writer.node("Softmax", [real], f"{result}/real", node.name, axis=axis), 3)
+        return
+    flat = writer.node("Flatten", [real], f"{result}/rows", axis=axis)
+    rows = writer.node("Softmax", [flat], f"{result}/softmax", node.name, axis=-1)
+    sizes = writer.node("Shape", [real], f"{result}/shape")
+    _store(writer, node, writer.node("Reshape", [rows, sizes], f"{result}/real"), 3)
 
 
 def _mean(writer: Writer, node: NodeProto) -> None:
@@ -177,8 +186,8 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("", "Resize"): data_movement.resize,
         **{(MICROSOFT, name): data_movement.pair for name in ("QuantizeLinear", "DequantizeLinear")},
         (MICROSOFT, "GatherBlockQuantized"): block_quantized.gathered,
+        (MICROSOFT, "MatMulBnb4"): four_bit_floats.product,
         (MICROSOFT, "MatMulNBits"): block_quantized.product,
-        (MICROSOFT, "NhwcMaxPool"): nhwc.max_pool,
         (MICROSOFT, "QGemm"): _gemm,
         (MICROSOFT, "QLinearAdd"): _two("Add"),
         (MICROSOFT, "QLinearAveragePool"): _pool("AveragePool"),
@@ -194,7 +203,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         (MICROSOFT, "DynamicQuantizeLSTM"): dynamic.recurrent,
         (MICROSOFT, "DynamicQuantizeMatMul"): dynamic.quantized_product,
         (MICROSOFT, "MatMulIntegerToFloat"): dynamic.product_to_float,
-        **{(MICROSOFT, name): rule for name, rule in fused.RULES.items()},
+        **{(MICROSOFT, name): rule for name, rule in table.RULES.items()},
     }
 )
 """How to write out each operator, by domain and name."""
@@ -210,10 +219,10 @@ def write_out(model: ModelProto) -> ModelProto:
 
 def written_with_needs(model: ModelProto) -> tuple[ModelProto, int]:
     """Return what ``write_out`` does, and the least operator set that knows what was written."""
-    writer, _ = _written(model)
-    if writer is None or writer.nodes == list(model.graph.node):
+    writing = written(model)
+    if writing is None or not writing.is_changed:
         return model, 1
-    return _assembled(model, writer), writer.needs
+    return _assembled(model, writing), writing.needs
 
 
 def opset_of(model: ModelProto) -> int:
@@ -223,55 +232,105 @@ def opset_of(model: ModelProto) -> int:
 
 def reasons(model: ModelProto) -> dict[str, str]:
     """Return why nodes of a model were not written out, by the name of their first result."""
-    return _written(model)[1]
+    writing = written(model)
+    return {} if writing is None else writing.why
 
 
-def _written(model: ModelProto) -> tuple[Writer | None, dict[str, str]]:
-    """Return a graph written anew, None where it has no quantized values, and why some nodes are as they were."""
-    if not any(_is_quantized(node) for node in model.graph.node):
-        return None, {}
-    writer, why = Writer.of(model.graph, opset_of(model)), dict[str, str]()
-    scaled = dynamic.scaled_products(writer, model.graph)
+@dataclass(slots=True, kw_only=True)
+class Writing:
+    """A model that is written anew: the writer of its main graph, and why nodes of any graph are as they were."""
+
+    writer: Writer
+    is_changed: bool = False
+    needs: int = 1
+    why: dict[str, str] = field(default_factory=dict)
+
+
+def written(model: ModelProto) -> Writing | None:
+    """Return a model written anew, None where nothing in it is to be written out."""
+    if not any(_is_quantized(node) for node in every_node(model)):
+        return None
+    least = PER_CHANNEL if any(node.domain == MICROSOFT for node in every_node(model)) else 1
+    writer = Writer.of(model.graph, opset_of(model), least)
+    writing = Writing(writer=writer)
+    _write(model.graph, writer, writing)
+    return writing
+
+
+def _write(graph: GraphProto, writer: Writer, writing: Writing) -> None:
+    """Write the nodes of a graph, and those of the graphs in them."""
+    scaled = dynamic.scaled_products(writer, graph)
     inner = {name for product in scaled.values() for name in product.inner}
-    for node in model.graph.node:
-        domain = "" if node.domain in STANDARD else node.domain
+    for node in graph.node:
         if node.output[0] in inner:
             continue
         if node.output[0] in scaled:
             scaled[node.output[0]].write(writer)
-            continue
-        if (domain, node.op_type) not in RULES:
-            writer.nodes.append(node)
-            continue
-        before = len(writer.nodes)
-        try:
-            signature.check(node, writer.opset)
-            RULES[domain, node.op_type](writer, node)
-        except Unusual as reason:
-            del writer.nodes[before:]
-            writer.nodes.append(node)
-            why[node.output[0]] = str(reason)
-    return writer, why
+        elif not _replaced(node, writer, writing):
+            writer.keep(_with_graphs(node, writer, writing))
+    writing.is_changed |= writer.nodes != list(graph.node)
+    writing.needs = max(writing.needs, writer.needs)
+
+
+def _replaced(node: NodeProto, writer: Writer, writing: Writing) -> bool:
+    """Write a node out by its rule; return whether there is one, and it can be followed."""
+    rule = RULES.get(("" if node.domain in STANDARD else node.domain, node.op_type))
+    if rule is None:
+        if why := _why_without_rule(node):
+            writing.why[node.output[0]] = why
+        return False
+    before, needs = len(writer.nodes), writer.needs
+    try:
+        signature.check(node, writer.source)
+        rule(writer, node)
+    except Unusual as reason:
+        del writer.nodes[before:]
+        writer.needs = needs
+        writing.why[node.output[0]] = str(reason)
+        return False
+    return True
+
+
+def _why_without_rule(node: NodeProto) -> str:
+    if node.domain == MICROSOFT:
+        return table.REASONS.get(node.op_type, "an operator of ONNX Runtime that has no rule")
+    return table.LAYOUTS.get(node.domain, "")
+
+
+def _with_graphs(node: NodeProto, writer: Writer, writing: Writing) -> NodeProto:
+    """Return a node with the graphs in its attributes written anew, itself where it has none."""
+    graphs = list(subgraphs(node))
+    if not graphs:
+        return node
+    changed = NodeProto()
+    changed.CopyFrom(node)
+    for graph, copy in zip(graphs, subgraphs(changed), strict=True):
+        inner = Writer.of(graph, writer.source, writer.opset, writer)
+        _write(graph, inner, writing)
+        del copy.node[:]
+        copy.node.extend(inner.nodes)
+    return changed
 
 
 def _is_quantized(node: NodeProto) -> bool:
     return (
         node.domain == MICROSOFT
+        or node.domain in table.LAYOUTS
         or node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")
         or (node.op_type.startswith("QLinear"))
     )
 
 
-def _assembled(model: ModelProto, writer: Writer) -> ModelProto:
-    """Return a copy of ``model`` with the nodes and the constants of ``writer``; weights are not copied twice."""
-    written = ModelProto()
-    written.CopyFrom(model)
-    nodes = [NodeProto.FromString(node.SerializeToString()) for node in writer.nodes]
-    del written.graph.node[:]
-    written.graph.node.extend(nodes)
-    written.graph.initializer.extend(writer.tensors)
-    if not any(node.domain == MICROSOFT for node in every_node(written)):
+def _assembled(model: ModelProto, writing: Writing) -> ModelProto:
+    """Return a copy of ``model`` with what was written; weights are not copied twice."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    nodes = [NodeProto.FromString(node.SerializeToString()) for node in writing.writer.nodes]
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(writing.writer.tensors)
+    if not any(node.domain == MICROSOFT for node in every_node(result)):
         opsets = [entry for entry in model.opset_import if entry.domain != MICROSOFT]
-        del written.opset_import[:]
-        written.opset_import.extend(opsets)
-    return written
+        del result.opset_import[:]
+        result.opset_import.extend(opsets)
+    return result

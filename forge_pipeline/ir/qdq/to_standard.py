@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 import onnx
-from onnx import ModelProto, TensorProto, helper, version_converter
+from onnx import ModelProto, NodeProto, TensorProto, helper, version_converter
 
-from forge_pipeline.ir.qdq.qoperator import STANDARD, opset_of, reasons, write_out, written_with_needs
-from forge_pipeline.ir.qdq.writer import MICROSOFT, SMALL
-from forge_pipeline.ir.traversal import every_node
+from forge_pipeline.ir.contrib.normalization import LAYER_NORMALIZATION
+from forge_pipeline.ir.contrib.table import LAYOUTS, OWN_NAMES
+from forge_pipeline.ir.contrib.writer import MICROSOFT, SMALL, STANDARD, Writer
+from forge_pipeline.ir.functions import inline_functions
+from forge_pipeline.ir.qdq.qoperator import PER_CHANNEL, opset_of, reasons, write_out, written, written_with_needs
+from forge_pipeline.ir.traversal import every_node, nodes_below
 
-PER_CHANNEL = 13
-"""The operator set from which on DequantizeLinear may have several scales."""
+FOREIGN = frozenset({MICROSOFT, *LAYOUTS})
+"""Domains whose operators ONNX Runtime alone knows."""
 REFUSALS = (onnx.shape_inference.InferenceError, version_converter.ConvertError, onnx.checker.ValidationError)
 """What ONNX raises for a damaged node, beside RuntimeError: none of them is one."""
 
@@ -20,39 +23,72 @@ REFUSALS = (onnx.shape_inference.InferenceError, version_converter.ConvertError,
 def in_standard(model: ModelProto) -> ModelProto:
     """Return ``model`` without com.microsoft's operators, where they can be written out.
 
-    Before operator set 13 ONNX has no pairs with a scale for each channel, before 21 none with one for each block: such
-    a model is brought to that set. ``model`` itself where that fails, for the caller to refuse what ONNX does not know.
+    Before operator set 13 ONNX has no pairs with a scale for each channel, before 17 no normalization of a layer,
+    before 21 no scale for each block: such a model is brought to that set. ``model`` itself where that fails, for the
+    caller to refuse what ONNX does not know. Raises ModelError for local functions that cannot be inlined.
     """
-    if not any(node.domain == MICROSOFT for node in model.graph.node):
+    model = _with_domains(model)
+    if not any(node.domain == MICROSOFT for node in every_node(model)):
         return model
-    written, needed = written_with_needs(model)
+    if any(node.domain == MICROSOFT for function in model.functions for node in nodes_below(function.node)):
+        model = inline_functions(model)
+    result, needed = written_with_needs(model)
     needed = max(PER_CHANNEL, needed)
-    if written is model or opset_of(model) >= needed:
-        return written
-    if any(node.domain not in STANDARD for node in every_node(written)):
+    if result is model or opset_of(model) >= needed:
+        return result
+    if any(node.domain == MICROSOFT for node in every_node(result)):
         return model
-    raised = _in_opset(model, written, needed)
+    raised = _in_opset(model, needed)
     return model if raised is None else write_out(raised)
 
 
 def kept(model: ModelProto) -> dict[str, str]:
-    """Return why operators of com.microsoft are still in ``model``, by the name of their first result."""
-    return reasons(model) if any(node.domain == MICROSOFT for node in model.graph.node) else {}
+    """Return why operators of ONNX Runtime are still in ``model``, by the name of their first result."""
+    stayed = [node.output[0] for node in every_node(model) if node.domain in FOREIGN]
+    if not stayed:
+        return {}
+    opset = opset_of(model)
+    unraised = f"ONNX's converter does not bring operator set {opset} to one that has what it is written out as"
+    return dict.fromkeys(stayed, unraised) | reasons(model)
 
 
-def _in_opset(model: ModelProto, written: ModelProto, opset: int) -> ModelProto | None:
+def _with_domains(model: ModelProto) -> ModelProto:
+    """Return ``model`` with the operators that ONNX Runtime writes into ONNX's domain, and ONNX has not in that
+    operator set, in the domain of ONNX Runtime; itself where there are none."""
+    opset = opset_of(model)
+    if not any(_is_own(node, opset) for node in every_node(model)):
+        return model
+    renamed = ModelProto()
+    renamed.CopyFrom(model)
+    for node in every_node(renamed):
+        if _is_own(node, opset):
+            node.domain = MICROSOFT
+    return renamed
+
+
+def _is_own(node: NodeProto, opset: int) -> bool:
+    is_defined = node.op_type == "LayerNormalization" and opset >= LAYER_NORMALIZATION
+    return node.domain in STANDARD and node.op_type in OWN_NAMES and not is_defined
+
+
+def _in_opset(model: ModelProto, opset: int) -> ModelProto | None:
     """Return ``model`` in a newer operator set, None where ONNX's converter does not know how.
 
     The converter leaves operators of other domains alone. It asks for shapes, which are known where those operators are
-    ``written`` out; and weights are inputs for it, which it would copy.
+    written out; and weights are inputs for it, which it would copy.
     """
     light = _without_weights(model)
     if all(entry.domain != MICROSOFT for entry in light.opset_import):  # NNCF writes its operators without saying so
         light.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    writing = written(model)
+    known = writing.writer if writing is not None else Writer.of(model.graph, opset)
     names = {name for node in model.graph.node for name in node.output} - {value.name for value in model.graph.output}
+    light.graph.value_info.extend(
+        helper.make_tensor_value_info(name, known.types[name], known.shapes[name])
+        for name in sorted(names)
+        if name in known.shapes and known.types.get(name)
+    )
     try:
-        inferred = onnx.shape_inference.infer_shapes(_without_weights(written))
-        light.graph.value_info.extend(value for value in inferred.graph.value_info if value.name in names)
         converted = version_converter.convert_version(light, opset)
     except (RuntimeError, *REFUSALS):
         return None
@@ -62,8 +98,8 @@ def _in_opset(model: ModelProto, written: ModelProto, opset: int) -> ModelProto 
     result.graph.node.extend(converted.graph.node)
     result.graph.value_info.extend(light.graph.value_info)
     result.opset_import.extend(converted.opset_import)
-    known = {tensor.name for tensor in model.graph.initializer}
-    result.graph.initializer.extend(tensor for tensor in converted.graph.initializer if tensor.name not in known)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    result.graph.initializer.extend(tensor for tensor in converted.graph.initializer if tensor.name not in weights)
     return result
 
 

@@ -8,10 +8,9 @@ import onnx
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from forge_pipeline.ir.functions import inline_functions
-from forge_pipeline.passes.contract import Tolerance, Transformation, verified
-from forge_pipeline.passes.errors import PassError
+from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Graph
-from forge_pipeline.passes.subgraphs import within_bodies
+from forge_pipeline.passes.subgraphs import apply_to_bodies
 
 DOMAIN = "forge.decomposed"
 
@@ -56,7 +55,7 @@ class DecomposeFunctions(Transformation[DecomposeOptions]):
             return len(functions) - before
 
         mark(graph)
-        within_bodies(graph, mark)
+        apply_to_bodies(graph, mark)
         if functions:
             model = graph.model()
             model.functions.extend(functions)

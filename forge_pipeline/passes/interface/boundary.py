@@ -1,4 +1,4 @@
-"""Interfaces: another batch size, another order of axes, another element type."""
+"""Interfaces: which inputs there are, another batch size, another order of axes, another element type."""
 
 from __future__ import annotations
 
@@ -12,10 +12,32 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.batch_size import with_batch_size
-from forge_pipeline.passes.contract import Arrays, Equality, Tolerance, Transformation, verified
-from forge_pipeline.passes.errors import PassError
+from forge_pipeline.passes.contract import Arrays, Equality, NoOptions, PassError, Tolerance, Transformation, verified
 from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.registry import Registry
+
+FIRST_IR_WITH_HIDDEN_CONSTANTS = 4
+
+
+@verified(Equality(specials=True))
+class ConstantsNotInputs(Transformation[NoOptions]):
+    """Stop listing initializers among the inputs.
+
+    IR versions before 4 demanded the listing; since then it means a default that a caller may override, which keeps
+    every other pass from treating a weight as constant. Source: ONNX's IR specification, "Graphs".
+    """
+
+    in_bodies = False
+
+    def call(self, graph: Graph) -> int:
+        """Drop the entries; raise the IR version where it would forbid that."""
+        kept = [value for value in graph.inputs if graph.constant(value.name) is None]
+        dropped = len(graph.inputs) - len(kept)
+        if dropped:
+            graph.inputs = kept
+            graph.header.ir_version = max(graph.header.ir_version, FIRST_IR_WITH_HIDDEN_CONSTANTS)
+            graph.forget_types()
+        return dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto
 from forge_pipeline.ir.traversal import nodes_below
 from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.passes.nodes import is_op
-from forge_pipeline.passes.subgraphs import within_bodies
+from forge_pipeline.passes.subgraphs import apply_to_bodies
 from forge_pipeline.passes.verification.samples import INTEGERS
 
 MOVING = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Expand", "Tile")
@@ -38,7 +38,7 @@ def dangerous(model: ModelProto) -> tuple[frozenset[str], str | None]:
         return 0
 
     look(graph, inner=False)
-    within_bodies(graph, lambda part: look(part, inner=True))
+    apply_to_bodies(graph, lambda part: look(part, inner=True))
     return frozenset(inputs), reasons[0] if reasons else None
 
 

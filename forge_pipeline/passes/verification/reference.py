@@ -9,9 +9,8 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from forge_pipeline.ir.reference.interpreter import Interpreter
-from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.contract import Arrays, VerifySettings
 from forge_pipeline.passes.nodes import attribute
-from forge_pipeline.passes.settings import VerifySettings
 from forge_pipeline.passes.verification.candidate_sizes import Preferred
 from forge_pipeline.passes.verification.exact import outputs_of
 from forge_pipeline.passes.verification.made_up import Kinds, made_up

@@ -14,8 +14,16 @@ import numpy as np
 from onnx import ModelProto
 
 from forge_pipeline.errors import ConfigError, VerificationError
-from forge_pipeline.passes.contract import Arrays, Equality, Metric, Pass, Tolerance, Unverified, Verification
-from forge_pipeline.passes.settings import VerifySettings
+from forge_pipeline.passes.contract import (
+    Arrays,
+    Equality,
+    Metric,
+    Pass,
+    Tolerance,
+    Unverified,
+    Verification,
+    VerifySettings,
+)
 from forge_pipeline.passes.verification.bisect import first_difference
 from forge_pipeline.passes.verification.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.verification.division_by_zero import dangerous, has_zero

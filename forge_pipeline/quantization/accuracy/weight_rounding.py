@@ -163,12 +163,12 @@ def _solve(network: Network, item: Layer, scheme: WeightScheme, moments: Floats,
     matrix = weights.T if across else weights.reshape(weights.shape[0], -1)  # [outputs, columns]
     wide = np.broadcast_to(scale.reshape(-1, 1) if axis is not None else scale, (len(matrix), 1))
     grouped = matrix.reshape(item.groups, -1, item.columns)
-    codes = descend(grouped, wide.reshape(item.groups, -1, 1), shrunk(moments, count), scheme.limit)
+    codes = descend(grouped, wide.reshape(item.groups, -1, 1), shrink(moments, count), scheme.limit)
     flat = codes.reshape(matrix.shape)
     return np.ascontiguousarray(flat.T if across else flat.reshape(weights.shape))
 
 
-def shrunk(moments: Floats, count: int) -> Floats:
+def shrink(moments: Floats, count: int) -> Floats:
     """Return the second moments with what is off the diagonal made smaller, as far as ``count`` rows do not show it."""
     columns = moments.shape[-1]
     result: Floats = moments * np.float32(count / (count + columns))

@@ -42,7 +42,7 @@ class Probe:
         return sum(array.nbytes for array in self.feed.values())
 
 
-def trimmed(probes: Iterable[Probe], budget: int) -> tuple[Probe, ...]:
+def trim(probes: Iterable[Probe], budget: int) -> tuple[Probe, ...]:
     """Return the probes with the smallest digests whose sizes add up to ``budget`` bytes at most; always one."""
     kept: list[Probe] = []
     total = 0
@@ -68,5 +68,5 @@ class Keeper:
         for index, feed in enumerate(feeds):
             start = index * self.rows
             rows = None if self.labels is None else self.labels[start : start + self.rows]
-            self.probes = trimmed((*self.probes, Probe.of(feed, rows)), self.budget)
+            self.probes = trim((*self.probes, Probe.of(feed, rows)), self.budget)
             yield feed

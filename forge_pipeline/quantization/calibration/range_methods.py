@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from forge_pipeline.quantization.calibration.statistics import BINS, Statistics
 from forge_pipeline.registry import Registry
 
-Span = tuple[float, float]
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +23,17 @@ class Options:
     symmetric: bool
 
 
-def average(statistics: Statistics, options: Options) -> Span:
+def average(statistics: Statistics, options: Options) -> Range:
     """Mean over samples of each sample's extrema: an outlier in one sample weighs little."""
     return statistics.average
 
 
-def minmax(statistics: Statistics, options: Options) -> Span:
+def minmax(statistics: Statistics, options: Options) -> Range:
     """The extrema over all samples: nothing is clipped."""
     return statistics.low, statistics.high
 
 
-def percentile(statistics: Statistics, options: Options) -> Span:
+def percentile(statistics: Statistics, options: Options) -> Range:
     """Cut half of ``100 - percentile`` percent at either end."""
     cumulated = np.cumsum(statistics.histogram)
     total = int(cumulated[-1])
@@ -44,7 +44,7 @@ def percentile(statistics: Statistics, options: Options) -> Span:
     return _within(float(edges[first]), float(edges[last + 1]), statistics)
 
 
-def entropy(statistics: Statistics, options: Options) -> Span:
+def entropy(statistics: Statistics, options: Options) -> Range:
     """The cut of |x| with the least Kullback-Leibler divergence between the clipped and the quantized distribution.
 
     After S. Migacz, "8-bit inference with TensorRT" (GTC 2017). The first bin takes its neighbour's count: the spike
@@ -64,7 +64,7 @@ def entropy(statistics: Statistics, options: Options) -> Span:
     return _within(-cut * statistics.width, cut * statistics.width, statistics)
 
 
-def mse(statistics: Statistics, options: Options) -> Span:
+def mse(statistics: Statistics, options: Options) -> Range:
     """The range with the least expected squared error of rounding and clipping, by search over both ends."""
     centres = (statistics.edges[:-1] + statistics.edges[1:]) / 2
     counts = statistics.histogram.astype(np.float64)
@@ -84,13 +84,13 @@ def mse(statistics: Statistics, options: Options) -> Span:
     return low, high
 
 
-METHODS: Registry[Callable[[Statistics, Options], Span]] = Registry(
+METHODS: Registry[Callable[[Statistics, Options], Range]] = Registry(
     "calibration method",
     {"average": average, "minmax": minmax, "percentile": percentile, "entropy": entropy, "mse": mse},
 )
 
 
-def _within(low: float, high: float, statistics: Statistics) -> Span:
+def _within(low: float, high: float, statistics: Statistics) -> Range:
     return max(low, statistics.low), min(high, statistics.high)
 
 

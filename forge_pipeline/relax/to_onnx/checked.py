@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import tvm
 
 from forge_pipeline.errors import VerificationError
+from forge_pipeline.ir.reference.interpreter import inference_function as onnx_function
 from forge_pipeline.relax.graph import shape_of
+from forge_pipeline.relax.reference import inference_function as relax_function
 from forge_pipeline.relax.to_onnx.export import exported
 
 
@@ -21,9 +24,6 @@ def checked_export(
 
     Symbolic dimensions take ``extent``. Raises ModelError, and VerificationError where an output differs.
     """
-    from forge_pipeline.ir.reference.interpreter import inference_function as onnx_function
-    from forge_pipeline.relax.reference import inference_function as relax_function
-
     model = exported(module, names, weights)
     rng = np.random.default_rng(seed)
     variables = [variable for variable in module["main"].params if str(variable.name) not in weights]
@@ -67,6 +67,4 @@ def _random(kind: Any, rng: np.random.Generator, extent: int) -> np.ndarray:
     dtype = str(kind.dtype)
     if dtype.startswith(("int", "uint", "bool")):
         return rng.integers(0, 2, shape).astype(dtype)
-    import ml_dtypes
-
     return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, None) or dtype)

@@ -21,6 +21,12 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.relax.bindings import Bound, Expr, attributes, bindings, operator, results
 from forge_pipeline.relax.graph import shape_of
 from forge_pipeline.relax.to_onnx.exporter import Exporter, Unsupported, onnx_type
+from forge_pipeline.relax.to_onnx.indexing import INDEXED
+from forge_pipeline.relax.to_onnx.kernels import convert_kernel, is_known
+from forge_pipeline.relax.to_onnx.layers import LAYERS
+from forge_pipeline.relax.to_onnx.normalization import NORMS
+from forge_pipeline.relax.to_onnx.reductions import REDUCED
+from forge_pipeline.relax.to_onnx.tensors import TENSORS
 
 OPSET: Final = 20
 IR_VERSION: Final = 10
@@ -96,19 +102,10 @@ def _channels(layer: onnx.NodeProto, weight: onnx.TensorProto) -> int:
 
 
 def _rows() -> Mapping[str, Any]:
-    from forge_pipeline.relax.to_onnx.indexing import INDEXED
-    from forge_pipeline.relax.to_onnx.kernels import convert_kernel
-    from forge_pipeline.relax.to_onnx.layers import LAYERS
-    from forge_pipeline.relax.to_onnx.normalization import NORMS
-    from forge_pipeline.relax.to_onnx.reductions import REDUCED
-    from forge_pipeline.relax.to_onnx.tensors import TENSORS
-
     return {**TENSORS, **INDEXED, **REDUCED, **LAYERS, **NORMS, "call_tir": convert_kernel}
 
 
 def _refuse_unknown(steps: Sequence[Bound]) -> None:
-    from forge_pipeline.relax.to_onnx.kernels import is_known
-
     known = {*_rows(), "tuple", "tuple_get_item", "copy", "constant", "shape"}
     unknown: dict[str, str] = {}
     for step in steps:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import tvm
@@ -47,8 +48,6 @@ class Exporter:
 
     def constant(self, array: Any, dtype: str | None = None, name: str = "constant") -> str:
         """Add an initializer and return its name; ``dtype`` as numpy and ml_dtypes name it."""
-        import ml_dtypes
-
         kind = None if dtype is None else getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
         chosen = self.fresh(name)
         self.initializers.append(numpy_helper.from_array(np.asarray(array, kind), chosen))
@@ -114,8 +113,6 @@ class Exporter:
 
 def onnx_type(dtype: str) -> int:
     """Return ONNX's number of an element type. Raises ModelError for one that it lacks."""
-    import ml_dtypes
-
     known = getattr(ml_dtypes, dtype, None)
     try:
         return int(helper.np_dtype_to_tensor_dtype(np.dtype(known or dtype)))

@@ -55,7 +55,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     )  # fmt: skip
     plan = direct.choose_plan(machine, geometry)
     zeros = np.zeros((filters, channels, kernel, kernel))
-    packed = direct.pack_weight(zeros, machine.lanes, block_channels=True, rows=plan.rows)
+    packed = direct.pack_weight(zeros, machine.lanes, block_channels=True, oc_blocks=plan.oc_blocks)
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
     weight = te.placeholder(packed.shape, name="weight")
     result = direct.convolve(image, weight, geometry, plan)

@@ -1,4 +1,4 @@
-"""Direct convolution by itself: whatever tiles, bands and stored vectors a plan has, the numbers are the same."""
+"""Direct convolution by itself: whatever tiles, row_blocks and stored vectors a plan has, the numbers are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def convolved(plan: direct.Plan, geometry: Geometry, image: np.ndarray, weight: 
 
     from forge_pipeline.codegen.tiled import PASS_CONFIG
 
-    packed = direct.pack_weight(weight, MACHINE.lanes, block_channels=True, rows=plan.rows)
+    packed = direct.pack_weight(weight, MACHINE.lanes, block_channels=True, oc_blocks=plan.oc_blocks)
     source, weights = te.placeholder((1, *image.shape)), te.placeholder(packed.shape)
     sch = s_tir.Schedule(te.create_prim_func([source, weights, direct.convolve(source, weights, geometry, plan)]))
     direct.schedule(sch, MACHINE)
@@ -54,27 +54,27 @@ def test_every_plan_computes_the_same_convolution(draw: st.DataObject, height: i
         channels=16, filters=rows * 8, groups=1, size=(height, width), kernel=(kernel, kernel),
         strides=(stride, stride), padding=(kernel // 2,) * 4, dilation=(1, 1),
     )  # fmt: skip
-    tall, wide = geometry.output
-    along, across = (tall * wide, 1) if direct.is_pointwise(geometry) else (tall, wide)
-    bands = draw.draw(st.sampled_from(divisors(along, along)))
+    out_h, out_w = geometry.output
+    along, across = (out_h * out_w, 1) if direct.is_pointwise(geometry) else (out_h, out_w)
+    row_blocks = draw.draw(st.sampled_from(divisors(along, along)))
     stored = rows + draw.draw(st.integers(0, 1))
     vectors = draw.draw(st.sampled_from(divisors(stored, 3)))
-    pixels = draw.draw(st.integers(1, min(4, along // bands if across == 1 else wide)))
+    pixels = draw.draw(st.integers(1, min(4, along // row_blocks if across == 1 else out_w)))
     tile = Tile(pixels=pixels, vectors=vectors, efficiency=1.0, tail=0)
-    plan = direct.Plan(tile=tile, bands=bands, rows=stored, cycles=0.0)
+    plan = direct.Plan(tile=tile, row_blocks=row_blocks, oc_blocks=stored, cycles=0.0)
     random = np.random.default_rng(0)
     image = random.integers(-4, 5, (2, height, width, 8)).astype(np.float32)
     weight = random.integers(-4, 5, (geometry.filters, 16, kernel, kernel)).astype(np.float32)
     np.testing.assert_array_equal(convolved(plan, geometry, image, weight), expected(geometry, image, weight))
 
 
-def test_no_tile_writes_over_the_end_of_its_band_where_another_thread_writes() -> None:
-    """Four bands of 49 pixels in tiles of five failed in most runs while a tile was only cut at the image's end."""
+def test_no_tile_writes_over_the_end_of_its_row_block_where_another_thread_writes() -> None:
+    """Four row blocks of 49 pixels in tiles of five failed in most runs when tiles were cut only at the image's end."""
     geometry = Geometry(
         channels=128, filters=64, groups=1, size=(14, 14), kernel=(1, 1), strides=(1, 1), padding=(0,) * 4,
         dilation=(1, 1),
     )  # fmt: skip
-    plan = direct.Plan(tile=Tile(pixels=5, vectors=2, efficiency=1.0, tail=4), bands=4, rows=8, cycles=0.0)
+    plan = direct.Plan(tile=Tile(pixels=5, vectors=2, efficiency=1.0, tail=4), row_blocks=4, oc_blocks=8, cycles=0.0)
     random = np.random.default_rng(0)
     image = random.integers(-4, 5, (16, 14, 14, 8)).astype(np.float32)
     weight = random.integers(-4, 5, (64, 128, 1, 1)).astype(np.float32)

@@ -17,7 +17,7 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
-from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL
+from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
@@ -159,7 +159,7 @@ def test_winograds_filtering_is_chosen_where_a_convolution_is_large_and_its_sums
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("vectors", [1, 2, 4])
 def test_lanes_of_packed_vectors_are_put_in_order(lanes: int, vectors: int) -> None:
-    from forge_pipeline.codegen.int8.x86.narrow_store import in_order
+    from forge_pipeline.codegen.int8.x86.narrow_store import group_order
 
     def pack(left: Any, right: Any) -> Any:
         """As `packssdw` and `packuswb` do: 128 bits of the one, then of the other, and so on."""
@@ -169,7 +169,7 @@ def test_lanes_of_packed_vectors_are_put_in_order(lanes: int, vectors: int) -> N
     numbers = np.arange(vectors * lanes).reshape(vectors, lanes)
     words = [pack(pair[0], pair[-1]) for pair in ([numbers[:2], numbers[2:]] if vectors == 4 else [numbers])]
     packed = pack(words[0], words[-1]).reshape(lanes, 4)
-    np.testing.assert_array_equal(packed[in_order(lanes, vectors)].reshape(-1), numbers.reshape(-1))
+    np.testing.assert_array_equal(packed[group_order(lanes, vectors)].reshape(-1), numbers.reshape(-1))
 
 
 @pytest.mark.parametrize("pixels", [1, 2, 3, 4, 5, 11])

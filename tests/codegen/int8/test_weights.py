@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.int8.weights import held, in_parts
+from forge_pipeline.codegen.int8.weights import split_into_parts, to_int8_or_int16
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tir.machine import Machine
@@ -72,7 +72,7 @@ def test_weights_of_the_least_byte_store_what_onnx_runtime_stores(case: str, tag
 @pytest.mark.parametrize(("tag", "dtype"), [(VNNI, "int8"), (SDOT, "int8"), (PLAIN, "int8"), ("arm/generic", "int16")])
 def test_the_least_byte_has_a_part_of_its_own_only_where_products_are_added_in_pairs(tag: str, dtype: str) -> None:
     weight = np.array([[[[-128]], [[127]]]])
-    kept = held(Machine.of(Target.from_tag(tag)), weight)
+    kept = to_int8_or_int16(Machine.of(Target.from_tag(tag)), weight)
     assert kept is not None
     assert kept.dtype == dtype
     np.testing.assert_array_equal(kept, weight)
@@ -115,9 +115,9 @@ def test_parts_add_up_to_the_weights_and_fit_a_signed_byte(seed: int, largest: i
     machine = Machine.of(Target.from_tag(SDOT))
     weight = np.random.default_rng(seed).integers(-largest, largest + 1, (3, 8, 1, 1))
     weight[0, 0] = largest
-    wide = held(machine, weight)
+    wide = to_int8_or_int16(machine, weight)
     assert wide is not None
-    parts, times = in_parts(machine, wide, axis=1)
+    parts, times = split_into_parts(machine, wide, axis=1)
     assert parts.dtype == np.int8
     assert abs(parts.astype(int)).max() <= 127
     np.testing.assert_array_equal(sum(np.split(parts.astype(int), times, axis=1)), weight)

@@ -10,9 +10,10 @@ import pytest
 from onnx import numpy_helper
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.frontends.tflite import convert
-from forge_pipeline.frontends.tflite import model as tflite_model
+from forge_pipeline.frontends.tflite import convert, reader
+from forge_pipeline.frontends.tflite.operators import table
 from tests.support.frontends.hybrid import rounded
+from tests.support.frontends.tflite_cases import written
 from tests.support.paths import SHARED
 
 MODELS = Path(__file__).parent / "models"
@@ -96,9 +97,23 @@ def test_the_batch_is_open_where_three_samples_give_what_they_give_one_by_one(ex
 
 def test_operators_without_a_converter_are_all_named(monkeypatch):
     for name in ("TANH", "MEAN"):
-        monkeypatch.delitem(convert.OPERATORS, name)
+        monkeypatch.delitem(table.OPERATORS, name)
     with pytest.raises(ModelError, match="found MEAN, TANH\nfix: give the SavedModel"):
         convert.convert(MODELS / "float.tflite", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a_graph_that_runs_itself", "subgraph 0: expected one of 1 that takes 1 values and does not run itself"),
+        ("random_numbers", "found RANDOM_UNIFORM"),
+        ("complex_numbers", "input or output 't2': expected real numbers, found a value of type complex64"),
+        ("soft_suppression", "operator 0, NON_MAX_SUPPRESSION_V5: expected a sigma of 0, found soft suppression"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_its_name(tmp_path, name, message):
+    with pytest.raises(ModelError, match=message):
+        convert.convert(written(tmp_path, f"read_{name}"), ())
 
 
 @pytest.mark.parametrize("cut", [9, 100, 1000, 8000, 16000])
@@ -106,7 +121,7 @@ def test_a_cut_file_is_refused(tmp_path, cut):
     path = tmp_path / "cut.tflite"
     path.write_bytes((MODELS / "float.tflite").read_bytes()[:cut])
     with pytest.raises(ModelError, match="expected a whole TensorFlow Lite model"):
-        tflite_model.read(path)
+        reader.read(path)
 
 
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path):
@@ -120,7 +135,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path):
             damaged[position] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
         try:
-            tflite_model.read(path)
+            reader.read(path)
         except ModelError:
             refused += 1
     assert refused > 0

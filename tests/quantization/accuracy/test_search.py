@@ -19,7 +19,7 @@ from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.equalize import equalize, links
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.split_channels import best_cut, split
-from forge_pipeline.quantization.build import quantized_statically
+from forge_pipeline.quantization.build import quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
@@ -115,7 +115,7 @@ def test_a_hostile_net_is_found_and_mended(chain: ONNXModule, images: list[Feed]
 
     def noise(model: ONNXModule, **changes: Any) -> float:
         config = settings(per_channel=per_channel, **changes)
-        return evaluator.sqnr(quantized_statically(config, model, learn(model, images), probes(images))[0].mod)
+        return evaluator.sqnr(quantize_statically(config, model, learn(model, images), probes(images))[0].mod)
 
     plain, mended = noise(spoiled, improve=[]), noise(spoiled, improve=["equalize"])
     assert mended > plain + 6.0
@@ -136,8 +136,8 @@ def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: P
     )
     feeds: list[Feed] = [{"x": draw.normal(size=(1, 7, 32)).astype(np.float32)} for _ in range(12)]
     ranges = learn(net, feeds)
-    _, plain = quantized_statically(settings(improve=[]), net, ranges)
-    _, report = quantized_statically(settings(improve=["equalize"]), net, ranges, probes(feeds))
+    _, plain = quantize_statically(settings(improve=[]), net, ranges)
+    _, report = quantize_statically(settings(improve=["equalize"]), net, ranges, probes(feeds))
     assert "sqnr_db" not in plain
     entry = report["improvements"]["equalize"]
     assert entry["kept"]
@@ -146,7 +146,7 @@ def test_outliers_in_front_of_a_projection_move_into_the_norm_before_it(parse: P
 
 def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[Feed]) -> None:
     ranges = learn(chain, images)
-    model, report = quantized_statically(
+    model, report = quantize_statically(
         settings(improve=["split", "equalize", "correct_bias", "round_weights"]), chain, ranges, probes(images)
     )
     assert report["improvements"].pop("split") == {"kept": False, "why": "nothing to do"}  # each channel has a scale
@@ -154,7 +154,7 @@ def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[F
     for name, entry in report["improvements"].items():
         assert entry["kept"] == (entry["after_db"] > entry["before_db"] + 0.1), name
     onnx.checker.check_model(model.mod, full_check=True)
-    plain, _ = quantized_statically(settings(improve=[]), chain, ranges)
+    plain, _ = quantize_statically(settings(improve=[]), chain, ranges)
     evaluator = Evaluator.of(Network(prepare(chain.mod)), probes(images))
     assert evaluator.sqnr(model.mod) >= evaluator.sqnr(plain.mod)
 
@@ -163,7 +163,7 @@ def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[
     ranges = learn(chain, images)
 
     def shift(improve: list[str]) -> float:
-        model, _ = quantized_statically(settings(improve=improve, reduce_range=True), chain, ranges, probes(images))
+        model, _ = quantize_statically(settings(improve=improve, reduce_range=True), chain, ranges, probes(images))
         one, two = Interpreter(chain.mod, optimized=True), Interpreter(model.mod, optimized=True)
         return float(np.abs(np.mean([two(feed)["y"] - one(feed)["y"] for feed in images], axis=0)).max())
 
@@ -176,7 +176,7 @@ def test_auto_chooses_the_best_method(chain: ONNXModule, images: list[Feed]) -> 
 
     def noise(method: str) -> float:
         config = settings(improve=[], calib_method=method)
-        return evaluator.sqnr(quantized_statically(config, chain, ranges, probes(images))[0].mod)
+        return evaluator.sqnr(quantize_statically(config, chain, ranges, probes(images))[0].mod)
 
     methods = ("minmax", "mse", "percentile", "entropy", "average")
     assert noise("auto") == max(noise(method) for method in methods)
@@ -207,10 +207,10 @@ def test_a_budget_puts_as_few_layers_as_it_takes_back_to_float(chain: ONNXModule
     spoiled = hostile(chain)
     ranges, labelled = learn(spoiled, images), probes(images, classes(chain, images))
     coarse = {"improve": [], "per_channel": False, "reduce_range": True}
-    _, before = quantized_statically(settings(max_drop=100.0, **coarse), spoiled, ranges, labelled)
+    _, before = quantize_statically(settings(max_drop=100.0, **coarse), spoiled, ranges, labelled)
     assert before["put_back_to_float"] == []
     assert before["drop"] > 0.0
-    model, report = quantized_statically(settings(max_drop=0.0, **coarse), spoiled, ranges, labelled)
+    model, report = quantize_statically(settings(max_drop=0.0, **coarse), spoiled, ranges, labelled)
     assert report["drop"] <= 0.0
     assert 0 < len(report["put_back_to_float"]) < 5
     assert set(report["put_back_to_float"]) == set(report["float_layers"])
@@ -227,7 +227,7 @@ def test_a_budget_that_only_floats_keep_is_refused(parse: Parse) -> None:
     )
     feeds: list[Feed] = [{"x": np.array([[i - 4.0, 0.03]], np.float32)} for i in range(9)]
     with pytest.raises(VerificationError) as refusal:
-        quantized_statically(
+        quantize_statically(
             settings(improve=[], max_drop=0.0, per_channel=False), net, learn(net, feeds),
             probes(feeds, classes(net, feeds)),
         )  # fmt: skip
@@ -242,13 +242,13 @@ def test_a_budget_needs_classes(parse: Parse) -> None:
     )
     feeds: list[Feed] = [{"x": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}]
     with pytest.raises(ConfigError) as refusal:
-        quantized_statically(settings(max_drop=1.0), net, learn(net, feeds), probes(feeds))
+        quantize_statically(settings(max_drop=1.0), net, learn(net, feeds), probes(feeds))
     assert refusal.value.expected == "a model whose first output is [batch, classes], to count top-1 on"
 
 
 def test_choices_without_samples_to_try_them_on_are_refused(chain: ONNXModule, images: list[Feed]) -> None:
     with pytest.raises(DataError, match="quantize: expected samples to try choices on, found none"):
-        quantized_statically(settings(improve=["equalize"]), chain, learn(chain, images))
+        quantize_statically(settings(improve=["equalize"]), chain, learn(chain, images))
 
 
 def test_a_budget_out_of_range_is_refused() -> None:

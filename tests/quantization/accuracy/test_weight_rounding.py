@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forge_pipeline.data import Feed
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
-from forge_pipeline.quantization.accuracy.weight_rounding import descend, round_weights, shrunk
+from forge_pipeline.quantization.accuracy.weight_rounding import descend, round_weights, shrink
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, prepare
@@ -62,7 +62,7 @@ def test_without_correlation_the_nearest_integers_are_best(seed: int) -> None:
 def test_few_rows_leave_little_of_what_is_off_the_diagonal() -> None:
     _, _, moments = problem(1, 20)
     for rows, left in ((1, 1 / 21), (20, 0.5), (20_000, 0.999)):
-        found = shrunk(moments, rows)
+        found = shrink(moments, rows)
         np.testing.assert_allclose(found[:, 0, 1], moments[:, 0, 1] * left, rtol=1e-3)
         assert (np.diagonal(found, axis1=1, axis2=2) == np.diagonal(moments, axis1=1, axis2=2)).all()
 

@@ -14,16 +14,19 @@ from onnx import helper, numpy_helper
 
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a converted dynamic-range model that rounds as the interpreter's plain kernels do. Opset below 18."""
+    """Return a converted dynamic-range model that rounds as the interpreter's plain kernels do."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     made = {name: node for node in model.graph.node for name in node.output}
     nodes: list[onnx.NodeProto] = []
 
-    def constant(number: float) -> str:
+    def weight(array: np.ndarray) -> str:
         name = f"hybrid_constant_{len(result.graph.initializer)}"
-        result.graph.initializer.append(numpy_helper.from_array(np.asarray(number, np.float32), name))
+        result.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
+
+    def constant(number: float) -> str:
+        return weight(np.asarray(number, np.float32))
 
     def add(op_type: str, *inputs: str, **attributes: object) -> str:
         name = f"hybrid_{len(nodes)}"
@@ -32,8 +35,9 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
 
     def rounding(x: str, axes: list[int], *, per_axis: bool) -> str:
         zero = constant(0)
-        low = add("Min", add("ReduceMin", x, axes=axes, keepdims=1), zero)
-        high = add("Max", add("ReduceMax", x, axes=axes, keepdims=1), zero)
+        along = weight(np.array(axes, np.int64))
+        low = add("Min", add("ReduceMin", x, along, keepdims=1), zero)
+        high = add("Max", add("ReduceMax", x, along, keepdims=1), zero)
         if not per_axis:
             largest = add("Max", add("Neg", low), high)
             steps = add("Round", add("Mul", x, add("Div", constant(127), largest)))

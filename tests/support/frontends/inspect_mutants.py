@@ -24,7 +24,7 @@ from forge_pipeline import children
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.frontends.inspect import inspect  # noqa: F401  imported once, before the forks
 from forge_pipeline.ir import shape_inference, shape_inference_worker
-from forge_pipeline.pipeline.model_commands import inspected
+from forge_pipeline.pipeline.model_commands import inspect_model
 from tests.support.frontends.mutate import mutant, seeds
 
 SECONDS = 10  # of processor time, the checker's included: machines that run tests are busy
@@ -118,7 +118,7 @@ def _work(folder: Path, number: int, stop: int, answers: int) -> None:
         opened.clear()
         watching = True
         try:
-            json.loads(inspected(path, as_json=True, svg=picture))
+            json.loads(inspect_model(path, as_json=True, svg=picture))
             report["answer"] = "described"
         except ForgeError as refusal:
             own = refusal.where == str(path)

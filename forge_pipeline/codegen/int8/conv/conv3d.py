@@ -6,16 +6,14 @@ A result stays a batch of images for those who read it as such.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from forge_pipeline.codegen.float32.conv3d import Depth, folded, in_images, taken_apart, unfolded
+from tvm import relax
+
+from forge_pipeline.codegen.float32.conv3d import Depth, as_images, fold_depth, split_depth, unfold_depth
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, Pictured, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +26,13 @@ class Conv3d:
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Unfold the depth, convolve images, fold it again."""
         dynamic = convolution.dynamic
-        source, weight, geometry = unfolded(
+        source, weight, geometry = unfold_depth(
             graph, graph.plain(convolution.source), convolution.weight, self.depth, self.geometry,
             *(() if dynamic is None else (dynamic.zero,)), filler=convolution.zero,
         )  # fmt: skip
         flat = replace(convolution, source=source, weight=weight, strategy=Conv2d(geometry=geometry))
         images = flat.strategy.emit(graph, flat, affine)
-        return stacked(images, self.depth.output)
+        return stack_images(images, self.depth.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +44,23 @@ class Folded:
 
     def emit(self, graph: Graph) -> Value:
         """Emit them."""
-        return folded(graph, graph.blocked(self.images), self.images.channels, self.depth)
+        return fold_depth(graph, graph.blocked(self.images), self.images.channels, self.depth)
 
 
-def stacked(images: Value, depth: int) -> Pictured:
+def stack_images(images: Value, depth: int) -> Pictured:
     """Return a blocked batch of images as volumes of ``depth`` images each."""
     return Pictured(image=images, deferred=Folded(images=images, depth=depth))
 
 
 def images_of(graph: Graph, source: Value) -> Value:
     """Return volumes as a blocked batch of images."""
-    return source.image if isinstance(source, Pictured) else in_images(graph, graph.plain(source))
+    return source.image if isinstance(source, Pictured) else as_images(graph, graph.plain(source))
 
 
 def over_volume(call: relax.Call, kernel: Array) -> Conv3d:
     """Return how a kernel is moved over (batch, channels, depth, height, width)."""
     attributes = call.attrs
-    depth, geometry = taken_apart(
+    depth, geometry = split_depth(
         kernel,
         size=shape_of(call.args[0])[1:],
         strides=ints(attributes.strides),

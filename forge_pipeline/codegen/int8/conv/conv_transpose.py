@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+from tvm import relax
 
 from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
-from forge_pipeline.codegen.float32.conv3d import taken_apart
+from forge_pipeline.codegen.float32.conv3d import split_depth
 from forge_pipeline.codegen.int8.conv.conv3d import Conv3d
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +30,7 @@ class ConvTranspose:
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
         convolve = partial(self._convolve, graph, convolution, affine)
-        return float32_conv_transpose.by_phases(graph, convolution.weight, self.axes, self.groups, convolve)
+        return float32_conv_transpose.emit_phases(graph, convolution.weight, self.axes, self.groups, convolve)
 
     def _convolve(
         self, graph: Graph, convolution: Convolution, affine: Affine | None,
@@ -40,15 +38,16 @@ class ConvTranspose:
     ) -> relax.Expr:  # fmt: skip
         strategy: ConvStrategy
         if len(self.axes) == 3:
-            depth, geometry = taken_apart(
+            depth, geometry = split_depth(
                 weight, size=(self.channels, *(axis.size for axis in self.axes)), strides=(1, 1, 1), padding=padding,
                 dilation=dilation, groups=self.groups,
             )  # fmt: skip
             strategy = Conv3d(depth=depth, geometry=geometry)
         else:
-            strategy = Conv2d(
-                geometry=float32_conv_transpose.plane(weight, self.channels, self.axes, self.groups, padding, dilation)
-            )  # fmt: skip
+            geometry = float32_conv_transpose.phase_geometry(
+                weight, self.channels, self.axes, self.groups, padding, dilation
+            )
+            strategy = Conv2d(geometry=geometry)
         phase = replace(convolution.of_filters(weight, rows), strategy=strategy)
         result = strategy.emit(graph, phase, affine)
         return graph.plain(result) if len(self.axes) == 3 else result.blocked

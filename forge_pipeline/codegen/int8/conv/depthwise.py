@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplified, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image, simplify
 from forge_pipeline.codegen.float32.direct import PIXELS
-from forge_pipeline.codegen.float32.dynamic_shape import BAND, WIDTHS
+from forge_pipeline.codegen.float32.dynamic_shape import ROW_BLOCK, WIDTHS
 from forge_pipeline.codegen.int8.isa.dot_product import (
     TRANSPOSED,
     WEIGHTS,
@@ -36,10 +38,6 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_depthwise"
 WIDEST = 14
@@ -66,10 +64,10 @@ def emit(
     packed = pack_weight(weight[:, 0], lanes, stride, dot.k_inner, shares=dilation == 1)
     share = packed.shape[2] if dilation == 1 else dilation // math.gcd(stride, dilation)  # pixels until reads repeat
     candidates = [share * count for count in range(1, max(1, min(WIDEST, graph.machine.registers // 2) // share) + 1)]
-    narrows = instruction_set(graph.machine).micro_kernels and epilogue.affine is not None and geometry.is_sized
+    narrows = instruction_set(graph.machine).micro_kernels and epilogue.affine is not None and geometry.is_static
     if narrows:
         candidates = [count for count in (4, 8, 12) if count % share == 0] or candidates
-    widths = (geometry.output[1],) if geometry.is_sized else WIDTHS
+    widths = (geometry.output[1],) if geometry.is_static else WIDTHS
     pixels = min(
         candidates, key=lambda count: (sum(-(-width // count) * (count + 1) / width for width in widths), -count)
     )
@@ -101,19 +99,17 @@ def convolve(
 
     ``narrows``: four pixels at a time, as NEON does.
     """
-    from tvm import te, tirx
-
     blocks, height, share, k_outers, lanes, taps = (int(extent) for extent in weight.shape)
     geometry = geometry.of(image)
     out_w = geometry.output[1]
-    if geometry.is_sized:
+    if geometry.is_static:
         out_w = -(-out_w // pixels) * pixels
-        peeled = dot.is_single and set(geometry.dilation) == {1}
-        padded = surround(image, _pad_right(geometry, out_w - share, k_outers * taps), zero, peeled=peeled)
+        peel = dot.is_single and set(geometry.dilation) == {1}
+        padded = pad_image(image, _pad_right(geometry, out_w - share, k_outers * taps), zero, peel=peel)
     else:
-        padded = surround(image, _with_margin(geometry, pixels - share, k_outers * taps), zero)
+        padded = pad_image(image, _with_margin(geometry, pixels - share, k_outers * taps), zero)
     (stride_h, stride_w), (dilation_h, dilation) = geometry.strides, geometry.dilation
-    reach = (out_w + (0 if geometry.is_sized else pixels - 1) - share) * stride_w // dilation + k_outers * taps
+    reach = (out_w + (0 if geometry.is_static else pixels - 1) - share) * stride_w // dilation + k_outers * taps
     if dilation > 1:
         padded = by_remainder(padded, dilation, reach)
     kernel_h, k_outer = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, k_outers), "quad")
@@ -147,7 +143,7 @@ def convolve(
 
     output = (image.shape[0], blocks, *geometry.output, lanes)
     if not narrows:
-        return x86_narrow_store.requantized(output, epilogue, total, constants)
+        return x86_narrow_store.requantize(output, epilogue, total, constants)
 
     def narrowed(n: Any, block: Any, h: Any, t: Any, pixel: Any, lane: Any) -> Any:
         at = (n, block, h, t * NEON_PIXELS + pixel, lane)
@@ -164,8 +160,6 @@ def convolve(
 
 def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
     """Describe a copy of an image: its columns 0, dilation, ..., ``reach`` of them, then 1, 1 + dilation, and so on."""
-    from tvm import te
-
     batch, blocks, height, _, lanes = image.shape
     return te.compute(
         (batch, blocks, height, dilation * reach, lanes),
@@ -176,8 +170,6 @@ def by_remainder(image: te.Tensor, dilation: int, reach: int) -> te.Tensor:
 
 def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
     """Describe a copy of a blocked image in int32: each lane's ``taps`` from every ``apart``-th pixel on."""
-    from tvm import te
-
     batch, blocks, height, width, lanes = image.shape
 
     def packed(n: Any, c: Any, h: Any, w: Any, lane: Any) -> Any:
@@ -186,7 +178,7 @@ def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
             total = total | (image(n, c, h, w * apart + tap, lane).astype("int32") << (32 // taps * tap))
         return total
 
-    columns = simplified((width - taps + apart) // apart)
+    columns = simplify((width - taps + apart) // apart)
     return te.compute((batch, blocks, height, columns, lanes), packed, name="side_by_side")
 
 
@@ -217,7 +209,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     lanes, height, width = primitives.static(sch, lane), primitives.extent(sch, h), primitives.extent(sch, w)
     is_sized, row_block = True, 1
     if height is None or width is None:
-        is_sized, row_block = False, BAND
+        is_sized, row_block = False, ROW_BLOCK
     else:
         row_block = max([rows for rows in divisors(height, 32) if rows * width * lanes <= machine.l1 // 2] or [1])
     h_out, h_in = sch.split(h, [None, row_block])

@@ -6,16 +6,19 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS, merge_groups
-from forge_pipeline.codegen.int8.conv import dynamic_shape
-from forge_pipeline.codegen.int8.conv.packed_channels import Entry, pack_int32, quantize_and_pack_int32
+from forge_pipeline.codegen.float32.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
     PACKED,
@@ -31,17 +34,52 @@ from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, NARROW, TILES
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
+Entry = tuple[Affine, tuple[int, ...]]
+"""How a model's input is quantized, and the order of its axes that makes it an image."""
+
+
+def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
+    """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
+    return _pack_int32(image.shape, image, k_inner)
+
+
+def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
+    scale = tirx.const(affine.scale, "float32")
+
+    def read(*at: Any) -> Any:
+        place = [at[axes.index(axis)] for axis in range(len(axes))]
+        return stored(image(*place) / scale, affine, Clip())
+
+    return _pack_int32([image.shape[axis] for axis in axes], read, k_inner)
+
+
+def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
+    batch, _, height, width = shape
+    channels = int(shape[1])
+
+    def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
+        total: Any = None
+        for place in range(min(k_inner, channels)):
+            at = packed * k_inner + place
+            byte = read(n, at, h, w).astype("int32")
+            if channels > k_inner and channels % k_inner:
+                byte = tirx.if_then_else(at < channels, byte, 0)
+            byte = byte << (32 // k_inner * place) if place else byte
+            total = byte if total is None else total | byte
+        return total
+
+    return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
+
 
 NAME = "integer_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -63,18 +101,18 @@ def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geomet
     else:
         image = graph.blocked(source)
     packed = pack_weight(weight, lanes, dot.k_inner if is_packed else lanes, dot.k_inner)
-    rows, blocks = packed.shape[:2]
+    oc_blocks, blocks = packed.shape[:2]
     steps = int(np.prod(packed.shape[1:5]))
-    in_place = not geometry.is_sized and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
+    in_place = not geometry.is_static and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
         choose_even_tile(graph.machine, geometry, stored // geometry.groups, steps, blocks, in_place=in_place)
-        for stored in ((rows, rows + 1) if geometry.groups == 1 else (rows,))
+        for stored in ((oc_blocks, oc_blocks + 1) if geometry.groups == 1 else (oc_blocks,))
     ]
     if tiles[-1].cycles < tiles[0].cycles:  # one more vector of filters, of zeros, makes them divide into wider tiles
         packed = np.concatenate([packed, np.zeros_like(packed[:1])])
-        rows += 1
+        oc_blocks += 1
     tile = min(tiles, key=lambda tile: (tile.cycles, tile.pixels, tile.vectors))
-    constants = epilogue.constants(graph, (rows, lanes))
+    constants = epilogue.constants(graph, (oc_blocks, lanes))
     return graph.kernel(
         convolve, image, graph.constant(packed), *constants,
         name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, tile=tile, dot=dot,
@@ -90,10 +128,10 @@ def is_pointwise(geometry: Geometry) -> bool:
 def pack_weight(weight: Array, lanes: int, inner: int, k_inner: int) -> Array:
     """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
     filters, channels, height, width = weight.shape
-    rows, blocks = -(-filters // lanes), -(-channels // inner)
-    full = np.zeros((rows * lanes, blocks * inner, height, width), weight.dtype)
+    oc_blocks, blocks = -(-filters // lanes), -(-channels // inner)
+    full = np.zeros((oc_blocks * lanes, blocks * inner, height, width), weight.dtype)
     full[:filters, :channels] = weight
-    split = full.reshape(rows, lanes, blocks, inner // k_inner, k_inner, height, width)
+    split = full.reshape(oc_blocks, lanes, blocks, inner // k_inner, k_inner, height, width)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
 
@@ -111,7 +149,7 @@ def convolve(
         image = quantize_and_pack_int32(image, dot.k_inner, *entry)
     lanes, geometry = int(weight.shape[5]), geometry.of(image)
     total = sums_of(image, weight, geometry, zero, tile, dot, enters=entry is not None, in_place=in_place)
-    return narrow_store.requantized(
+    return narrow_store.requantize(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         epilogue,
         total,
@@ -127,10 +165,8 @@ def sums_of(
 
     ``enters``: the image is made by this kernel, from the model's input.
     """
-    from tvm import te, tirx
-
-    rows, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
-    rows_per_group = rows // geometry.groups
+    oc_blocks, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
+    oc_blocks_per_group = oc_blocks // geometry.groups
     is_packed = len(image.shape) == 4
     filler = zero
     if is_packed:
@@ -140,16 +176,16 @@ def sums_of(
     out_h, out_w = geometry.output
     if in_place:
         padded = image
-    elif not geometry.is_sized:
+    elif not geometry.is_static:
         read = to_int16(image) if dot.widens and not is_packed else image
-        padded = surround(read, _with_margin(geometry, tile.pixels), filler)
+        padded = pad_image(read, _with_margin(geometry, tile.pixels), filler)
     else:
         out_w = -(-out_w // tile.pixels) * tile.pixels
         if dot.widens and not is_packed and geometry.kernel == (1, 1) and not any(geometry.padding):
             padded, geometry = _pixels_to_int16(image, geometry, out_w), replace(geometry, strides=(1, 1))
         else:
-            peeled = dot.is_single and not is_packed
-            padded = surround(image, geometry.padded_for(out_w), filler, by_rows=enters, peeled=peeled)
+            peel = dot.is_single and not is_packed
+            padded = pad_image(image, geometry.padded_for(out_w), filler, by_rows=enters, peel=peel)
             padded = to_int16(padded) if dot.widens and not is_packed else padded
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
@@ -159,13 +195,13 @@ def sums_of(
     byte = te.reduce_axis((long(0), long(dot.k_inner)), "byte")
 
     def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        first = row // rows_per_group * blocks if geometry.groups > 1 else 0
+        first = row // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         y, x = (h, w) if in_place else (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         at = (n, first + block, y, x)
         value = unpack_int32(padded(*at), byte, dot) if is_packed else padded(*at, k_outer * dot.k_inner + byte)
         return te.sum(products(value, weight(row, block, kernel_h, kernel_w, k_outer, out, byte)), axis=[*axes, byte])
 
-    shape = (image.shape[0], rows, out_h, out_w, lanes)
+    shape = (image.shape[0], oc_blocks, out_h, out_w, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
     attributes[READS] = PACKED if is_packed else BYTES
     attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
@@ -175,8 +211,6 @@ def sums_of(
 
 def _pixels_to_int16(image: te.Tensor, geometry: Geometry, out_w: int) -> te.Tensor:
     """Describe a copy in int16 of the pixels that a kernel of one reads, side by side, ``out_w`` in a row."""
-    from tvm import te, tirx
-
     (out_h, _), (stride_h, stride_w), last = geometry.output, geometry.strides, geometry.size[1] - 1
     beyond = (out_w - 1) * stride_w > last
 
@@ -199,22 +233,22 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     annotations = sch.get(anchor).annotations
     if None in primitives.extents(sch, anchor)[2:4]:
-        dynamic_shape.schedule_direct(sch, machine, anchor)
+        _schedule_dynamic_shape(sch, machine, anchor)
         return
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # a copy with a margin, into the one that widens it
-    n, row, h, w, out, *reduction, byte = sch.get_loops(anchor)
-    rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
+    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    oc_blocks, height, width, lanes = (primitives.static(sch, loop) for loop in (oc, h, w, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = dot_product(machine).k_inner * lanes * rows * steps
+    weight_bytes = dot_product(machine).k_inner * lanes * oc_blocks * steps
     enters = ENTERS in annotations
     is_widened = dot_product(machine).widens and annotations[READS] == BYTES and bool(before)
     image_bytes = primitives.static(sch, reduction[0]) * height * width * lanes
     if is_widened:  # where pixels are strided, that is more than there are results
         image_bytes = primitives.product(primitives.extents(sch, before[-1]))
-    row_out, row_in = sch.split(row, [None, vectors])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
     in_row_blocks = (enters or is_widened) and not weights_first
@@ -223,13 +257,13 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             _row_values(sch, before[-1], height) if enters else primitives.static(sch, reduction[0]) * width * lanes
         )
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, values)])
-        inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
+        inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
     else:
-        inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
+        inner, shared_loops = [w_out], [n, oc_out, h] if weights_first else [n, h, oc_out]
     block_in, kernel_h, kernel_w, k_outer = reduction
     shares = SHARES in annotations
     steps_in = [k_outer, w_in, kernel_w] if shares else [kernel_w, k_outer, w_in]
-    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, row_in, out, byte)
+    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, oc_in, out, byte)
     shared = primitives.fuse(sch, shared_loops)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:
@@ -239,8 +273,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
                 sch.vectorize(sch.get_loops(block)[-1])
         else:
             spread_copy(sch, block, machine, is_row=enters)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
-    for loop in (w_in, row_in, kernel_w if shares else k_outer):
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * steps // STEPS)
+    for loop in (w_in, oc_in, kernel_w if shares else k_outer):
         sch.unroll(loop)
     depth = 1 + len(inner)
     for block in stores:
@@ -259,7 +293,7 @@ def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: boo
         primitives.parallel_if_worth(sch, primitives.fuse(sch, sch.get_loops(block)[:-1]), values)
         return
     if EDGES not in sch.get(block).annotations:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
         return
     values = primitives.product(primitives.extents(sch, block))
     *places, _, lane = sch.get_loops(block)
@@ -279,3 +313,55 @@ def rows_of_block(machine: Machine, height: int, row_values: int) -> int:
     room = machine.l2 // 4 // (2 * row_values)
     fitting = [rows for rows in divisors(height, max(1, room)) if height // rows >= 2 * machine.cores]
     return max(fitting or [1])
+
+
+MOST_PIXELS = 1024
+"""Pixels that a thread computes at once, of an image whose pixels are one row."""
+
+
+def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
+    """Do as `schedule` does where height and width are known only when the kernel runs.
+
+    Pixels of a pointwise convolution whose bytes are read where they lie are one row (`flatten_pixels`), whose last
+    tile is moved back (`tail_tiles`). Every other one reads a copy of some rows, which it needs anyway, with a margin
+    for whole tiles.
+    """
+    annotations = sch.get(anchor).annotations
+    pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
+    reads, weights = str(annotations[READS]), str(annotations[WEIGHTS])
+    in_place = ANY_ORDER in annotations
+    if in_place and NARROW in (sch.mod["main"].attrs or {}):
+        pixels = 1
+    before, last = primitives.split_around(sch, anchor)
+    for block in before[:-1]:
+        sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
+    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
+    steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
+    oc_out, oc_in = sch.split(oc, [None, vectors])
+    if in_place:
+        tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
+        row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+        outer, inner = [n, h, row_block, oc_out], [w_out]
+        if pixels > 1:
+            sch.annotate(w_out, TILES, pixels)
+    else:
+        row_block, h_in = sch.split(h, [None, ROW_BLOCK])
+        w_out, w_in = sch.split(w, [None, pixels])
+        outer, inner = ([n, row_block], [oc_out, h_in, w_out]) if before else ([n, row_block, oc_out], [h_in, w_out])
+    sch.annotate(w_out, MARGIN, pixels)
+    sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, byte)
+    shared = primitives.fuse(sch, outer)
+    stores = narrow_store.compute_at(sch, last, w_out)
+    for block in before[-1:]:
+        sch.compute_at(block, shared)
+        if primitives.extents(sch, block)[-1] == lanes:
+            sch.vectorize(sch.get_loops(block)[-1])
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS)
+    for loop in (w_in, oc_in, reduction[-1]):
+        sch.unroll(loop)
+    depth = 1 + len(inner)
+    for block in stores:
+        primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
+    tensorize(sch, out, machine, dot_product(machine), reads, weights, later=True)

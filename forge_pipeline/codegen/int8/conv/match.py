@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
 from forge_pipeline.codegen.int8.algorithm import first_result
 from forge_pipeline.codegen.int8.conv import depthwise
@@ -25,9 +26,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.layout.symbolic_cast import Named
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,9 @@ class Conv2d:
         epilogue = convolution.epilogue(graph.machine, affine, convolution.weight.astype(np.int64).sum(axis=(1, 2, 3)))
         source, geometry = convolution.source, self.geometry
         if convolution.dynamic is not None:
-            source, geometry = dynamic_quantize.padded(graph, source, convolution.dynamic, geometry)
+            source, geometry = dynamic_quantize.pad_image(graph, source, convolution.dynamic, geometry)
         by_rows = depthwise.takes(geometry)
-        weight, times = weights.in_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
+        weight, times = weights.split_into_parts(graph.machine, convolution.weight, axis=2 if by_rows else 1)
         if times > 1 and not by_rows:
             source = weights.channels_again(graph, source, times, geometry.groups)
             geometry = replace(geometry, channels=geometry.channels * times)
@@ -116,7 +114,7 @@ class Reshaped:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it."""
-        return Value(plain=graph.emit(_reshaped(graph.plain(self.image), self.shape)))
+        return Value(plain=graph.emit(relax.op.reshape(graph.plain(self.image), self.shape)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,18 +137,12 @@ def row_of(graph: Graph, source: Value) -> Value:
         return source.image
     plain = graph.plain(source)
     batch, channels, width = shape_of(plain)
-    return Value(plain=graph.emit(_reshaped(plain, (batch, channels, 1, width))))
+    return Value(plain=graph.emit(relax.op.reshape(plain, (batch, channels, 1, width))))
 
 
 def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
     """Return an image as a value of another shape."""
     return Pictured(image=image, deferred=Reshaped(image=image, shape=shape))
-
-
-def _reshaped(value: relax.Expr, shape: tuple[Any, ...]) -> relax.Expr:
-    from tvm import relax
-
-    return relax.op.reshape(value, shape)
 
 
 def by_filter(weight: Array) -> Array:
@@ -178,7 +170,7 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    return convolution_of(graph, call, Conv2d(geometry=over_image(call, kernel.shape)))
+    return convolution_of(graph, call, Conv2d(geometry=conv2d_geometry(call, kernel.shape)))
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
@@ -187,7 +179,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
         return None
     return convolution_of(
-        graph, call, Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
+        graph, call, Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))
     )
 
 

@@ -8,9 +8,11 @@ so that no branch is in memory as a whole. Images are read and multiplied as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS
@@ -27,10 +29,6 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, deferred_result
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
 
 NAME = "integer_residual"
 STEP = "steps"
@@ -86,8 +84,6 @@ def add(
     affine: Affine | None, clip: Clip, fused: bool, bounded: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the sum of two convolutions; ``tensors`` are image, weights and constants of each."""
-    from tvm import te
-
     terms, rest = [], list(tensors)
     for branch in branches:
         image, weight, *constants = rest[: 4 if branch.epilogue.float_bias is None else 5]
@@ -128,23 +124,23 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_inline(block)
     for block in (*anchors, steps):
         sch.set_scope(block, 0, "local")
-    n, row, h, w, out = sch.get_loops(steps)
-    rows, height, width, lanes = (primitives.static(sch, loop) for loop in (row, h, w, out))
+    n, oc, h, w, out = sch.get_loops(steps)
+    oc_blocks, height, width, lanes = (primitives.static(sch, loop) for loop in (oc, h, w, out))
     blocks, per_result = 0, 0
     for anchor in anchors:
         block, *others = (primitives.static(sch, loop) for loop in sch.get_loops(anchor)[SPATIAL:-1])
         blocks, per_result = blocks + block, per_result + block * primitives.product(others)
-    weight_bytes = dot_product(machine).k_inner * lanes * rows * per_result
-    row_out, row_in = sch.split(row, [None, vectors])
+    weight_bytes = dot_product(machine).k_inner * lanes * oc_blocks * per_result
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
     weights_first = weight_bytes > min(blocks * height * width * lanes, RESIDENT)
     in_row_blocks = dot_product(machine).widens and not weights_first
     if in_row_blocks:
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, blocks * width * lanes)])
-        inner, shared_loops = [row_out, h_in, w_out], [n, h_out]
+        inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
     else:
-        inner, shared_loops = [w_out], [n, row_out, h] if weights_first else [n, h, row_out]
-    sch.reorder(*shared_loops, *inner, w_in, row_in, out)
+        inner, shared_loops = [w_out], [n, oc_out, h] if weights_first else [n, h, oc_out]
+    sch.reorder(*shared_loops, *inner, w_in, oc_in, out)
     for anchor in anchors:
         sch.compute_at(anchor, w_out, preserve_unit_loops=True)
     sch.reverse_compute_at(last, w_out)
@@ -155,14 +151,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.vectorize(sch.get_loops(block)[-1])
         else:
             spread_copy(sch, block, machine)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * per_result // STEPS)
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * per_result // STEPS)
     depth = 1 + len(inner)
     for block in (steps, last):
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for anchor, notes in zip(anchors, annotations, strict=True):
-        _, row_in, _, w_in, out, *reduction, byte = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
-        sch.reorder(*reduction, w_in, row_in, out, byte)
-        for loop in (w_in, row_in, reduction[-1]):
+        _, oc_in, _, w_in, out, *reduction, byte = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
+        sch.reorder(*reduction, w_in, oc_in, out, byte)
+        for loop in (w_in, oc_in, reduction[-1]):
             sch.unroll(loop)
         start = sch.decompose_reduction(anchor, reduction[0])
         primitives.vectorize_and_unroll(sch, start, below=depth, lanes=lanes)
@@ -190,7 +186,7 @@ def _is_direct(machine: Machine, convolution: Convolution) -> bool:
     strategy = convolution.strategy
     if not isinstance(strategy, Conv2d) or convolution.dynamic is not None:
         return False
-    if not strategy.geometry.is_sized:
+    if not strategy.geometry.is_static:
         return False
     geometry = strategy.geometry
     if instruction_set(machine).micro_kernels or machine.amx:

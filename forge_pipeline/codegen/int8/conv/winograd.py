@@ -9,11 +9,14 @@ weights). So nothing is rounded before the result is stored, and it equals the d
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.float32 import winograd_tiles
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.winograd_tiles import (
     Extents,
@@ -24,18 +27,56 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
     schedule_image,
     schedule_results,
 )
-from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, WORD_BITS, Transform
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
+INT32_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform(winograd_tiles.Transform):
+    """F(m x m, 3 x 3) with integers; results are ``odd << shift`` times too large."""
+
+    odd: int
+    shift: int
+
+    def of_kernel(self, weight: Array) -> Array:
+        """Return (filters, channels, 3, 3), transformed."""
+        return self.kernel @ weight.astype(np.int64) @ self.kernel.T
+
+    def fits(self, weight: Array) -> bool:
+        """Whether transformed weights fit int16, and every sum of products by bytes what the shift leaves of int32."""
+        largest = int(np.abs(weight.astype(np.int64)).sum(axis=(1, 2, 3)).max(initial=0)) * LEVELS
+        inside = int(np.abs(self.of_kernel(weight)).max(initial=0)) < 1 << 15
+        return inside and largest < 1 << (INT32_BITS - 1 - self.shift)
+
+
+def _in_integers(real: winograd_tiles.Transform, multiples: tuple[int, ...]) -> Transform:
+    """Return ``real`` with the rows of its kernel matrix multiplied until they are whole numbers.
+
+    The result's matrix makes up for what a row is multiplied by less than the others.
+    """
+    rows = np.array(multiples, np.int64)
+    largest = int(rows.max())
+    shift = (largest**2 & -(largest**2)).bit_length() - 1
+    return Transform(
+        image=real.image.astype(np.int64),
+        kernel=np.rint(real.kernel * rows[:, None]).astype(np.int64),
+        result=real.result.astype(np.int64) * (largest // rows),
+        odd=largest**2 >> shift,
+        shift=shift,
+    )
+
+
+SMALL = _in_integers(winograd_tiles.SMALL, (2, 2, 2, 2))
+LARGE = _in_integers(winograd_tiles.LARGE, (24, 24, 24, 24, 24, 1))
+
 
 NAME = "integer_winograd"
 EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
@@ -90,14 +131,14 @@ def _stores_whole_tiles(machine: Machine, geometry: Geometry, transform: Transfo
 def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) -> float:
     """Return the cycles that one image is expected to take on one core; None stands for the direct convolution."""
     out_h, out_w = geometry.output
-    rows, blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
+    oc_blocks, ic_blocks = -(-geometry.filters // machine.lanes), -(-geometry.channels // machine.lanes)
     dot = dot_product(machine)
     efficiency = WHOLE_EFFICIENCY if dot.is_single else EFFICIENCY
 
     def per_product(by: DotProduct) -> float:
-        return rows * blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
+        return oc_blocks * ic_blocks * machine.lanes / by.k_inner / machine.fma_ports / efficiency
 
-    weights = rows * blocks * machine.lanes**2
+    weights = oc_blocks * ic_blocks * machine.lanes**2
     if transform is None:
         return out_h * out_w * 9 * per_product(dot) + machine.streaming_cycles(9 * weights)
     size, step = transform.size, transform.step
@@ -106,17 +147,17 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
     per_result = ((size + step) * int(np.count_nonzero(transform.result)) * 1.5 + size * size) / ISSUED
     reading = machine.streaming_cycles(2 * size * size * weights)
     products = size * size * per_product(_int16(machine))
-    return tiles * (products + blocks * per_image + rows * per_result) + reading
+    return tiles * (products + ic_blocks * per_image + oc_blocks * per_result) + reading
 
 
 def pack_weight(weight: Array, lanes: int, k_inner: int, transform: Transform) -> Array:
     """Return (filters, channels, 3, 3), transformed: (rows, i, j, channels / lanes, lanes / group, lanes, group)."""
     filters, channels, _, _ = weight.shape
-    rows, blocks = -(-filters // lanes), -(-channels // lanes)
+    oc_blocks, ic_blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
-    full = np.zeros((rows * lanes, blocks * lanes, size, size), np.int16)
+    full = np.zeros((oc_blocks * lanes, ic_blocks * lanes, size, size), np.int16)
     full[:filters, :channels] = transform.of_kernel(weight)
-    split = full.reshape(rows, lanes, blocks, lanes // k_inner, k_inner, size, size)
+    split = full.reshape(oc_blocks, lanes, ic_blocks, lanes // k_inner, k_inner, size, size)
     return np.ascontiguousarray(split.transpose(0, 5, 6, 2, 3, 1, 4))
 
 
@@ -125,15 +166,13 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, transform: Transform, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
-    from tvm import te, tirx
-
     batch, lanes = image.shape[0], image.shape[4]
-    rows, size, _, blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
-    transformed = image_components(image, tirx.const(zero, "uint8"), "int16", blocks, geometry, transform)
-    block, k_outer = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, k_outers), "quad")
+    oc_blocks, size, _, ic_blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
+    transformed = image_components(image, tirx.const(zero, "uint8"), "int16", ic_blocks, geometry, transform)
+    block, k_outer = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, k_outers), "quad")
     byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
     sums = te.compute(
-        (batch, rows, size, size, transformed.shape[4], lanes),
+        (batch, oc_blocks, size, size, transformed.shape[4], lanes),
         lambda n, row, i, j, t, out: te.sum(
             products(
                 transformed[n, i, j, block, t, k_outer * dot.k_inner + byte],
@@ -144,7 +183,7 @@ def convolve(
         name="products",
     )
     result = results(sums, "uint32", geometry, transform)
-    inverse = tirx.const(pow(transform.odd, -1, 1 << WORD_BITS), "uint32")
+    inverse = tirx.const(pow(transform.odd, -1, 1 << INT32_BITS), "uint32")
 
     def total(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
         value = result(n, row, h, w, out)
@@ -152,8 +191,8 @@ def convolve(
 
     if dot.multiplies + dot.others > 1:
         epilogue = replace(epilogue, bounded=False)  # one by one: whether packing pays here was not measured
-    return narrow_store.requantized(
-        (batch, rows, *geometry.output, lanes),
+    return narrow_store.requantize(
+        (batch, oc_blocks, *geometry.output, lanes),
         epilogue,
         total,
         lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),

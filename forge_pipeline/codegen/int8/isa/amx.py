@@ -6,14 +6,11 @@ Four tiles of sums share two of each operand, so that every load serves two prod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_products, multiply_add, register
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 ROWS, BYTES, LANES, K_INNER = 16, 64, 16, 4
 """A tile: rows, bytes of a row, int32 sums of a row, steps that one sum takes at once."""

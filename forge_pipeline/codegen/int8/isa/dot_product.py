@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from tvm import s_tir, te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 
 from forge_pipeline.codegen.int8.isa.instruction import (
     Instruction,
@@ -22,11 +26,6 @@ from forge_pipeline.codegen.int8.isa.instruction import (
 )
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine
-
-if TYPE_CHECKING:
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
 
 WEIGHTS, READS = "forge.weights", "forge.reads"
 """Annotations of a template: the type of its weights, and how its steps read activations (``Reads``)."""
@@ -163,8 +162,6 @@ def unpack_int32(packed: te.PrimExpr, place: te.PrimExpr, dot: DotProduct) -> An
 
 def to_int16(image: te.Tensor) -> te.Tensor:
     """Describe a copy in int16."""
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: image(*at).astype("int16"), name="widen")
 
 
@@ -186,8 +183,6 @@ def tensorize(
 
 def tensorize_rest(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel in which loops that were to be tensorized later are."""
-    from tvm import s_tir
-
     if not any(LATER in loop.annotations for loop in rewriting.loops(function.body)):
         return function
     sch = s_tir.Schedule(function.with_body(rewriting.with_own_axes(function.body)))

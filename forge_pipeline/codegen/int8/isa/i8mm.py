@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, Operands
 from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_products
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
 from forge_pipeline.codegen.int8.isa.micro_kernel import MicroKernel, Reader, by_element
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 
 def _multiply_matrices(sums: Array, left: Array, right: Array) -> Array:

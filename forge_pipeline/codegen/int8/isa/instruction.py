@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm.s_tir import TensorIntrin
 
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def reinterpret(value: str, dtype: str) -> str:
     return f"T.reinterpret({value}, dtype='{dtype}')"
 
 
-def fenced(sums: str, lanes: int, dtype: str = "int32") -> str:
+def fence(sums: str, lanes: int, dtype: str = "int32") -> str:
     """Return the script of sums that LLVM must have as they are at this place.
 
     Behind an addition, a fence keeps LLVM from adding up the products of several steps first, for which registers do
@@ -62,9 +62,9 @@ def fenced(sums: str, lanes: int, dtype: str = "int32") -> str:
     return reinterpret(call("llvm.arithmetic.fence", floats, reinterpret(sums, floats)), f"{dtype}x{lanes}")
 
 
-def added_modulo(sums: str, product: str, lanes: int) -> str:
+def add_modulo(sums: str, product: str, lanes: int) -> str:
     """Return the script of sums and a product of int32, between fences; there is no overflow modulo 2^32."""
-    return fenced(f"{fenced(sums, lanes, 'uint32')} + {reinterpret(product, f'uint32x{lanes}')}", lanes)
+    return fence(f"{fence(sums, lanes, 'uint32')} + {reinterpret(product, f'uint32x{lanes}')}", lanes)
 
 
 def extents_of(shape: Sequence[int]) -> str:
@@ -98,7 +98,6 @@ def multiply_add(axes: Mapping[str, Any], reduced: str, sums: str, value: str, w
 def register(name: str, frame: str, pattern: str, body: str, params: Mapping[str, Any]) -> None:
     """Make a tensor intrinsic known by its pattern and by what it does, two bodies of one frame, unless it is."""
     from tvm import script
-    from tvm.s_tir import TensorIntrin
 
     if TensorIntrin.get(name, allow_missing=True) is None:
         texts = (frame.format(**params, body=part) for part in (pattern, body))

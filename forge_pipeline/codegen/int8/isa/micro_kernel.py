@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 
 from forge_pipeline.codegen.int8.isa.dot_product import ISSUED, SIGN_BIT, products
 from forge_pipeline.codegen.int8.isa.instruction import (
@@ -20,14 +24,8 @@ from forge_pipeline.codegen.int8.isa.instruction import (
     shuffle,
     whole,
 )
+from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir.machine import LOAD_COST, LOAD_PORTS, WEIGHT_COST, Machine
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-
-    from forge_pipeline.codegen.layout.builder import Array
 
 LANES, PIXELS = 4, 4
 """Filters and pixels of a block: its sums are as many vectors of four."""

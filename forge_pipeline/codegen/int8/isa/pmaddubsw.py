@@ -9,13 +9,12 @@ complements in a panel of filters come last in it: only they pay for them, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import (
     Instruction,
-    added_modulo,
+    add_modulo,
     multiply_add,
     register,
     reinterpret,
@@ -23,10 +22,7 @@ from forge_pipeline.codegen.int8.isa.instruction import (
 from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDWD
 from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array
-from forge_pipeline.codegen.tir.machine import divisors
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 K_INNER = 4
 """Channels of a step: two pairs."""
@@ -95,7 +91,7 @@ def intrinsic(lanes: int, *, masked: bool) -> str:
         "mask_buffer": f"M = T.match_buffer(m, ({lanes}, 4), 'uint8', offset_factor=1)" if masked else "",
         "mask_read": f"M[0:{lanes}, 0:4], " if masked else "",
     }
-    register(name, _FRAME, pattern, f"{sums} = {added_modulo(sums, product, lanes)}", params)
+    register(name, _FRAME, pattern, f"{sums} = {add_modulo(sums, product, lanes)}", params)
     return name
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, Operands
-from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_products, added_modulo
+from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_modulo, add_products
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 
 def _add_neighbours(left: Array, right: Array) -> Array:
@@ -28,7 +24,7 @@ PMADDWD = Instruction(
 
 def _pmaddwd(of: Operands) -> str:
     product = PMADDWD.script(of.int32, of.activations_as("int16"), of.weights_as("int16"), bits=of.bits)
-    return added_modulo(of.sums, product, of.lanes)
+    return add_modulo(of.sums, product, of.lanes)
 
 
 DOT = DotProduct(

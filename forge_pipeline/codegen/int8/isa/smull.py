@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT, DotProduct, Operands
-from forge_pipeline.codegen.int8.isa.instruction import Instruction, fenced, reinterpret, shuffle
+from forge_pipeline.codegen.int8.isa.instruction import Instruction, fence, reinterpret, shuffle
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel, Reader
-
-if TYPE_CHECKING:
-    from forge_pipeline.codegen.layout.builder import Array
+from forge_pipeline.codegen.layout.builder import Array
 
 
 def _multiply(left: Array, right: Array) -> Array:
@@ -40,7 +36,7 @@ def _smull(of: Operands) -> str:
         SMULL.script("int16x8", shuffle(of.signed(), half), shuffle(of.weights_as("int8"), half)) for half in _HALVES
     ]
     pairs = products if of.full else [" + ".join(products)]
-    return fenced(" + ".join([of.sums, *(SADDLP.script("int32x4", pair) for pair in pairs)]), of.lanes)
+    return fence(" + ".join([of.sums, *(SADDLP.script("int32x4", pair) for pair in pairs)]), of.lanes)
 
 
 def _smull_by_element(reader: Reader) -> list[str]:
@@ -51,8 +47,8 @@ def _smull_by_element(reader: Reader) -> list[str]:
         for half in range(2):
             one = reinterpret(shuffle(pixels, [2 * pixel + half] * 4), "int8x8")
             halves.append(SMULL.script("int16x8", one, f"B.vload([{half}, 0, 0], 'int8x8')"))
-        added = f"{fenced(sums, LANES)} + {SADDLP.script('int32x4', ' + '.join(halves))}"
-        statements.append(f"{sums} = {fenced(added, LANES)}")
+        added = f"{fence(sums, LANES)} + {SADDLP.script('int32x4', ' + '.join(halves))}"
+        statements.append(f"{sums} = {fence(added, LANES)}")
     return statements
 
 

@@ -6,26 +6,24 @@ a margin, where steps are longer than a block of channels, and where activations
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.direct import RESIDENT, merge_groups
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel
 from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.neon import narrow_store
-from forge_pipeline.codegen.int8.neon.pack_activations import halves, matrix, padded_rows, schedule_copy
+from forge_pipeline.codegen.int8.neon.pack_activations import halves, matrix, pad_rows, schedule_copy
 from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_neon"
 KERNEL, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
@@ -36,15 +34,15 @@ def emit(
     graph: Graph, source: Value, zero: int, weight: Array, geometry: Geometry, epilogue: Epilogue
 ) -> relax.Expr | None:
     """Emit a convolution; the result is blocked. None where single pixels serve as well, or on an x86."""
-    if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_sized:
+    if not instruction_set(graph.machine).micro_kernels or graph.machine.lanes != LANES or not geometry.is_static:
         return None
     geometry, weight = merge_groups(geometry, weight, LANES)
     plan = choose_plan(graph.machine, geometry)
     if plan is None:
         return None
     return graph.kernel(
-        convolve, graph.blocked(source), graph.constant(packed(weight, plan.kernel)),
-        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        convolve, graph.blocked(source), graph.constant(pack_weight(weight, plan.kernel)),
+        *epilogue.constants(graph, arrange(geometry.filters, plan.kernel)),
         name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
@@ -62,18 +60,18 @@ def emit_product(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilo
     if plan is None:
         return None
     return graph.kernel(
-        by_rows, flat, graph.constant(packed(weight.T[:, :, None, None], plan.kernel)),
-        *epilogue.constants(graph, arranged(geometry.filters, plan.kernel)),
+        by_rows, flat, graph.constant(pack_weight(weight.T[:, :, None, None], plan.kernel)),
+        *epilogue.constants(graph, arrange(geometry.filters, plan.kernel)),
         name="dense_u8", geometry=geometry, epilogue=epilogue, plan=plan,
     )  # fmt: skip
 
 
-def arranged(filters: int, micro: MicroKernel) -> tuple[int, ...]:
+def arrange(filters: int, micro: MicroKernel) -> tuple[int, ...]:
     """Return the form of one number for each filter as vectors."""
     return (-(-filters // LANES), *micro.shape(micro.lane))
 
 
-def packed(weight: Array, micro: MicroKernel) -> Array:
+def pack_weight(weight: Array, micro: MicroKernel) -> Array:
     """Return weights, missing ones zero, in the order of a micro's instructions."""
     filters, channels, *kernel = weight.shape
     whole = micro.k_inner
@@ -87,15 +85,13 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
-    from tvm import te
-
     source, layout = image, "raw" if plan.kernel.signed else "image"
     if plan.copies:
-        source, layout = padded_rows(image, geometry, zero, plan), "row"
+        source, layout = pad_rows(image, geometry, zero, plan), "row"
     if plan.kernel.reads_halves:
         source, layout = halves(source, layout), "halves"
     total = _sums(source, layout, weight, geometry, plan, image.shape[0])
-    result = _requantized(total, plan, epilogue, (bias, factor, *float_bias))
+    result = _requantize(total, plan, epilogue, (bias, factor, *float_bias))
     shape = (image.shape[0], int(weight.shape[0]), *geometry.output, LANES)
     return te.compute(shape, result, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
@@ -105,11 +101,9 @@ def by_rows(
     geometry: Geometry, epilogue: Epilogue, plan: Plan,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps) times packed weights, and what is done to the sums; what comes before is one."""
-    from tvm import te
-
     source = matrix(left, plan)
     layout = "halves" if plan.kernel.reads_halves else "image"
-    result = _requantized(_sums(source, layout, weight, geometry, plan, 1), plan, epilogue, (bias, factor, *float_bias))
+    result = _requantize(_sums(source, layout, weight, geometry, plan, 1), plan, epilogue, (bias, factor, *float_bias))
     return te.compute(
         (*left.shape[:-1], geometry.filters),
         lambda *at: result(0, at[-1] // LANES, 0, at[-2], at[-1] % LANES),
@@ -118,8 +112,6 @@ def by_rows(
 
 
 def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry, plan: Plan, batch: Any) -> te.Tensor:
-    from tvm import te
-
     micro = plan.kernel
     rows, blocks, height, width = (int(extent) for extent in weight.shape[:4])
     per_group = rows // geometry.groups
@@ -153,7 +145,7 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
 
-def _requantized(total: te.Tensor, plan: Plan, epilogue: Epilogue, constants: tuple[te.Tensor, ...]) -> Any:
+def _requantize(total: te.Tensor, plan: Plan, epilogue: Epilogue, constants: tuple[te.Tensor, ...]) -> Any:
     """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by micro-kernels."""
     micro = plan.kernel
     if epilogue.affine is None:
@@ -186,20 +178,20 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     pixels, vectors = (int(extent) for extent in annotations[TILE])
     narrow = narrow_store.find(sch)
     before, last = primitives.split_around(sch, anchor if narrow is None else narrow)
-    n, row, h, t, *rest = sch.get_loops(anchor)
+    n, oc, h, t, *rest = sch.get_loops(anchor)
     inside, reduction = rest[: len(micro.sums)], rest[len(micro.sums) : -len(micro.step)]
-    rows, height, tiles = (primitives.static(sch, loop) for loop in (row, h, t))
+    oc_blocks, height, tiles = (primitives.static(sch, loop) for loop in (oc, h, t))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
-    weight_bytes = LANES * micro.k_inner * rows * steps
+    weight_bytes = LANES * micro.k_inner * oc_blocks * steps
     image_bytes = primitives.static(sch, reduction[0]) * height * tiles * PIXELS * micro.k_inner
-    row_out, row_in = sch.split(row, [None, vectors])
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     t_out, t_in = sch.split(t, [None, pixels // PIXELS])
     weights_first = weight_bytes > min(image_bytes, RESIDENT)
-    shared_loops = [n, row_out, h] if weights_first else [n, h, row_out]
+    shared_loops = [n, oc_out, h] if weights_first else [n, h, oc_out]
     inner = [t_out]
     if height == 1:  # a matrix: its rows are shared out as well
-        shared_loops, inner = ([n, h, row_out, t_out] if weights_first else [n, h, t_out, row_out]), []
-    sch.reorder(*shared_loops, *inner, *reduction, t_in, row_in, *inside, *rest[-len(micro.step) :])
+        shared_loops, inner = ([n, h, oc_out, t_out] if weights_first else [n, h, t_out, oc_out]), []
+    sch.reorder(*shared_loops, *inner, *reduction, t_in, oc_in, *inside, *rest[-len(micro.step) :])
     shared = primitives.fuse(sch, shared_loops)
     at = inner[-1] if inner else shared
     depth = 1 + len(inner)
@@ -210,8 +202,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before:
         if primitives.family_of(sch, block) != NAME:
             schedule_copy(sch, block, machine)
-    primitives.parallel_if_worth(sch, shared, rows * LANES * height * tiles * PIXELS * steps)
-    for loop in (t_in, row_in, reduction[-1]):
+    primitives.parallel_if_worth(sch, shared, oc_blocks * LANES * height * tiles * PIXELS * steps)
+    for loop in (t_in, oc_in, reduction[-1]):
         sch.unroll(loop)
     primitives.vectorize_and_unroll(sch, last, below=depth, lanes=LANES)
     _set_to_zero(sch, sch.decompose_reduction(anchor, reduction[0]), depth, len(micro.sums))

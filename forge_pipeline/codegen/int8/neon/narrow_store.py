@@ -7,20 +7,18 @@ instructions keep what does not fit at the ends of their range, so that clipping
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.int8.isa.instruction import call, extents_of, register, shuffle, whole
 from forge_pipeline.codegen.int8.isa.micro_kernel import MicroKernel
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS, Affine
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 STORE = "forge.store"
 """The annotation of the block that makes bytes of sums: its intrinsic."""
@@ -40,8 +38,6 @@ def name_of(kernel: MicroKernel, epilogue: Epilogue) -> str:
 
 def narrow(value: Callable[..., Any], shape: Sequence[Any], kernel: MicroKernel, epilogue: Epilogue) -> te.Tensor:
     """Describe the bytes of micro-kernels: ``shape`` of them, each with the axes of its pixels, then of its filters."""
-    from tvm import te
-
     attributes = {STORE: name_of(kernel, epilogue)}
     return te.compute((*shape, *kernel.shape(kernel.pixel + kernel.lane)), value, name="narrow", attrs=attributes)
 

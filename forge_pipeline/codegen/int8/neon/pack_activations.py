@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.isa.instruction import extents_of, register, shuffle, whole
@@ -12,11 +16,6 @@ from forge_pipeline.codegen.int8.neon.tile import Plan
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 COPY = "forge.copy"
 """The annotation of a copy: ``rows``, ``matrix``, or the form of what is copied in halves."""
@@ -27,8 +26,6 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
 
     What comes before rows is of extent one.
     """
-    from tvm import te, tirx
-
     *ones, rows, steps = (int(extent) for extent in left.shape)
     micro, first = plan.kernel, (0,) * len(ones)
     padded_rows = -(-rows // plan.pixels) * plan.pixels
@@ -36,25 +33,23 @@ def matrix(left: te.Tensor, plan: Plan) -> te.Tensor:
     def element(_: Any, block: Any, __: Any, m: Any, *channel: Any) -> Any:
         at = block * micro.k_inner + (channel[0] * LANES + channel[1] if len(channel) > 1 else channel[0])
         row = tirx.min(m, rows - 1) if padded_rows != rows else m
-        return _signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
+        return _to_signed(left(*first, row, tirx.min(at, steps - 1) if steps % micro.k_inner else at), micro.signed)
 
     inner = (2, LANES) if micro.reads_halves else (LANES,)
     shape = (1, -(-steps // micro.k_inner), 1, padded_rows, *inner)
     return te.compute(shape, element, name="matrix", attrs={COPY: "matrix"})
 
 
-def _signed(byte: Any, signed: bool) -> Any:
+def _to_signed(byte: Any, signed: bool) -> Any:
     return (byte.astype("int32") - 128).astype("int8") if signed else byte
 
 
-def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
+def pad_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.Tensor:
     """Describe a copy (N, blocks, H, W * 4) with the padding, and with pixels that only fill the last tile."""
-    from tvm import te, tirx
-
     micro, (top, left, bottom, right) = plan.kernel, geometry.padding
     out_w = -(-geometry.output[1] // plan.pixels) * plan.pixels
     blocks, height, width = (int(extent) for extent in image.shape[1:4])
-    whole = max(width + left + right, geometry.reach(out_w))
+    whole = max(width + left + right, geometry.input_width(out_w))
     whole, even = -(-whole // PIXELS) * PIXELS, -(-blocks * LANES // micro.k_inner) * micro.k_inner // LANES
     first, last = left * LANES, (left + width) * LANES
     filler = tirx.const(zero - 128, "int8") if micro.signed else tirx.const(zero, "uint8")
@@ -66,7 +61,7 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
         conditions += [at < last] if last != whole * LANES else []
         from_block = tirx.min(block, blocks - 1) if even != blocks else block
         byte = image(n, from_block, h - top, (at - first) // LANES, (at - first) % LANES)
-        pixel = _signed(byte, micro.signed)
+        pixel = _to_signed(byte, micro.signed)
         return tirx.if_then_else(tirx.all(*conditions), pixel, filler) if conditions else pixel
 
     attributes: dict[str, Any] = {COPY: "rows"}
@@ -79,8 +74,6 @@ def padded_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> 
 
 def halves(source: te.Tensor, layout: str) -> te.Tensor:
     """Describe a copy (N, blocks / 2, H, W, 2, 4) of an image, or of its rows."""
-    from tvm import te
-
     blocks, height, width = (int(extent) for extent in source.shape[1:4])
 
     def element(n: Any, block: Any, h: Any, w: Any, half: Any, channel: Any) -> Any:
@@ -96,7 +89,7 @@ def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by int32."""
     kind = str(sch.get(block).annotations.get(COPY, ""))
     if not kind:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
         return
     loops = sch.get_loops(block)
     work = primitives.product(primitives.extents(sch, block))

@@ -71,7 +71,7 @@ def _plans(machine: Machine, geometry: Geometry, kernel: MicroKernel, *, is_matr
 
 def needs_row(geometry: Geometry, kernel: MicroKernel, out_w: int) -> bool:
     """Return whether an image has to be copied before micro-kernels can read ``out_w`` pixels of a row."""
-    if any(geometry.padding) or geometry.reach(out_w) > geometry.size[1]:
+    if any(geometry.padding) or geometry.input_width(out_w) > geometry.size[1]:
         return True
     if not kernel.reads_halves:
         return False

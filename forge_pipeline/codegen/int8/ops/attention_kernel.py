@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, SIGN_BIT, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product
@@ -26,11 +29,6 @@ from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, qu
 from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_batched"
 SOFTMAX = "integer_softmax"
@@ -87,8 +85,6 @@ def pack(right: te.Tensor, width: int, k_inner: int) -> te.Tensor:
 
     Axes before the batch have one element. What fills the last panel and the last group is zero.
     """
-    from tvm import te, tirx
-
     *ones, batch, steps, columns = (int(extent) for extent in right.shape)
 
     def element(b: Any, panel: Any, at: Any, column: Any, byte: Any) -> Any:
@@ -102,8 +98,6 @@ def pack(right: te.Tensor, width: int, k_inner: int) -> te.Tensor:
 
 def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
     """Describe what is added to the sums of each column, (batch, columns): what a ``zero`` of the rows makes of it."""
-    from tvm import te
-
     batch, panels, groups, width, count = (int(extent) for extent in packed.shape)
     group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, count), "byte")
     sums = te.compute(
@@ -116,8 +110,6 @@ def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
 
 def row_terms(left: te.Tensor, product: BatchedProduct, zero: int) -> te.Tensor:
     """Describe what is added to the sums of each row, (batch, rows): what a ``zero`` of the columns makes of it."""
-    from tvm import te
-
     shape, step = (product.leading[-1], product.shape[-2]), te.reduce_axis((0, product.depth), "step")
     sums = te.compute(
         shape, lambda b, m: te.sum(product.left(left, b, m, step).astype("int32"), axis=[step]),
@@ -132,8 +124,6 @@ def by_row_blocks(
     product: BatchedProduct, affine: Affine | None, names: list[str], mr: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., batch, rows, steps) times a packed operand, and what is done to the sums."""
-    from tvm import te, tirx
-
     *ones, batch = product.leading
     rows, columns = product.shape[-2:]
     _, panels, groups, width, count = (int(extent) for extent in packed.shape)
@@ -177,8 +167,6 @@ def _source(
     left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, dot: DotProduct
 ) -> Callable[..., Any]:
     """Describe the left operand with its margin, of zeros, widened where it has to be."""
-    from tvm import te, tirx
-
     rows, steps = product.shape[-2], product.depth
     if not dot.widens and shape == (product.leading[-1], rows, steps):
         return lambda b, m, k: product.left(left, b, m, k)
@@ -200,8 +188,6 @@ def _epilogue(
     product: BatchedProduct, affine: Affine | None, terms: list[te.Tensor], *, fused: bool
 ) -> Callable[..., Any]:
     """Return what becomes of an exact sum at a place: a score, or what is stored."""
-    from tvm import tirx
-
     is_bare = not product.steps and not product.softmax
 
     def epilogue(total: Any, b: Any, m: Any, n: Any) -> Any:
@@ -231,8 +217,6 @@ def _softmax(
     scores: te.Tensor, shape: tuple[int, ...], clip: Clip, affine: Affine | None, machine: Machine
 ) -> te.Tensor:
     """Describe the softmax of rows: extremes and sums a vector at a time, then those of its lanes."""
-    from tvm import te
-
     batch, padded_rows, full = (int(extent) for extent in scores.shape)
     lanes, count = machine.lanes, full // machine.lanes
 

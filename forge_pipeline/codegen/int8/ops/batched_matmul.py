@@ -6,9 +6,9 @@ They are deferred, up to a softmax and to the QuantizeLinear behind it; ``attent
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax
 
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
@@ -21,9 +21,6 @@ from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequa
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import relax
-
 ROW_BLOCK_BYTES = 1 << 16
 """Scores of a row block, in bytes, up to which a softmax is computed with the product: they are on the stack."""
 
@@ -35,16 +32,14 @@ class Batched(BatchedProduct, DeferredKernel):
     sources: tuple[Value, Value]
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        from tvm import relax
-
         (rows, columns), leading = self.shape[-2:], self.leading
         dot, lanes = dot_product(graph.machine), graph.machine.lanes
         mr, nr = tile_of(graph.machine, self)
-        left, right = _joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
+        left, right = _match_joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
         product = replace(self, sources=(Value(), Value()), joined=left is not None)
         if left is None:
-            left = _reshaped(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
-        right = _reshaped(graph, right, (*leading, self.depth, columns))
+            left = _reshape(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
+        right = _reshape(graph, right, (*leading, self.depth, columns))
         packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=nr * lanes, k_inner=dot.k_inner)
         zeros = self.zeros[0] - dot.activation_offset, self.zeros[1] - SIGN_BIT
         terms = {}
@@ -57,7 +52,7 @@ class Batched(BatchedProduct, DeferredKernel):
         names, tensors = list(terms), list(terms.values())
         for term in (step.tensor for step in self.steps if step.tensor is not None):
             shape = (1, 1, *shape_of(graph.plain(term)))
-            tensors.append(_reshaped(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
+            tensors.append(_reshape(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
         result = graph.kernel(
             attention_kernel.by_row_blocks, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
             product=product, affine=affine, names=names, mr=mr, dot=dot, machine=graph.machine,
@@ -67,10 +62,8 @@ class Batched(BatchedProduct, DeferredKernel):
         return Value(plain=result)
 
 
-def _joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
+def _match_joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
     """Return (1, rows, heads * depth), where ``plain`` is it after a reshape and a transposition that nobody needs."""
-    from tvm import relax
-
     made = []
     for operator in ("relax.permute_dims", "relax.reshape"):
         call = graph.builder.lookup_binding(plain) if isinstance(plain, relax.Var) else None
@@ -85,9 +78,7 @@ def _joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
     return plain if shape_of(plain) == (1, rows, heads * depth) and batch == 1 else None
 
 
-def _reshaped(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    from tvm import relax
-
+def _reshape(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
     return plain if shape_of(plain) == shape else graph.emit(relax.op.reshape(plain, shape))
 
 

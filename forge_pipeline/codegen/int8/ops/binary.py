@@ -11,18 +11,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.conv.match import Convolution
 from forge_pipeline.codegen.int8.ops.matmul import Product
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 OPERATORS: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "relax.add": ("add", operator.add),
@@ -35,7 +33,7 @@ Shape = tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair(DeferredKernel):
+class Binary(DeferredKernel):
     """Two operands whose combination is a ``DeferredResult``.
 
     At least one is dequantized; the other may be a constant, or deferred sums (which are then left in float).
@@ -63,8 +61,6 @@ class Pair(DeferredKernel):
         return Value(plain=graph.kernel(combine, *plain, name=name, **settings))
 
     def _plain(self, graph: Graph, value: Value, shape: Shape) -> relax.Expr:
-        from tvm import relax
-
         if value.constant is not None:
             return graph.constant(value.constant.reshape(shape))
         plain = graph.plain(value.source if isinstance(value, Dequantized) else value)
@@ -96,8 +92,6 @@ def combine(
     result: Affine | None, clip: Clip, fused: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe the combination of two tensors of bytes or floats; one may be broadcast over the other."""
-    from tvm import te, tirx
-
     name, expression = OPERATORS[kind]
     pairs = list(zip(left.shape, right.shape, strict=True))
     shape = [other if _is_one(own) else own for own, other in pairs]
@@ -127,8 +121,6 @@ def combine(
 
 
 def _is_one(extent: Any) -> bool:
-    from tvm import tirx
-
     return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
@@ -151,7 +143,7 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
         if str(own) != str(other) and own != 1 and other != 1:
             return None
     return Value(
-        deferred=Pair(
+        deferred=Binary(
             operator=call.op.name, operands=(operands[0], operands[1]), shapes=(shapes[0], shapes[1]), clip=Clip()
         )
     )

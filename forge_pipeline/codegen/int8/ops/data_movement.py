@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import elementwise, resample
-from forge_pipeline.codegen.float32.concat import joined
+from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Curve, curve_of, reals
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float
@@ -23,9 +24,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     divided,
 )
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-
 IMAGE = 4
 """Axes of an image: N, C, H, W."""
 
@@ -36,20 +34,16 @@ MOVES = (
 
 
 def _limit_floats(image: te.Tensor, clip: Clip) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def move(graph: Graph, call: relax.Call) -> Value | None:
     """Move integers instead of floats, and constants at once."""
-    from tvm import relax
-
     value = graph.look(call.args[0])
     if isinstance(value, IntegerWeight):
-        return _moved_weight(value, call) or _moved_block(_as_block(value), call)
+        return _move_weight(value, call) or _move_block(_as_block(value), call)
     if isinstance(value, BlockWeight):
-        return _moved_block(value, call)
+        return _move_block(value, call)
     if not isinstance(value, Dequantized):
         return None
     source = value.source
@@ -65,7 +59,7 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
     return dequantized(Value(plain=moved), value.affine)
 
 
-def _moved_weight(value: IntegerWeight, call: relax.Call) -> Value | None:
+def _move_weight(value: IntegerWeight, call: relax.Call) -> Value | None:
     assert value.constant is not None  # noqa: S101 - an integer weight always has one
     if call.op.name == "relax.permute_dims" and call.attrs.axes is not None:
         axes = [int(axis) for axis in call.attrs.axes]
@@ -96,7 +90,7 @@ def _as_block(value: IntegerWeight) -> BlockWeight:
     return BlockWeight(integers=value.integers, scales=scales, constant=value.constant)
 
 
-def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
+def _move_block(value: BlockWeight, call: relax.Call) -> Value | None:
     """Move integers and scales alike."""
     if call.op.name == "relax.permute_dims":
         axes = None if call.attrs.axes is None else ints(call.attrs.axes)
@@ -110,7 +104,7 @@ def _moved_block(value: BlockWeight, call: relax.Call) -> Value | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Concatenated:
     """Values side by side, each with its own scale, until they have one: a ``DeferredResult``."""
 
     parts: tuple[Value, ...]
@@ -119,8 +113,6 @@ class Joined:
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float."""
-        from tvm import relax
-
         joined = graph.emit(relax.op.concat([graph.plain(part) for part in self.parts], axis=self.axis))
         if self.clip == Clip():
             return Value(plain=joined)
@@ -135,7 +127,7 @@ class Joined:
             inside = None if curve is None else replace(curve, values=np.clip(curve.values, low, high))
             value = None if inside is None else lookup_table.stored(inside, affine)
             moved.append(divided(graph, part, affine, self.clip) if value is None else value)
-        return _joined(graph, moved, self.axis)
+        return _concatenate(graph, moved, self.axis)
 
 
 def concat(graph: Graph, call: relax.Call) -> Value | None:
@@ -146,31 +138,27 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
     known: list[Any] = list(parts)
     axis = int(call.attrs.axis)
     if all(isinstance(part, Dequantized) and part.affine == known[0].affine for part in known):
-        return dequantized(_joined(graph, [part.source for part in known], axis), known[0].affine)
+        return dequantized(_concatenate(graph, [part.source for part in known], axis), known[0].affine)
     if any(part.values.dtype != np.float32 for part in known if isinstance(part, Curve)):
         return None
-    return Value(deferred=Joined(parts=tuple(parts), axis=axis, clip=Clip()))
+    return Value(deferred=Concatenated(parts=tuple(parts), axis=axis, clip=Clip()))
 
 
-def _joined(graph: Graph, sources: list[Value], axis: int) -> Value:
+def _concatenate(graph: Graph, sources: list[Value], axis: int) -> Value:
     """Concatenate bytes: whole blocks where every part fills its own."""
-    from tvm import relax
-
     lanes = graph.machine.lanes
     in_blocks = axis in (1, -3) and all(graph.is_blocked(source) for source in sources)
     if in_blocks and not any(source.channels % lanes for source in sources):
-        whole = joined(graph, [source.blocked for source in sources], axis=1)
+        whole = concatenate(graph, [source.blocked for source in sources], axis=1)
         return Value(blocked=whole, channels=sum(source.channels for source in sources))
     plain = [graph.plain(source) for source in sources]
     if axis in (1, -3) and all(len(shape_of(source)) == IMAGE for source in plain):
-        return Value(plain=joined(graph, plain, axis=1))
+        return Value(plain=concatenate(graph, plain, axis=1))
     return Value(plain=graph.emit(relax.op.concat(plain, axis=axis)))
 
 
 def split(graph: Graph, call: relax.Call) -> Value | None:
     """Split integers instead of floats."""
-    from tvm import relax, tirx
-
     value = graph.look(call.args[0])
     if not isinstance(value, Dequantized):
         return None
@@ -188,8 +176,6 @@ def split(graph: Graph, call: relax.Call) -> Value | None:
 
 def pad(graph: Graph, call: relax.Call) -> Value | None:
     """Put integers around an image, where the constant is one of the values that they have."""
-    from tvm import relax
-
     value = graph.look(call.args[0])
     if not isinstance(value, Dequantized) or call.attrs.pad_mode != "constant":
         return None

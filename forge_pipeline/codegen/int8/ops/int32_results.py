@@ -6,11 +6,12 @@ The importer has them as products of int32 values, each a tensor of bytes minus 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import over_image, over_row
+from forge_pipeline.codegen.float32.conv_geometry import conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy
@@ -18,9 +19,6 @@ from forge_pipeline.codegen.int8.isa.table import has_dot_product
 from forge_pipeline.codegen.int8.ops.matmul import Product
 from forge_pipeline.codegen.layout.builder import Array, Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,14 +86,14 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take a matrix of bytes times constant weights that fit int8."""
     left, weight = (graph.look(argument) for argument in call.args)
     integers = _weights(left, weight, rank=2)
-    held = None if integers is None else weights.held(graph.machine, integers.T)
-    if held is None or not isinstance(left, Widened):
+    narrow = None if integers is None else weights.to_int8_or_int16(graph.machine, integers.T)
+    if narrow is None or not isinstance(left, Widened):
         return None
     shape = shape_of(call)
     symbolic = [axis for axis, extent in enumerate(shape) if not isinstance(extent, int)]
     if len(shape) < 2 or symbolic not in ([], [0]) or (symbolic and len(shape) > 2):
         return None
-    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(held)), weight=held.T, shape=shape)))
+    return Value(deferred=Sums(inner=Product(**left.operands(graph, len(narrow)), weight=narrow.T, shape=shape)))
 
 
 def convolve(graph: Graph, call: relax.Call) -> Value | None:
@@ -103,12 +101,12 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
     image, weight = (graph.look(argument) for argument in call.args)
     shape = shape_of(call.args[0])
     integers = _weights(image, weight, rank=len(shape))
-    held = None if integers is None else weights.held(graph.machine, integers)
-    strategy = None if held is None else _strategy(call, held, shape)
-    if held is None or strategy is None or not isinstance(image, Widened):
+    narrow = None if integers is None else weights.to_int8_or_int16(graph.machine, integers)
+    strategy = None if narrow is None else _strategy(call, narrow, shape)
+    if narrow is None or strategy is None or not isinstance(image, Widened):
         return None
-    convolution = Convolution(**image.operands(graph, len(held)), weight=held, strategy=strategy)
-    return Value(deferred=Sums(inner=convolution), channels=len(held))
+    convolution = Convolution(**image.operands(graph, len(narrow)), weight=narrow, strategy=strategy)
+    return Value(deferred=Sums(inner=convolution), channels=len(narrow))
 
 
 def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvStrategy | None:
@@ -117,8 +115,8 @@ def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvSt
     if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
         return None
     if rank == 3:
-        return Conv1d(inner=Conv2d(geometry=over_row(call, kernel.shape)), shape=shape_of(call))
-    return Conv2d(geometry=over_image(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
+        return Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))
+    return Conv2d(geometry=conv2d_geometry(call, kernel.shape)) if rank == 4 else over_volume(call, kernel)
 
 
 LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}

@@ -9,21 +9,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.float32 import elementwise
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, FUNCTIONS, Curve, Lookup, curve_of, steps_of
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax
-    from tvm.s_tir import Schedule
-
-    from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "integer_table"
 ROW = 16
@@ -90,8 +88,6 @@ def function(graph: Graph, call: relax.Call) -> Value | None:
 
 def _number(graph: Graph, argument: relax.Expr) -> Any:
     """Return an operand that is one number, without axes; None if it is none."""
-    from tvm import tirx
-
     if isinstance(argument, tirx.IntImm | tirx.FloatImm):
         return np.float32(argument.value)
     constant = graph.look(argument).constant
@@ -104,18 +100,16 @@ def stored(curve: Curve, affine: Affine) -> Value | None:
     if values.dtype != np.float32 or np.isnan(values).any():
         return None
     table = steps_of(values, affine)
-    return source if np.array_equal(table, BYTES) else looked_up(source, table)
+    return source if np.array_equal(table, BYTES) else look_up(source, table)
 
 
-def looked_up(source: Value, table: Array) -> Lookup:
+def look_up(source: Value, table: Array) -> Lookup:
     """Return the bytes that ``table`` has for those of ``source``."""
     return Lookup(source=source, table=table, channels=source.channels, deferred=LookedUp(source=source, table=table))
 
 
 def emit(graph: Graph, integers: relax.Expr, table: Array) -> relax.Expr:
     """Emit a table's bytes for a tensor of any form."""
-    from tvm import relax
-
     shape = shape_of(integers)
     size = math.prod(shape)
     flat = integers if len(shape) == 1 else graph.emit(relax.op.reshape(integers, (size,)))
@@ -128,8 +122,6 @@ def emit(graph: Graph, integers: relax.Expr, table: Array) -> relax.Expr:
 
 def _kernel(machine: Machine, threads: int) -> Any:
     """Return ``(bytes, table) -> bytes`` for tensors of one axis, in as many parts as ``threads`` says."""
-    from tvm.script import tirx as T
-
     by_vectors = LOOKUPS.get(machine.arch)
     width = 1 if by_vectors is None else min(64, max(ROW, 4 * machine.lanes))
     look = _by_element if by_vectors is None else partial(by_vectors, width=width)
@@ -168,8 +160,6 @@ def _kernel(machine: Machine, threads: int) -> Any:
 def _by_shuffles(bytes_: Any, table: Any, width: int) -> Any:
     """Look up a row of 16 at a time; a shuffle gives zero for a byte with its highest bit, which a sum sets that
     saturates for bytes of other rows."""
-    from tvm import tirx
-
     kind = f"uint8x{width}"
     variable, total = tirx.Var("bytes", kind), None
     for first in range(0, LEVELS + 1, ROW):
@@ -184,8 +174,6 @@ def _by_shuffles(bytes_: Any, table: Any, width: int) -> Any:
 
 def _by_tbl(bytes_: Any, table: Any, width: int) -> Any:
     """Look up four rows at a time; a byte that is in none of them gives zero."""
-    from tvm import tirx
-
     kind = f"uint8x{width}"
     variable, total = tirx.Var("bytes", kind), None
     for first in range(0, LEVELS + 1, 4 * ROW):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.algorithm import Algorithm, first_result
@@ -24,10 +26,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-
 NAME = "integer_matmul"
 ROWS = "forge.rows"
 """The annotation with the rows of the tile that a template was laid out for."""
@@ -43,9 +41,7 @@ class Product(DeferredSums):
     shape: tuple[Extent, ...]
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        from tvm import relax
-
-        weight, times = weights.in_parts(graph.machine, self.weight, axis=0)
+        weight, times = weights.split_into_parts(graph.machine, self.weight, axis=0)
         if times > 1:
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
@@ -152,8 +148,6 @@ def by_panels(
     columns: int, epilogue: Epilogue, mr: int, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
-    from tvm import te, tirx
-
     count, groups, width, _ = (int(extent) for extent in panels.shape)
     *ones, rows, steps = left.shape
     first = (0,) * len(ones)
@@ -183,8 +177,6 @@ def by_panels(
 
 
 def _inside(left: te.Tensor, *at: Any) -> Any:
-    from tvm import tirx
-
     rows, steps = left.shape[-2:]
     return tirx.if_then_else(tirx.all(at[-2] < rows, at[-1] < steps), left(*at), tirx.const(0, left.dtype))
 
@@ -197,7 +189,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.spread(sch, block, machine)
+        primitives.schedule_elementwise(sch, block, machine)
     m, panel, column, group, byte = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (m, panel, column, group)]
     m_out, m_in = sch.split(m, [None, mr])

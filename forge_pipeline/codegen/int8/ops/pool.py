@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import pool
-from forge_pipeline.codegen.int8.conv.conv3d import images_of, stacked
+from forge_pipeline.codegen.int8.conv.conv3d import images_of, stack_images
 from forge_pipeline.codegen.int8.conv.match import Pictured, pictured, row_of
 from forge_pipeline.codegen.int8.ops import pool_dynamic_shape
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
@@ -21,9 +22,6 @@ from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 PLANE = 2
 """Axes of an image."""
@@ -45,7 +43,7 @@ class Window:
     after: int = 0
 
     @property
-    def reach(self) -> int:
+    def input_width(self) -> int:
         """How far the last one reaches, from the first pixel on."""
         return (self.output - 1) * self.stride + (self.size - 1) * self.dilation + 1 - self.before
 
@@ -55,7 +53,7 @@ class Window:
 
     def outside(self, place: Any) -> list[Any]:
         """Return the conditions under which there is a pixel at a place."""
-        if self.before <= 0 and self.reach <= self.extent:
+        if self.before <= 0 and self.input_width <= self.extent:
             return []
         return [place >= 0, place < self.extent]
 
@@ -91,7 +89,7 @@ class Pooled:
         """Return the result for that of the images."""
         image = Value(blocked=blocked, channels=self.source.channels)
         if len(self.windows) > PLANE:
-            return stacked(image, self.windows[0].output)
+            return stack_images(image, self.windows[0].output)
         return image if len(self.shape) == 2 + PLANE else pictured(image, self.shape)
 
 
@@ -138,7 +136,7 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
     pooled = Pooled.of(graph, value.source, windows, result)
     if is_largest:
         return _largest(graph, pooled, value.affine)
-    counts = [line.counts(padding=bool(attributes.count_include_pad)) for line in pooled.windows]
+    counts = [each.counts(padding=bool(attributes.count_include_pad)) for each in pooled.windows]
     return _mean(pooled, value.affine, 1.0 / reduce(np.multiply.outer, counts))
 
 
@@ -163,7 +161,7 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
 
 def _mean(pooled: Pooled, affine: Affine, shares: Array) -> Value | None:
     """Return means; None where int32 has no room for their sums."""
-    if LEVELS * math.prod(line.size for line in pooled.windows) >= SUM_LIMIT:
+    if LEVELS * math.prod(each.size for each in pooled.windows) >= SUM_LIMIT:
         return None
     return Value(deferred=Mean(pooled=pooled, affine=affine, shares=shares.astype(np.float32), clip=Clip()))
 
@@ -175,23 +173,21 @@ def _largest(graph: Graph, pooled: Pooled, affine: Affine) -> Value:
 
 def _pick(image: te.Tensor, windows: Windows, filler: int) -> tuple[tuple[Any, ...], Any, list[Any]]:
     """Return the result's shape, a function from a place in it to the pixel of a window, and the axes in that."""
-    from tvm import te, tirx
-
-    axes = [te.reduce_axis((0, line.size), name) for line, name in zip(windows, NAMES[-len(windows) :], strict=True)]
+    axes = [te.reduce_axis((0, each.size), name) for each, name in zip(windows, NAMES[-len(windows) :], strict=True)]
     images = image.shape[0]
     if len(windows) > PLANE:
         images = images // windows[0].extent * windows[0].output
 
     def pixel(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
         at, source = _at(windows, n, h, w), n
-        places = [line.place(own, tap) for line, own, tap in zip(windows, at, axes, strict=True)]
+        places = [each.place(own, tap) for each, own, tap in zip(windows, at, axes, strict=True)]
         if len(windows) > PLANE:
             source = n // windows[0].output * windows[0].extent + places[0]
         value = image(source, block, *places[-PLANE:], lane)
-        inside = [part for line, place in zip(windows, places, strict=True) for part in line.outside(place)]
+        inside = [part for each, place in zip(windows, places, strict=True) for part in each.outside(place)]
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filler, "uint8")) if inside else value
 
-    shape = (images, image.shape[1], *(line.output for line in windows[-PLANE:]), image.shape[4])
+    shape = (images, image.shape[1], *(each.output for each in windows[-PLANE:]), image.shape[4])
     return shape, pixel, axes
 
 
@@ -202,8 +198,6 @@ def _at(windows: Windows, n: Any, h: Any, w: Any) -> tuple[Any, ...]:
 
 def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
     """Describe the largest of each window."""
-    from tvm import te
-
     shape, pixel, axes = _pick(image, windows, 0)
     return te.compute(
         shape, lambda *at: te.max(pixel(*at), axis=axes), name="pool", attrs={primitives.FAMILY: pool.NAME}
@@ -212,8 +206,6 @@ def maximum(image: te.Tensor, windows: Windows) -> te.Tensor:
 
 def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, epilogue: Epilogue) -> te.Tensor:
     """Describe the mean of each window; ``shares`` turns its sum into what is stored."""
-    from tvm import te, tirx
-
     shape, pixel, axes = _pick(image, windows, zero)
     total = te.compute(
         shape,
@@ -221,7 +213,7 @@ def average(image: te.Tensor, shares: te.Tensor, zero: int, windows: Windows, ep
         name="pool",
         attrs={primitives.FAMILY: pool.NAME},
     )
-    bias = tirx.const(-zero * math.prod(line.size for line in windows), "int32")
+    bias = tirx.const(-zero * math.prod(each.size for each in windows), "int32")
     return te.compute(
         shape,
         lambda n, block, h, w, lane: epilogue.result(total(n, block, h, w, lane), bias, shares(*_at(windows, n, h, w))),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.ops import lookup_table
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Lookup, curve_of
@@ -20,9 +20,6 @@ from forge_pipeline.codegen.layout.quantized_values import (
     divided,
     rounded_later,
 )
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 def affine_of(graph: Graph, call: relax.Call, dtype: str) -> Affine | None:
@@ -56,9 +53,11 @@ def _weight(graph: Graph, call: relax.Call, stored: Array) -> Value | None:
     spread = [1] * stored.ndim
     if max(scale.size, zero.size) > 1:
         spread[axis] = -1
-    wide = stored.astype(np.int64) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(np.int64)
+    codes = stored.astype(np.int64) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(np.int64)
     factors = scale.reshape(spread if scale.size > 1 else [1] * stored.ndim)
-    return IntegerWeight(integers=wide, scale=scale.reshape(-1), axis=axis, constant=wide.astype(np.float32) * factors)
+    return IntegerWeight(
+        integers=codes, scale=scale.reshape(-1), axis=axis, constant=codes.astype(np.float32) * factors
+    )
 
 
 def quantize(graph: Graph, call: relax.Call) -> Value | None:
@@ -138,8 +137,6 @@ class Limited:
 
 
 def _limit(image: te.Tensor, levels: tuple[int, int]) -> te.Tensor:
-    from tvm import te, tirx
-
     low, high = (tirx.const(level, "uint8") for level in levels)
     return te.compute(image.shape, lambda *at: tirx.max(tirx.min(image(*at), high), low), name="limit")
 

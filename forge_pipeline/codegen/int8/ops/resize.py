@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, s_tir, te, tirx
 
 from forge_pipeline.codegen.float32 import resample
-from forge_pipeline.codegen.float32.conv_geometry import simplified
+from forge_pipeline.codegen.float32.conv_geometry import simplify
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized
@@ -25,14 +26,11 @@ from forge_pipeline.codegen.layout.symbolic_cast import Named
 from forge_pipeline.codegen.onnx_import import resize
 from forge_pipeline.codegen.tir import primitives
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-
 TAPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class StaticAxis:
     """A known extent: result o is the sum over k of ``weights[o, k] * pixel[first[o] + k]``, for at most two k."""
 
     axis: int
@@ -63,7 +61,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenLine:
+class DynamicAxis:
     """An axis of unknown extent: each result computes which pixels it reads."""
 
     choice: resize.Choice
@@ -87,15 +85,15 @@ class Resized:
     """An image of bytes, resized along one or two axes, as a ``DeferredResult``."""
 
     value: Dequantized
-    lines: tuple[Line | OpenLine, ...]
+    axes: tuple[StaticAxis | DynamicAxis, ...]
     clip: Clip
 
     def emit(self, graph: Graph) -> Value:
         """Emit it in float, an axis at a time."""
         is_blocked = graph.is_blocked(self.value)
         image = self.value.blocked if is_blocked else graph.plain(self.value)
-        for line in self.lines:
-            image = line.resized(graph, image)
+        for resized_axis in self.axes:
+            image = resized_axis.resized(graph, image)
         if self.clip != Clip():
             image = graph.kernel(_limit, image, name="limit", clip=self.clip)
         return Value(blocked=image, channels=self.value.channels) if is_blocked else Value(plain=image)
@@ -105,47 +103,43 @@ class Resized:
         source = self.value.source
         is_blocked = graph.is_blocked(source)
         image = source.blocked if is_blocked else graph.plain(source)
-        sizes, resized = shape_of(image), {line.axis: line for line in self.lines}
-        lines = tuple(
-            resized.get(axis) or OpenLine(choice=resize.Choice.unchanged(axis, sizes[axis]))
+        sizes, resized = shape_of(image), {each.axis: each for each in self.axes}
+        axes = tuple(
+            resized.get(axis) or DynamicAxis(choice=resize.Choice.unchanged(axis, sizes[axis]))
             for axis in resample.PIXEL_AXES
         )
-        tables = [graph.constant(table) for line in lines for table in line.tables(sizes[line.axis])]
+        tables = [graph.constant(table) for each in axes for table in each.tables(sizes[each.axis])]
         result = graph.kernel(
-            interpolate, image, *tables, name="resize_u8", lines=lines, affine=self.value.affine, result=affine,
+            interpolate, image, *tables, name="resize_u8", axes=axes, affine=self.value.affine, result=affine,
             clip=self.clip, fused=graph.machine.fused,
         )  # fmt: skip
         return Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
 
 
 def _limit(image: te.Tensor, clip: Clip) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def interpolate(
     image: te.Tensor, *tables: te.Tensor,
-    lines: tuple[Line | OpenLine, ...], affine: Affine, result: Affine, clip: Clip, fused: bool,
+    axes: tuple[StaticAxis | DynamicAxis, ...], affine: Affine, result: Affine, clip: Clip, fused: bool,
 ) -> te.Tensor:  # fmt: skip
-    """Describe an image resized along ``lines``; for each of known extent a table of pixels and one of weights."""
-    from tvm import te, tirx
-
+    """Describe an image resized along ``axes``; for each of known extent a table of pixels and one of weights."""
     scale, shape, known = tirx.const(affine.scale, "float32"), list(image.shape), iter(tables)
-    ways: dict[int, Callable[[Any], tuple[list[Any], list[Any]]]] = {}
-    for line in lines:
-        size = image.shape[line.axis]
-        if isinstance(line, Line):
+    mixes: dict[int, Callable[[Any], tuple[list[Any], list[Any]]]] = {}
+    for resized_axis in axes:
+        size = image.shape[resized_axis.axis]
+        if isinstance(resized_axis, StaticAxis):
             pixels, shares = next(known), next(known)
-            ways[line.axis], shape[line.axis] = partial(_listed, pixels, shares), pixels.shape[0]
+            mixes[resized_axis.axis], shape[resized_axis.axis] = partial(_read_tables, pixels, shares), pixels.shape[0]
         else:
-            ways[line.axis] = partial(line.choice.mixed, size=size)
-            shape[line.axis] = simplified(line.choice.axis(size).output)
+            mixes[resized_axis.axis] = partial(resized_axis.choice.mixed, size=size)
+            shape[resized_axis.axis] = simplify(resized_axis.choice.axis(size).output)
 
     def element(*at: Any) -> Any:
         total: Any = None
-        mixed = {axis: way(at[axis]) for axis, way in ways.items()}
-        for taps in np.ndindex(*(TAPS,) * len(ways)):
+        mixed = {axis: mix(at[axis]) for axis, mix in mixes.items()}
+        for taps in np.ndindex(*(TAPS,) * len(mixes)):
             place, weight = list(at), None
             for (axis, (pixels, shares)), tap in zip(mixed.items(), taps, strict=True):
                 place[axis] = pixels[tap]
@@ -158,44 +152,42 @@ def interpolate(
     return te.compute(shape, element, name="quantize_resize")
 
 
-def _listed(pixels: te.Tensor, shares: te.Tensor, at: Any) -> tuple[list[Any], list[Any]]:
+def _read_tables(pixels: te.Tensor, shares: te.Tensor, at: Any) -> tuple[list[Any], list[Any]]:
     """Return the two pixels that a result mixes, and their weights, from tables."""
     return [pixels(at, tap) for tap in range(TAPS)], [shares(at, tap) for tap in range(TAPS)]
 
 
 def linear(graph: Graph, call: relax.Call) -> Value | None:
     """Take one axis of an image of bytes of known extent, where results read two pixels each."""
-    found = resample.described(graph, call)
+    found = resample.match_resample(graph, call)
     if found is None:
         return None
     source, axis, first, weights = found
     tables = [graph.look(table).constant for table in (first, weights)]
     if tables[0] is None or tables[1] is None or tables[1].shape[1] != TAPS or tables[1].dtype != np.float32:
         return None
-    return _along(graph, source, Line(axis=axis, first=tables[0], weights=tables[1]))
+    return _along(graph, source, StaticAxis(axis=axis, first=tables[0], weights=tables[1]))
 
 
-def _along(graph: Graph, source: relax.Expr, line: Line | OpenLine) -> Value | None:
+def _along(graph: Graph, source: relax.Expr, resized_axis: StaticAxis | DynamicAxis) -> Value | None:
     """Take one axis of an image of bytes, or a second one of a deferred one, whatever the names of its extents."""
-    if line.axis not in resample.PIXEL_AXES or len(shape_of(source)) != 2 + len(resample.PIXEL_AXES):
+    if resized_axis.axis not in resample.PIXEL_AXES or len(shape_of(source)) != 2 + len(resample.PIXEL_AXES):
         return None
     value = graph.look(source)
     deferred = value.deferred
     first = deferred.inner if isinstance(deferred, Named) else deferred
     if isinstance(first, Resized) and graph.is_used_once(source):
         clips = {first.clip, deferred.clip if isinstance(deferred, Named) else Clip()}
-        if clips != {Clip()} or any(other.axis == line.axis for other in first.lines):
+        if clips != {Clip()} or any(other.axis == resized_axis.axis for other in first.axes):
             return None
-        return Value(deferred=replace(first, lines=(*first.lines, line)))
+        return Value(deferred=replace(first, axes=(*first.axes, resized_axis)))
     if not isinstance(value, Dequantized):
         return None
-    return Value(deferred=Resized(value=value, lines=(line,), clip=Clip()))
+    return Value(deferred=Resized(value=value, axes=(resized_axis,), clip=Clip()))
 
 
 def unsized(graph: Graph, call: relax.Call) -> Value | None:
     """Choose or mix pixels of bytes along an axis of unknown extent."""
-    from tvm import relax, s_tir
-
     if not isinstance(call.args[1], relax.Tuple) or not call.args[1].fields:
         return None
     image = call.args[1].fields[0]  # extents may follow: those of the image
@@ -208,7 +200,7 @@ def unsized(graph: Graph, call: relax.Call) -> Value | None:
         return None
     choice = resize.Choice.of(str(notes[0]), shape_of(call))
     if choice.way.mode == "linear":
-        return _along(graph, image, OpenLine(choice=choice))
+        return _along(graph, image, DynamicAxis(choice=choice))
     return _chosen(graph, value, choice) if isinstance(value, Dequantized) else None
 
 

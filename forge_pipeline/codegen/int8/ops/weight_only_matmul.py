@@ -6,17 +6,15 @@ Two rows of four-bit weights share a byte, so a product reads an eighth of what 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te
 
 from forge_pipeline.codegen.float32 import matmul
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight
 from forge_pipeline.codegen.tir import primitives
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 NIBBLES = (-8, 7)
 """The integers that four bits hold."""
@@ -67,8 +65,6 @@ def pack(weight: Array, width: int) -> Array:
 
 def by_panels(left: te.Tensor, panels: te.Tensor, scales: te.Tensor, columns: int, in_nibbles: bool) -> te.Tensor:
     """Describe (..., rows, steps) times packed weights, as the same product in floats is described."""
-    from tvm import te
-
     steps, width = int(left.shape[-1]), int(panels.shape[2])
     block = steps // int(scales.shape[1])
     step = te.reduce_axis((0, steps), "step")

@@ -7,11 +7,13 @@ that every load serves two products. Sums pass through memory once, where all th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.int8.isa.amx import (
     BYTES,
     K_INNER,
@@ -30,10 +32,6 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-if TYPE_CHECKING:
-    from tvm import relax, te
-    from tvm.s_tir import Schedule
-
 NAME = "integer_amx"
 PATCHES = "patches"
 IMAGE = 5
@@ -47,7 +45,7 @@ def emit(
     lanes = graph.machine.lanes
     if not graph.machine.amx or lanes != LANES or geometry.groups != 1 or geometry.channels < lanes:
         return None
-    if not geometry.is_sized:
+    if not geometry.is_static:
         return None
     filters, channels, height, width = weight.shape
     blocks = -(-channels // lanes)
@@ -86,8 +84,6 @@ def by_tiles(
     columns: int, epilogue: Epilogue, mr: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (rows, steps) times packed weights, and what is done to the sums."""
-    from tvm import te, tirx
-
     rows, steps = (int(extent) for extent in left.shape)
     chunks = int(panels.shape[1])
 
@@ -115,11 +111,9 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, mr: int, filters: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes with packed weights, and what is done to its sums."""
-    from tvm import te, tirx
-
     batch, blocks, _, _, lanes = image.shape
     blocks, lanes, chunks = int(blocks), int(lanes), int(panels.shape[1])
-    padded = surround(image, geometry, zero)
+    padded = pad_image(image, geometry, zero)
     height, width = geometry.output
     taps = geometry.kernel[0] * geometry.kernel[1]
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
@@ -148,8 +142,6 @@ def convolve(
 
 
 def _sums(patches: te.Tensor, panels: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     batch, chunks, padded_rows, _ = patches.shape
     count, _, nr, *_ = (int(extent) for extent in panels.shape)
     chunk, quad = te.reduce_axis((0, int(chunks)), "chunk"), te.reduce_axis((0, QUADS), "quad")
@@ -166,12 +158,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a few tiles along all steps, then what follows from memory; patches of some rows serve all filters."""
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
-    n, panel, m, v, column, chunk, quad, byte = sch.get_loops(anchor)
+    n, panel, m, v, column, chunk, k_outer, byte = sch.get_loops(anchor)
     panels, padded_rows, nr, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, chunk))
     mr = 2 if padded_rows % (2 * ROWS) == 0 else 1
     m_out, m_in = sch.split(m, [None, ROWS * mr])
     inside = [chunk, m_in, v] if nr > 1 else [v, chunk, m_in]
-    sch.reorder(n, m_out, panel, *inside, column, quad, byte)
+    sch.reorder(n, m_out, panel, *inside, column, k_outer, byte)
     rows_only = padded_rows // (ROWS * mr) >= 2 * machine.cores or panels == 1
     if len(sch.get_loops(last)) == IMAGE:
         columns = primitives.static(sch, sch.get_loops(last)[3])
@@ -183,7 +175,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(block, shared)
             sch.vectorize(sch.split(sch.get_loops(block)[-1], [None, machine.lanes])[1])
         else:
-            primitives.spread(sch, block, machine)
+            primitives.schedule_elementwise(sch, block, machine)
     primitives.parallel_if_worth(sch, shared, panels * padded_rows * nr * chunks * BYTES * LANES)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     zeros = sch.decompose_reduction(anchor, chunk)

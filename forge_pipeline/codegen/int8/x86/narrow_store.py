@@ -9,16 +9,17 @@ int32: ``Epilogue.bounded`` proves that from the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, te, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, stored
 from forge_pipeline.codegen.tir import primitives, rewriting
-
-if TYPE_CHECKING:
-    from tvm import te, tirx
-    from tvm.s_tir import SBlockRealize, Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 LANES, ZERO, LOW, HIGH = primitives.PACKED, "forge.zero", "forge.low", "forge.high"
 """Annotations of a block that stores bytes: lanes of a vector, zero point, and the least and largest byte."""
@@ -34,7 +35,7 @@ TO_INT16 = {4: "llvm.x86.sse2.packssdw.128", 8: "llvm.x86.avx2.packssdw", 16: "l
 TO_UINT8 = {4: "llvm.x86.sse2.packuswb.128", 8: "llvm.x86.avx2.packuswb", 16: "llvm.x86.avx512.packuswb.512"}
 
 
-def requantized(
+def requantize(
     shape: Sequence[Any],
     epilogue: Epilogue,
     total: Callable[..., Any],
@@ -46,8 +47,6 @@ def requantized(
 
     ``family`` schedules the block that stores it, where none before it says so.
     """
-    from tvm import te
-
     name, affine = f"finish_{to_float_if_needed(epilogue.affine)}", epilogue.affine
     attributes: dict[str, Any] = {} if family is None else {primitives.FAMILY: family}
     if affine is None or not epilogue.bounded:
@@ -80,22 +79,18 @@ def compute_at(sch: Schedule, last: SBlockRV, tile: LoopRV) -> list[SBlockRV]:
     return [real, last]
 
 
-def packed(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def pack_stores(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel that stores bytes of neighbouring pixels together where a block asks for it."""
-    import tvm_ffi
-    from tvm import tirx
 
     def pack(loop: tirx.For, mutator: Any) -> Any:
-        realize = _stored_by(loop)
-        return mutator.default_mutate(loop) if realize is None else _packed(loop, realize)
+        realize = _match_store(loop)
+        return mutator.default_mutate(loop) if realize is None else _pack_stores(loop, realize)
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, pack)]))
 
 
-def _stored_by(loop: tirx.For) -> SBlockRealize | None:
+def _match_store(loop: tirx.For) -> SBlockRealize | None:
     """Return the block in a loop over pixels whose only content is a loop over lanes with one to be packed."""
-    from tvm import s_tir, tirx
-
     inner = loop.body
     if not isinstance(inner, tirx.For) or inner.kind != tirx.ForKind.VECTORIZED:
         return None
@@ -109,16 +104,14 @@ def _stored_by(loop: tirx.For) -> SBlockRealize | None:
     return realize if starts_with and isinstance(loop.extent, tirx.IntImm) else None
 
 
-def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
+def _pack_stores(loop: tirx.For, realize: SBlockRealize) -> Any:
     """Return the stores of all pixels of a loop, as many together as there are."""
-    from tvm import s_tir, tirx
-
     lane, extent, first, parts = loop.body.loop_var, int(loop.extent), 0, []
     conditions = rewriting.conjuncts(realize.predicate)
 
     def at(tree: Any, pixel: int) -> Any:
         chosen = {loop.loop_var: pixel, lane: 0}
-        return rewriting.replaced(tree, lambda seen: next((n for v, n in chosen.items() if seen.same_as(v)), None))
+        return rewriting.substitute(tree, lambda seen: next((n for v, n in chosen.items() if seen.same_as(v)), None))
 
     while first < extent:
         count = next(size for size in TOGETHER if size <= extent - first)
@@ -135,10 +128,9 @@ def _packed(loop: tirx.For, realize: SBlockRealize) -> Any:
 
 def _alone(loop: tirx.For, realize: SBlockRealize, pixel: int) -> Any:
     """Return the store of one pixel under its own condition."""
-    from tvm import s_tir, tirx
 
     def at(tree: Any) -> Any:
-        return rewriting.replaced(
+        return rewriting.substitute(
             tree, lambda seen: pixel if seen.same_as(loop.loop_var) else 0 if seen.same_as(loop.body.loop_var) else None
         )
 
@@ -149,23 +141,20 @@ def _alone(loop: tirx.For, realize: SBlockRealize, pixel: int) -> Any:
 
 def _block(block: Any, count: int) -> Any:
     """Return a block that stores ``count`` pixels, from the one of its axes on."""
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-
     store, notes = block.body, block.annotations
     lanes, zero = int(notes[LANES]), int(notes[ZERO])
     (read,) = (region for region in block.reads)
     source, target = read.source, store.buffer
     fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in block.iter_vars}
     axes = [tirx.IterVar(axis.dom, fresh[axis.var], axis.iter_type) for axis in block.iter_vars]
-    *outer, pixel, lane = (rewriting.replaced(index, fresh.get) for index in store.indices)
+    *outer, pixel, lane = (rewriting.substitute(index, fresh.get) for index in store.indices)
 
     def place(offset: int, width: int) -> list[Any]:
         first = tirx.const(0, lane.ty.dtype)
         return [*outer, pixel + offset if offset else pixel, tirx.Ramp(first, tirx.const(1, lane.ty.dtype), width)]
 
     floats = [tirx.BufferLoad(source, place(offset, lanes)) for offset in range(count)]
-    value = narrowed(floats, lanes, zero, int(notes[LOW]), int(notes[HIGH]))
+    value = narrow(floats, lanes, zero, int(notes[LOW]), int(notes[HIGH]))
 
     def region(buffer: Any) -> Any:
         ranges = [Range.from_min_extent(index, 1) for index in outer]
@@ -176,12 +165,10 @@ def _block(block: Any, count: int) -> Any:
     return s_tir.SBlock(axes, [region(source)], [region(target)], block.name_hint, body)
 
 
-def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:
+def narrow(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:
     """Return one, two or four vectors of float32, rounded, moved to ``zero`` and clipped, as bytes in order."""
-    from tvm import tirx
-
     int16 = f"int16x{2 * lanes}"
-    integers = [_converted(value, lanes) for value in floats]
+    integers = [_convert(value, lanes) for value in floats]
     pairs = [integers[:2], integers[2:]] if len(integers) == 4 else [integers]
     halves = []
     for pair in pairs:
@@ -194,14 +181,14 @@ def narrowed(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) 
         narrow = tirx.max(narrow, tirx.const(low, f"uint8x{4 * lanes}"))
     if high < LEVELS:
         narrow = tirx.min(narrow, tirx.const(high, f"uint8x{4 * lanes}"))
-    order = in_order(lanes, len(floats))
+    order = group_order(lanes, len(floats))
     if order == list(range(lanes)):
         return narrow
     integers_in_order = tirx.Shuffle([tirx.reinterpret(f"int32x{lanes}", narrow)], order)
     return tirx.reinterpret(f"uint8x{lanes * len(floats)}", integers_in_order)
 
 
-def in_order(lanes: int, vectors: int) -> list[int]:
+def group_order(lanes: int, vectors: int) -> list[int]:
     """Return which groups of four bytes, of what packing makes of one, two or four ``vectors``, come first, second ...
 
     Instructions pack 128 bits of their operands each: every 16 bytes hold four of each vector, or of two, or one again.
@@ -210,9 +197,7 @@ def in_order(lanes: int, vectors: int) -> list[int]:
     return [4 * quarter + vector for vector in range(vectors) for quarter in range(quarters)]
 
 
-def _converted(value: Any, lanes: int) -> Any:
-    from tvm import tirx
-
+def _convert(value: Any, lanes: int) -> Any:
     kind = f"int32x{lanes}"
     if lanes < 16:
         return tirx.call_llvm_pure_intrin(kind, CONVERT[lanes], value)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tvm import relax, s_tir, te, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32 import weight_decode
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, surround
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.direct import RESIDENT
 from forge_pipeline.codegen.int8.isa import pmaddubsw as isa
 from forge_pipeline.codegen.int8.isa.dot_product import products
@@ -27,11 +31,6 @@ from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te, tirx
-    from tvm.s_tir import SBlockRealize, Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 NAME = "integer_ordered"
 PLAIN, COMPLEMENTED = "sums", "complemented"
@@ -50,7 +49,7 @@ def emit(
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where this does not serve it."""
     lanes = graph.machine.lanes
-    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_sized:
+    if geometry.groups != 1 or geometry.channels < lanes or not geometry.is_static:
         return None
     if not _serves(graph.machine, weight):
         return None
@@ -106,7 +105,7 @@ def _constants(graph: Graph, panels: Panels, place: Array, epilogue: Epilogue, *
     packed = [graph.constant(panels.weights), graph.constant(place[panels.order].astype(np.int32))]
     if panels.complemented:
         bits = np.packbits(panels.masks.reshape(*panels.masks.shape[:2], -1) != 0, axis=-1, bitorder="little")
-        packed.append(graph.kernel(weight_decode.masks, graph.constant(bits), name="complement_masks"))
+        packed.append(graph.kernel(weight_decode.unpack_masks, graph.constant(bits), name="complement_masks"))
     started = replace(epilogue, bias=epilogue.bias + panels.bias)
     return [*packed, *started.constants(graph, (size // lanes, lanes) if blocked else (size,))]
 
@@ -130,14 +129,14 @@ def convolve(
     ``places`` count from a pixel's first byte, beyond its block: memory is one row of bytes.
     """
     masks, constants = _split(rest, complemented)
-    padded = surround(image, _with_whole_tiles(geometry, pixels), zero)
+    padded = pad_image(image, _with_whole_tiles(geometry, pixels), zero)
     lanes, (stride_h, stride_w), (out_h, width) = int(image.shape[-1]), geometry.strides, geometry.output
     rows = int(weight.shape[0]) * int(weight.shape[2]) // lanes
     total = _sums(
         lambda n, h, w, place: padded(n, 0, h * stride_h, w * stride_w, place),
         (weight, places, masks), (image.shape[0], rows, out_h, -(-width // pixels) * pixels, lanes), pixels,
     )  # fmt: skip
-    return narrow_store.requantized(
+    return narrow_store.requantize(
         (image.shape[0], -(-geometry.filters // lanes), out_h, width, lanes),
         epilogue,
         total,
@@ -150,8 +149,6 @@ def by_rows(
     columns: int, epilogue: Epilogue, pixels: int, complemented: int, lanes: int,
 ) -> te.Tensor:  # fmt: skip
     """Describe (.., rows, steps), with ones before, times packed weights, and what is done to the sums."""
-    from tvm import te
-
     masks, constants = _split(rest, complemented)
     first, rows = (0,) * (len(left.shape) - 2), int(left.shape[-2])
     vectors = int(weight.shape[0]) * int(weight.shape[2]) // lanes
@@ -175,8 +172,6 @@ def _sums(
     read: Callable[..., Any], packed: tuple[te.Tensor, te.Tensor, te.Tensor | None], shape: tuple[Any, ...], pixels: int
 ) -> te.Tensor:
     """Describe the sums of (n, row, h, w, lane): of steps as they are, and of those that a mask changes."""
-    from tvm import te
-
     weight, places, masks = packed
     lanes, vectors = shape[-1], int(weight.shape[2]) // shape[-1]
     masked = 0 if masks is None else int(masks.shape[1])
@@ -213,26 +208,26 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.spread(sch, block, machine)
-    n, row, h, w, out = sch.get_loops(anchor)
-    rows, height, width = (primitives.static(sch, loop) for loop in (row, h, w))
+        primitives.schedule_elementwise(sch, block, machine)
+    n, oc, h, w, out = sch.get_loops(anchor)
+    oc_blocks, height, width = (primitives.static(sch, loop) for loop in (oc, h, w))
     steps = sum(primitives.static(sch, sch.get_loops(block)[-2]) for block in parts)
-    weights_first = rows * lanes * steps * K_INNER > min(steps * K_INNER * height * width, RESIDENT)
-    row_out, row_in = sch.split(row, [None, vectors])
+    weights_first = oc_blocks * lanes * steps * K_INNER > min(steps * K_INNER * height * width, RESIDENT)
+    oc_out, oc_in = sch.split(oc, [None, vectors])
     w_out, w_in = sch.split(w, [None, pixels])
-    shared_loops, inner = [n, h], [w_out, row_out]
+    shared_loops, inner = [n, h], [w_out, oc_out]
     if weights_first:
-        shared_loops, inner = [n, row_out, h], [w_out]
+        shared_loops, inner = [n, oc_out, h], [w_out]
     if height == 1:  # a matrix: its rows are shared out as well
-        shared_loops, inner = [n, h, *([row_out, w_out] if weights_first else [w_out, row_out])], []
-    sch.reorder(*shared_loops, *inner, w_in, row_in, out)
+        shared_loops, inner = [n, h, *([oc_out, w_out] if weights_first else [w_out, oc_out])], []
+    sch.reorder(*shared_loops, *inner, w_in, oc_in, out)
     shared = primitives.fuse(sch, shared_loops)
     tile, depth = (inner[-1] if inner else shared), 1 + len(inner)
     stores = narrow_store.compute_at(sch, last, tile)
     for block in parts:
         sch.set_scope(block, 0, "local")
         sch.compute_at(block, tile, preserve_unit_loops=True)
-    primitives.parallel_if_worth(sch, shared, rows * lanes * height * width * steps // STEPS)
+    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * height * width * steps // STEPS)
     for block in [anchor, *stores]:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for block in parts:
@@ -251,14 +246,11 @@ def _multiply(sch: Schedule, block: SBlockRV, depth: int, lanes: int) -> None:
     sch.tensorize(out, isa.intrinsic(lanes, masked=sch.get(block).name_hint.startswith(COMPLEMENTED)))
 
 
-def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def continue_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose second sum starts where the first ends, in the same registers.
 
     One that plain loops serve, where each sum starts for itself, stays as it is.
     """
-    from tvm import s_tir, tirx
-    from tvm.ir import Range
-
     realizes = rewriting.realizes(function.body)
     anchors = [realize.block for realize in realizes if _adds(realize.block)]
     if not anchors:
@@ -282,13 +274,11 @@ def continued(function: tirx.PrimFunc) -> tirx.PrimFunc:
         fresh = s_tir.SBlock(block.iter_vars, [region], block.writes, block.name_hint, body)
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, fresh)
 
-    return function.with_body(rewriting.with_realizes(function.body, change))
+    return function.with_body(rewriting.map_realizes(function.body, change))
 
 
 def _starts(block: Any, sums: Any) -> bool:
     """Return whether a block does nothing but set ``sums`` to zero."""
-    from tvm import tirx
-
     store = block.body
     return (
         isinstance(store, tirx.BufferStore)
@@ -299,6 +289,4 @@ def _starts(block: Any, sums: Any) -> bool:
 
 def _adds(block: Any) -> bool:
     """Return whether a block adds up the two parts of the steps."""
-    from tvm import tirx
-
     return str(block.annotations.get(primitives.FAMILY, "")) == NAME and isinstance(block.body.value, tirx.Add)

@@ -17,7 +17,7 @@ from forge_pipeline.codegen.float32 import fallback
 from forge_pipeline.codegen.int8.isa import pmaddubsw
 from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER
 from forge_pipeline.codegen.int8.requantize import Epilogue
-from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows, continued
+from forge_pipeline.codegen.int8.x86.pmaddubsw import by_rows, continue_sums
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
@@ -187,7 +187,7 @@ def test_where_plain_loops_serve_each_part_of_the_steps_starts_for_itself() -> N
     sch = s_tir.Schedule(te.create_prim_func([*tensors, result]))
     fallback.schedule(sch, Machine.of(Target.from_tag(PLAIN)))
     plain = sch.mod["main"]
-    assert continued(plain).same_as(plain)
+    assert continue_sums(plain).same_as(plain)
 
 
 def test_masks_are_bits_until_the_library_is_loaded() -> None:

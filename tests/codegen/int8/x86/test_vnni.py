@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
-from forge_pipeline.codegen.int8.conv.winograd_transform import LARGE, SMALL, Transform
+from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL, Transform
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import choose_even_tile
 from forge_pipeline.codegen.tir.machine import Machine

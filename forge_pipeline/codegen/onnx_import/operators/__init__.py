@@ -1,0 +1,1 @@
+"""Converters of ONNX operators, a module for a family."""

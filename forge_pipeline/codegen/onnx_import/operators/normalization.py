@@ -1,0 +1,177 @@
+"""Normalizations: by statistics of a channel, of a group of them, of the last axes, or by a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+
+
+def _batch(node: NodeImport) -> Any:
+    from tvm import relax
+    from tvm.relax import op
+
+    if node.attributes.get("training_mode", 0) or any(node.wants(index) for index in range(1, 5)):
+        raise NotImplementedError("training mode")
+    if not node.attributes.get("spatial", 1):
+        raise NotImplementedError("statistics of each pixel")
+    found = op.nn.batch_norm(
+        *(node.input(index) for index in range(5)),
+        axis=1,
+        epsilon=float(node.attributes.get("epsilon", 1e-5)),
+        momentum=float(node.attributes.get("momentum", 0.9)),
+        training=False,
+    )
+    return relax.TupleGetItem(found, 0)
+
+
+def _centred(node: NodeImport, value: Any, axes: Sequence[int], epsilon: float) -> tuple[Any, Any, Any]:
+    """Emit (x - mean) / sqrt(variance + epsilon) along axes, the mean, and the reciprocal of the deviation."""
+    from tvm.relax import op
+
+    dtype = str(value.ty.dtype)
+    mean = node.emit(op.mean(value, list(axes), True))
+    away = node.emit(op.subtract(value, mean))
+    variance = node.emit(op.mean(node.emit(op.multiply(away, away)), list(axes), True))
+    deviation = node.emit(op.sqrt(node.emit(op.add(variance, node.const(epsilon, dtype)))))
+    inverse = node.emit(op.divide(node.const(1, dtype), deviation))
+    return node.emit(op.divide(away, deviation)), mean, inverse
+
+
+def _instance(node: NodeImport) -> Any:
+    from tvm.relax import op
+
+    rank = node.rank()
+    found, _, _ = _centred(node, node.input(0), range(2, rank), float(node.attributes.get("epsilon", 1e-5)))
+    shape = (1, *node.shape(1), *(1,) * (rank - 2))
+    scaled = node.emit(op.multiply(found, node.reshape(node.input(1), shape)))
+    return op.add(scaled, node.reshape(node.input(2), shape))
+
+
+def _layer(node: NodeImport) -> Any:
+    """LayerNormalization; its mean and reciprocal deviation where somebody reads them."""
+    from tvm.relax import op
+
+    rank, dtype = node.rank(), node.dtype()
+    axes = list(range(node.axis(-1), rank))
+    epsilon = float(node.attributes.get("epsilon", 1e-5))
+    inner = node.shape()[axes[0] :]
+    is_plain = node.shape(1) == inner and (not node.has(2) or node.shape(2) == inner) and dtype == "float32"
+    if is_plain and not node.wants(1) and not node.wants(2) and all(isinstance(extent, int) for extent in inner):
+        bias = node.input(2) if node.has(2) else node.const(_zeros(inner), dtype)
+        return op.nn.layer_norm(node.input(0), node.input(1), bias, axes, epsilon)
+    value = node.input(0)
+    if node.attributes.get("stash_type", 1) == 1 and dtype != "float32":
+        value = node.emit(op.astype(value, "float32"))
+    found, mean, inverse = _centred(node, value, axes, epsilon)
+    found = found if str(found.ty.dtype) == dtype else node.emit(op.astype(found, dtype))
+    found = node.emit(op.multiply(found, node.input(1)))
+    return [node.emit(op.add(found, node.input(2))) if node.has(2) else found, mean, inverse]
+
+
+def _zeros(extents: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.zeros(extents)
+
+
+def _rms(node: NodeImport) -> Any:
+    """``x / sqrt(mean(x^2) + epsilon) scale`` over the last axes (Zhang and Sennrich, 2019)."""
+    from tvm.relax import op
+
+    rank, dtype = node.rank(), node.dtype()
+    axes = list(range(node.axis(-1), rank))
+    value = node.input(0)
+    wide = "float32" if node.attributes.get("stash_type", 1) == 1 and dtype in ("float16", "bfloat16") else dtype
+    if wide != dtype:
+        value = node.emit(op.astype(value, wide))
+    square = node.emit(op.mean(node.emit(op.multiply(value, value)), axes, True))
+    epsilon = node.const(float(node.attributes.get("epsilon", 1e-5)), wide)
+    found = node.emit(op.divide(value, node.emit(op.sqrt(node.emit(op.add(square, epsilon))))))
+    found = found if wide == dtype else node.emit(op.astype(found, dtype))
+    return op.multiply(found, node.input(1))
+
+
+def _group(node: NodeImport) -> Any:
+    """GroupNormalization; scale and bias are one for each group before opset 21, one for each channel since."""
+    from tvm.relax import op
+
+    groups, shape = int(node.attributes["num_groups"]), node.shape()
+    channels = shape[1]
+    if not isinstance(channels, int):
+        raise NotImplementedError("a number of channels that is not known")
+    value = node.reshape(node.input(0), (shape[0], groups, channels // groups, *shape[2:]))
+    found, _, _ = _centred(node, value, range(2, len(shape) + 1), float(node.attributes.get("epsilon", 1e-5)))
+    if node.opset < 21:
+        wide = (1, groups, *(1,) * (len(shape) - 1))
+        found = node.emit(op.multiply(found, node.reshape(node.input(1), wide)))
+        return node.reshape(node.emit(op.add(found, node.reshape(node.input(2), wide))), shape)
+    found, wide = node.reshape(found, shape), (1, channels, *(1,) * (len(shape) - 2))
+    found = node.emit(op.multiply(found, node.reshape(node.input(1), wide)))
+    return op.add(found, node.reshape(node.input(2), wide))
+
+
+def _mean_variance(node: NodeImport) -> Any:
+    """``(x - mean) / sqrt(variance)``, with the standard's 1e-9 beside the deviation."""
+    from tvm.relax import op
+
+    value, dtype = node.input(0), node.dtype()
+    axes = [int(axis) % node.rank() for axis in node.attributes.get("axes", (0, 2, 3))]
+    mean = node.emit(op.mean(value, axes, True))
+    away = node.emit(op.subtract(value, mean))
+    variance = node.emit(op.mean(node.emit(op.multiply(away, away)), axes, True))
+    return op.divide(away, node.emit(op.add(node.emit(op.sqrt(variance)), node.const(1e-9, dtype))))
+
+
+def _local_response(node: NodeImport) -> Any:
+    """``x / (bias + alpha / size sum(x^2))^beta``, the sum over the channels around each (LRN-13)."""
+    from tvm import te, tirx
+    from tvm.relax import op
+
+    size, dtype = int(node.attributes["size"]), node.dtype()
+    before = (size - 1) // 2
+
+    def squares(image: Any) -> Any:
+        along = te.reduce_axis((0, size), name="k")
+
+        def element(*at: Any) -> Any:
+            channel = at[1] + along - before
+            inside = tirx.all(channel >= 0, channel < image.shape[1])
+            pixel = image(at[0], channel, *at[2:])
+            return te.sum(tirx.if_then_else(inside, pixel * pixel, tirx.const(0, dtype)), axis=along)
+
+        return te.compute(image.shape, element, name="squares")
+
+    total = node.kernel(squares, node.input(0), name="local_squares")
+    alpha, beta, bias = (
+        float(node.attributes.get(name, default)) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
+    )
+    scaled = node.emit(op.add(node.emit(op.multiply(total, node.const(alpha / size, dtype))), node.const(bias, dtype)))
+    return op.divide(node.input(0), node.emit(op.power(scaled, node.const(beta, dtype))))
+
+
+def _norm(node: NodeImport) -> Any:
+    """LpNormalization: by the sum of magnitudes (p = 1) or the Euclidean length (p = 2); a null vector stays."""
+    from tvm.relax import op
+
+    value, axis, dtype = node.input(0), node.axis(-1), node.dtype()
+    p = int(node.attributes.get("p", 2))
+    parts = node.emit(op.abs(value) if p == 1 else op.multiply(value, value))
+    total = node.emit(op.sum(parts, [axis], True))
+    length = total if p == 1 else node.emit(op.sqrt(total))
+    is_null = node.emit(op.equal(length, node.const(0, dtype)))
+    return op.divide(value, node.emit(op.where(is_null, node.const(1, dtype), length)))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "BatchNormalization": _batch,
+    "GroupNormalization": _group,
+    "InstanceNormalization": _instance,
+    "LRN": _local_response,
+    "LayerNormalization": _layer,
+    "LpNormalization": _norm,
+    "MeanVarianceNormalization": _mean_variance,
+    "RMSNormalization": _rms,
+    "SimplifiedLayerNormalization": _rms,
+}

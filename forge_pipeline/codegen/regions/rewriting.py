@@ -1,0 +1,103 @@
+"""A model written so that all that hangs on data is a step of a program (``ir.program_operators``) or control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from forge_pipeline.codegen.regions.data_sizes import taken_apart
+from forge_pipeline.codegen.regions.normal_form import STANDARD
+from forge_pipeline.codegen.regions.scans import as_loop
+from forge_pipeline.ir.sizes.analysis import Sizes, analyse
+from forge_pipeline.ir.sizes.value import UNKNOWN
+
+ROUNDS: Final = 8
+"""How often a model is gone through: what is taken apart may show that more has to be."""
+
+
+def rewritten(model: ModelProto) -> tuple[ModelProto, Sizes, bool]:
+    """Return a model in normal form rewritten, the sizes of its values, and whether it is another than before.
+
+    The given model may be changed.
+    """
+    changed = False
+    for _ in range(ROUNDS):
+        sizes = analyse(model)
+        rewriter = _Rewriter(model, sizes)
+        if not rewriter.graph(model.graph):
+            break
+        model.graph.initializer.extend(rewriter.weights)
+        changed = True
+    return model, sizes, changed
+
+
+class _Rewriter:
+    """One pass over all graphs."""
+
+    def __init__(self, model: ModelProto, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.opset = next(entry.version for entry in model.opset_import if entry.domain in STANDARD)
+        self.weights: list[TensorProto] = []
+
+    def graph(self, graph: GraphProto) -> bool:
+        """Rewrite a graph and those within; return whether anything changed."""
+        changed, nodes = False, list[NodeProto]()
+        for node in graph.node:
+            found = self._instead(node)
+            changed |= found is not None
+            nodes.extend([node] if found is None else found)
+            for inner in [] if found is not None else graphs_of(node):
+                changed |= self.graph(inner)
+        if changed:
+            copies = [_copy(node) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+        return changed
+
+    def _instead(self, node: NodeProto) -> Iterable[NodeProto] | None:
+        """Return what stands in place of a node, None where it stays."""
+        if node.domain not in STANDARD:
+            return None
+        if node.op_type == "If":
+            return self._taken(node)
+        found = as_loop(node, self.opset) if node.op_type == "Scan" else taken_apart(node, self.sizes, self.opset)
+        if found is None:
+            return None
+        self.weights += found.weights
+        return found.nodes
+
+    def _taken(self, node: NodeProto) -> list[NodeProto] | None:
+        """Return the branch that an If takes whenever it runs, None where that is not known."""
+        known = self.sizes.values.get(node.input[0], UNKNOWN)
+        branches = {entry.name: entry.g for entry in node.attribute}
+        if known.constant is not None:
+            branch = branches["then_branch" if known.constant.reshape(-1)[0] else "else_branch"]
+        elif known.contents is not None and _squeezes(**branches):
+            branch = branches["then_branch"]
+        else:
+            return None
+        pairs = zip(branch.output, node.output, strict=True)
+        ends = [helper.make_node("Identity", [value.name], [name]) for value, name in pairs if name]
+        return [*branch.node, *ends]
+
+
+def _squeezes(then_branch: GraphProto, else_branch: GraphProto) -> bool:
+    """Return whether an If is what PyTorch's older exporter writes for the removal of an axis whose size it cannot see.
+
+    What follows was traced without the axis. That it is 1 becomes a demand of Squeeze on the sizes of the inputs.
+    """
+    kinds = [[node.op_type for node in graph.node] for graph in (then_branch, else_branch)]
+    return kinds[0] == ["Squeeze"] and kinds[1] in ([], ["Identity"])
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs of a node."""
+    return (entry.g for entry in node.attribute if entry.type == AttributeProto.GRAPH)

@@ -1,0 +1,61 @@
+"""Running sums and products along an axis: ONNX's CumSum and CumProd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+
+if TYPE_CHECKING:
+    from tvm import relax, tirx
+
+
+def cumulative_kernel(
+    data: Extents, axis: int, dtype: str, *, product: bool, exclusive: bool, reverse: bool
+) -> tirx.PrimFunc:
+    """Return ``(data) -> (result)`` of one shape; an exclusive sum begins with 0, an exclusive product with 1."""
+    from tvm import tirx
+    from tvm.script import tirx as T
+
+    (shape,) = own(data)
+    rows = Rows(shape, axis)
+    start = tirx.const(int(product), dtype)
+
+    def joined(left: Any, right: Any) -> Any:
+        return left * right if product else left + right
+
+    def moment(step: Any) -> Any:
+        return rows.length - 1 - step if reverse else step
+
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    def cumulative(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
+        T.func_attr(attributes("cumulative"))
+        A = T.match_buffer(a, rows.shape, dtype)
+        B = T.match_buffer(b, rows.shape, dtype)
+        for row in T.parallel(rows.outer * rows.inner):
+            with T.sblock("row"):
+                o = T.axis.opaque(rows.outer, rows.split(row)[0])
+                j = T.axis.opaque(rows.inner, rows.split(row)[1])
+                T.reads()
+                T.writes()
+                total = T.sblock_alloc_buffer((1,), dtype, scope="local")
+                total[0] = start
+                for step in T.serial(rows.length):
+                    if exclusive:
+                        B[rows.at(o, moment(step), j)] = total[0]
+                        total[0] = joined(total[0], A[rows.at(o, moment(step), j)])
+                    else:
+                        total[0] = joined(total[0], A[rows.at(o, moment(step), j)])
+                        B[rows.at(o, moment(step), j)] = total[0]
+
+    return cumulative
+
+
+def cumulative(
+    builder: Any, value: relax.Expr, *, axis: int, product: bool = False, exclusive: bool = False, reverse: bool = False
+) -> relax.Expr:
+    """Return the running sums of each row along ``axis``, or the products, from its end where ``reverse``."""
+    shape, dtype = extents_of(value), str(value.ty.dtype)
+    kernel = cumulative_kernel(shape, axis % len(shape), dtype, product=product, exclusive=exclusive, reverse=reverse)
+    (result,) = called(builder, kernel, [value], [(shape, dtype)])
+    return result

@@ -1,0 +1,153 @@
+"""A copy of a tensor with elements or slices replaced, or joined with others: ScatterElements and ScatterND.
+
+Updates of one place take effect in the order in which they are given, so that the result is the same on every machine.
+A place outside of the tensor is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
+
+if TYPE_CHECKING:
+    from tvm import relax, tirx
+
+
+def _largest(old: Any, new: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.max(old, new)
+
+
+def _smallest(old: Any, new: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.min(old, new)
+
+
+REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "none": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "max": _largest,
+    "min": _smallest,
+}
+"""ONNX's attribute ``reduction``: how an update joins what is there."""
+
+
+def _from_start(place: Any, extent: Any) -> Any:
+    """Return a place in int64, where one below zero counts from the end."""
+    from tvm import tirx
+
+    place = place.astype("int64")
+    return tirx.Select(place < 0, place + extent, place)
+
+
+def _is_inside(index: Sequence[Any], extents: Extents) -> Any:
+    from tvm import tirx
+
+    sides = [side for place, extent in zip(index, extents, strict=True) for side in (place >= 0, place < extent)]
+    return tirx.all(*sides) if sides else tirx.const(True, "bool")
+
+
+def _copy(shape: tuple[Any, ...]) -> Any:
+    from tvm.script import tirx as T
+
+    @T.inline
+    def copy(A, B):  # type: ignore[no-untyped-def]
+        for place in T.parallel(size(shape)):
+            with T.sblock("copy"):
+                i = T.axis.opaque(size(shape), place)
+                T.reads()
+                T.writes()
+                B[unravelled(i, shape)] = A[unravelled(i, shape)]
+
+    return copy
+
+
+def elements_kernel(
+    data: Extents, places: Extents, axis: int, dtype: str, place_dtype: str, reduction: str
+) -> tirx.PrimFunc:
+    """Return ``(data, places, updates) -> (result)``."""
+    from tvm.script import tirx as T
+
+    shape, place_shape = own(data, places)
+    rows, join = Rows(place_shape, axis), REDUCTIONS[reduction]
+
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    def scatter_elements(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
+        T.func_attr(attributes("scatter_elements"))
+        A = T.match_buffer(a, shape, dtype)
+        P = T.match_buffer(b, place_shape, place_dtype)
+        U = T.match_buffer(c, place_shape, dtype)
+        B = T.match_buffer(d, shape, dtype)
+        _copy(shape)(A, B)
+        for row in T.parallel(rows.outer * rows.inner):
+            with T.sblock("row"):
+                o = T.axis.opaque(rows.outer, rows.split(row)[0])
+                j = T.axis.opaque(rows.inner, rows.split(row)[1])
+                T.reads()
+                T.writes()
+                place = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                for i in T.serial(rows.length):
+                    place[0] = _from_start(P[rows.at(o, i, j)], shape[axis])
+                    if _is_inside([place[0]], [shape[axis]]):
+                        B[rows.at(o, place[0], j)] = join(B[rows.at(o, place[0], j)], U[rows.at(o, i, j)])
+
+    return scatter_elements
+
+
+def scatter_elements(
+    builder: Any, value: relax.Expr, places: relax.Expr, updates: relax.Expr, *, axis: int, reduction: str = "none"
+) -> relax.Expr:
+    """Return ``value`` with ``updates`` at ``places`` along ``axis``: ONNX's ScatterElements."""
+    shape, dtype = extents_of(value), str(value.ty.dtype)
+    kernel = elements_kernel(shape, extents_of(places), axis % len(shape), dtype, str(places.ty.dtype), reduction)
+    (result,) = called(builder, kernel, [value, places, updates], [(shape, dtype)])
+    return result
+
+
+def slices_kernel(
+    data: Extents, places: Extents, depth: int, dtype: str, place_dtype: str, reduction: str
+) -> tirx.PrimFunc:
+    """Return ``(data, places (..., depth), updates (..., data's last extents)) -> (result)``."""
+    from tvm.script import tirx as T
+
+    shape, place_shape = own(data, places)
+    tuples, inner, join = place_shape[:-1], shape[depth:], REDUCTIONS[reduction]
+
+    def start(P: Any, i: Any) -> tuple[Any, ...]:
+        """Return where the slice of one update lies."""
+        return tuple(_from_start(P[(*unravelled(i, tuples), k)], shape[k]) for k in range(depth))
+
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    def scatter_slices(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
+        T.func_attr(attributes("scatter_nd"))
+        A = T.match_buffer(a, shape, dtype)
+        P = T.match_buffer(b, place_shape, place_dtype)
+        U = T.match_buffer(c, (*tuples, *inner), dtype)
+        B = T.match_buffer(d, shape, dtype)
+        _copy(shape)(A, B)
+        with T.sblock("updates"):
+            T.reads()
+            T.writes()
+            for i in T.serial(size(tuples)):
+                if _is_inside(start(P, i), shape[:depth]):
+                    for j in T.serial(size(inner)):
+                        B[(*start(P, i), *unravelled(j, inner))] = join(
+                            B[(*start(P, i), *unravelled(j, inner))], U[(*unravelled(i, tuples), *unravelled(j, inner))]
+                        )
+
+    return scatter_slices
+
+
+def scatter_nd(
+    builder: Any, value: relax.Expr, places: relax.Expr, updates: relax.Expr, *, depth: int, reduction: str = "none"
+) -> relax.Expr:
+    """Return ``value`` with the slices at ``places`` (..., depth) replaced: ONNX's ScatterND."""
+    shape, dtype = extents_of(value), str(value.ty.dtype)
+    kernel = slices_kernel(shape, extents_of(places), depth, dtype, str(places.ty.dtype), reduction)
+    (result,) = called(builder, kernel, [value, places, updates], [(shape, dtype)])
+    return result

@@ -1,0 +1,1 @@
+"""TensorFlow Lite's operators as ONNX: a module for each family, and the table of all."""

@@ -1,0 +1,222 @@
+"""TensorFlow Lite's operators on single elements, each as ONNX."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from forge_pipeline.frontends.tflite.builder import LAST, Builder, Converter, bound, option, unsupported
+from forge_pipeline.frontends.tflite.model import Operator
+
+_FLOATS: Final = ("float16", "float32", "float64")
+
+
+def unary(op_type: str, **attributes: Any) -> Converter:
+    """One operand, element by element, any layout."""
+
+    def convert(b: Builder, op: Operator) -> None:
+        layout = b.layout(op.inputs[0])
+        b.put(op.outputs[0], b.node(op_type, [b.real(op.inputs[0], layout)], **attributes), layout)
+
+    return convert
+
+
+def binary(op_type: str) -> Converter:
+    """Two operands that are broadcast against each other, and a fused activation."""
+
+    def convert(b: Builder, op: Operator) -> None:
+        layout = common(b, op)
+        name = b.node(op_type, [b.real(index, layout) for index in op.inputs])
+        b.put(op.outputs[0], b.activated(name, bound(op), op.outputs[0]), layout)
+
+    return convert
+
+
+def plain(op_type: str) -> Converter:
+    """As ``binary``, for operators whose options hold no activation."""
+
+    def convert(b: Builder, op: Operator) -> None:
+        layout = common(b, op)
+        b.put(op.outputs[0], b.node(op_type, [b.real(index, layout) for index in op.inputs]), layout)
+
+    return convert
+
+
+def common(b: Builder, op: Operator) -> str:
+    """Return channels first where all computed operands have them there and no constant has more dimensions."""
+    fits = all(b.rank(index) <= 4 for index in op.inputs)
+    return b.layout(*op.inputs) if fits and b.rank(op.outputs[0]) == 4 else LAST
+
+
+def sum_of_all(b: Builder, op: Operator) -> None:
+    """ADD_N."""
+    layout = common(b, op)
+    name = b.real(op.inputs[0], layout)
+    for index in op.inputs[1:]:
+        name = b.node("Add", [name, b.real(index, layout)])
+    b.put(op.outputs[0], name, layout)
+
+
+def squared_difference(b: Builder, op: Operator) -> None:
+    """SQUARED_DIFFERENCE."""
+    layout = common(b, op)
+    name = b.node("Sub", [b.real(index, layout) for index in op.inputs])
+    b.put(op.outputs[0], b.node("Mul", [name, name]), layout)
+
+
+def not_equal(b: Builder, op: Operator) -> None:
+    """NOT_EQUAL."""
+    layout = common(b, op)
+    name = b.node("Equal", [b.real(index, layout) for index in op.inputs])
+    b.put(op.outputs[0], b.node("Not", [name]), layout)
+
+
+def floor_mod(b: Builder, op: Operator) -> None:
+    """FLOOR_MOD: the result has the divisor's sign, which ONNX's Mod does for integers only."""
+    layout = common(b, op)
+    left, right = (b.real(index, layout) for index in op.inputs)
+    if _is_real(b, op.inputs[0]):
+        quotient = b.node("Floor", [b.node("Div", [left, right])])
+        b.put(op.outputs[0], b.node("Sub", [left, b.node("Mul", [quotient, right])]), layout)
+    else:
+        b.put(op.outputs[0], b.node("Mod", [left, right]), layout)
+
+
+def floor_div(b: Builder, op: Operator) -> None:
+    """FLOOR_DIV: ONNX divides integers towards zero, so that what is left over is taken off first."""
+    layout = common(b, op)
+    left, right = (b.real(index, layout) for index in op.inputs)
+    if _is_real(b, op.inputs[0]):
+        name = b.node("Floor", [b.node("Div", [left, right])])
+    else:
+        name = b.node("Div", [b.node("Sub", [left, b.node("Mod", [left, right])]), right])
+    b.put(op.outputs[0], name, layout)
+
+
+def _is_real(b: Builder, index: int) -> bool:
+    return b.tensor(index).dtype in _FLOATS or b.is_quantized(index)
+
+
+def square(b: Builder, op: Operator) -> None:
+    """SQUARE."""
+    layout = b.layout(op.inputs[0])
+    name = b.real(op.inputs[0], layout)
+    b.put(op.outputs[0], b.node("Mul", [name, name]), layout)
+
+
+def rsqrt(b: Builder, op: Operator) -> None:
+    """RSQRT."""
+    layout = b.layout(op.inputs[0])
+    b.put(op.outputs[0], b.node("Reciprocal", [b.node("Sqrt", [b.real(op.inputs[0], layout)])]), layout)
+
+
+def clipped(low: float, high: float) -> Converter:
+    """RELU6 and its like, as operators of their own."""
+
+    def convert(b: Builder, op: Operator) -> None:
+        layout = b.layout(op.inputs[0])
+        bounds = [b.number(low, op.inputs[0]), b.number(high, op.inputs[0])]
+        b.put(op.outputs[0], b.node("Clip", [b.real(op.inputs[0], layout), *bounds]), layout)
+
+    return convert
+
+
+def leaky(b: Builder, op: Operator) -> None:
+    """LEAKY_RELU."""
+    layout = b.layout(op.inputs[0])
+    slope = float(option(op, "Alpha", 0.0))
+    b.put(op.outputs[0], b.node("LeakyRelu", [b.real(op.inputs[0], layout)], alpha=slope), layout)
+
+
+def gelu(b: Builder, op: Operator) -> None:
+    """GELU, by the error function or its approximation by tanh (Hendrycks and Gimpel, arXiv:1606.08415)."""
+    layout = b.layout(op.inputs[0])
+    way = "tanh" if option(op, "Approximate", False) else "none"
+    b.put(op.outputs[0], b.node("Gelu", [b.real(op.inputs[0], layout)], approximate=way), layout)
+
+
+def cube_root(b: Builder, op: Operator) -> None:
+    """STABLEHLO_CBRT."""
+    layout = b.layout(op.inputs[0])
+    x = b.real(op.inputs[0], layout)
+    root = b.node("Pow", [b.node("Abs", [x]), b.constant(np.float32(1 / 3))])
+    b.put(op.outputs[0], b.node("Mul", [b.node("Sign", [x]), root]), layout)
+
+
+def arc_tangent(b: Builder, op: Operator) -> None:
+    """ATAN2 of y and x: the angle of the point (x, y), from that of y / x by the quadrant it lies in."""
+    y, x = (b.real(index) for index in op.inputs)
+    b.put(op.outputs[0], angle(b, y, x, b.tensor(op.outputs[0]).dtype))
+
+
+def angle(b: Builder, y: str, x: str, dtype: str = "float32") -> str:
+    """Return the angle of the points (x, y), in (-pi, pi]."""
+    zero, pi, half = (b.constant(np.dtype(dtype).type(number)) for number in (0, np.pi, np.pi / 2))
+    above = b.node("GreaterOrEqual", [y, zero])
+    right = b.node("Atan", [b.node("Div", [y, x])])
+    left = b.node("Add", [right, b.node("Where", [above, pi, b.node("Neg", [pi])])])
+    axis = b.node("Mul", [b.node("Sign", [y]), half])
+    rest = b.node("Where", [b.node("Less", [x, zero]), left, axis])
+    return b.node("Where", [b.node("Greater", [x, zero]), right, rest])
+
+
+def fake_quantization(b: Builder, op: Operator) -> None:
+    """FAKE_QUANT: to the nearest of the steps of a scale on which 0 is one (fake_quant.cc, NudgeQuantizationRange)."""
+    least, most = int(option(op, "NarrowRange", False)), (1 << int(option(op, "NumBits", 8))) - 1
+    low, high = np.float32(option(op, "Min", 0.0)), np.float32(option(op, "Max", 0.0))
+    scale = np.float32((high - low) / np.float32(most - least))
+    zero = np.float32(np.clip(np.floor(least - low / scale + np.float32(0.5)), least, most))
+    lowest, highest = (least - zero) * scale, (most - zero) * scale
+    layout = b.layout(op.inputs[0])
+    bounds = [b.constant(np.float32(number)) for number in (lowest, highest)]
+    above = b.node("Sub", [b.node("Clip", [b.real(op.inputs[0], layout), *bounds]), bounds[0]])
+    steps = b.node("Mul", [above, b.constant(np.float32(1) / scale)])
+    steps = b.node("Floor", [b.node("Add", [steps, b.constant(np.float32(0.5))])])
+    b.put(op.outputs[0], b.node("Add", [b.node("Mul", [steps, b.constant(scale)]), bounds[0]]), layout)
+
+
+def bucket(b: Builder, op: Operator) -> None:
+    """BUCKETIZE: how many of the boundaries, which ascend, are not above the number."""
+    count = option(op, "BoundariesLength", 0)
+    boundaries = np.array([op.options.Boundaries(place) for place in range(count)], np.float32)
+    values = b.node("Cast", [b.real(op.inputs[0])], to=1)
+    above = b.node("GreaterOrEqual", [b.node("Unsqueeze", [values, b.integers(-1)]), b.constant(boundaries)])
+    counted = b.node("ReduceSum", [b.node("Cast", [above], to=6), b.integers(-1)], keepdims=0)
+    b.give(op.outputs[0], counted)
+
+
+def exclusive_or(b: Builder, op: Operator) -> None:
+    """BITWISE_XOR, of flags too."""
+    kind = "Xor" if b.tensor(op.inputs[0]).dtype == "bool" else "BitwiseXor"
+    b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
+
+
+def right_shift(b: Builder, op: Operator) -> None:
+    """RIGHT_SHIFT, which keeps the sign: the quotient by a power of two, rounded down."""
+    dtype = b.tensor(op.outputs[0]).dtype
+    left, places = (b.int64(index) for index in op.inputs)
+    power = b.node("Pow", [b.constant(np.int64(2)), places])
+    name = b.node("Div", [b.node("Sub", [left, b.node("Mod", [left, power])]), power])
+    b.give(op.outputs[0], b.cast(name, dtype))
+
+
+def left_shift(b: Builder, op: Operator) -> None:
+    """STABLEHLO_SHIFT_LEFT: the product with a power of two; what does not fit is cut off."""
+    left, places = (b.int64(index) for index in op.inputs)
+    name = b.node("Mul", [left, b.node("Pow", [b.constant(np.int64(2)), places])])
+    b.give(op.outputs[0], b.cast(name, b.tensor(op.outputs[0]).dtype))
+
+
+def both(b: Builder, op: Operator) -> None:
+    """STABLEHLO_AND, of flags or of bits."""
+    kind = "And" if b.tensor(op.inputs[0]).dtype == "bool" else "BitwiseAnd"
+    b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
+
+
+def bit_cast(b: Builder, op: Operator) -> None:
+    """BITCAST between types of which ONNX has the same one."""
+    given, wanted = (b.tensor(index).dtype for index in (op.inputs[0], op.outputs[0]))
+    if given != wanted:
+        raise unsupported(f"the bits of {given} as {wanted}", "numbers that keep their type")
+    b.give(op.outputs[0], b.stored(op.inputs[0]))

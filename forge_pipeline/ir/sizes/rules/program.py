@@ -1,0 +1,73 @@
+"""Operators of our own (``ir.program_operators``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from forge_pipeline.ir import program_operators as own
+from forge_pipeline.ir.sizes import expression as e
+from forge_pipeline.ir.sizes.encoding import from_json
+from forge_pipeline.ir.sizes.expression import Whole
+from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
+from forge_pipeline.ir.sizes.value import Known
+
+INT64 = TensorProto.INT64
+
+
+def extents(op: Operation) -> Sequence[Known]:
+    """A tensor whose shape is read from data; where the sizes are known after all, they are."""
+    known = op.input(0)
+    if known.contents is not None:
+        return [Known(TensorProto.UINT8, tuple(known.contents.reshape(-1).tolist()))]
+    count = e.product(needed(known.shape))
+    if not isinstance(count, int):
+        raise Unknown
+    return [Known(TensorProto.UINT8, tuple(op.fresh(str(axis)) for axis in range(count)))]
+
+
+def prefix(op: Operation) -> Sequence[Known]:
+    """The first entries of a tensor."""
+    return [Known(op.input(0).dtype, (needed(op.shape(1))[0], *needed(op.shape(0))[1:]))]
+
+
+def positions(op: Operation) -> Sequence[Known]:
+    """Room for all places, and how many there are."""
+    return [Known(INT64, (e.product(needed(op.shape(0))),)), Known(INT64, ())]
+
+
+def unique(op: Operation) -> Sequence[Known]:
+    """Room for as many as there are elements."""
+    shape, axis = needed(op.shape(0)), op.attribute("axis")
+    each = Known(INT64, (e.product(shape) if axis is None else shape[axis],))
+    return [each, each, each, Known(INT64, ())]
+
+
+def suppression(op: Operation) -> Sequence[Known]:
+    """Room for all boxes of all classes, or for as many as may be kept of each."""
+    batch, classes, boxes = needed(op.shape(1))
+    most = op.input(2).contents
+    kept: Whole = boxes if most is None else e.minimum(boxes, e.maximum(most.reshape(-1)[0], 0))
+    return [Known(INT64, (batch * classes * kept, 3)), Known(INT64, ())]
+
+
+def sizes(op: Operation) -> Sequence[Known]:
+    """Expressions over the extents of the inputs."""
+    shape = tuple(op.attribute("shape", ()))
+    contents = np.empty(shape, object)
+    contents.reshape(-1)[:] = [op.context.resolve(from_json(item)) for item in json.loads(op.attribute("sizes"))]
+    return [Known(INT64, shape, contents)]
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    own.EXTENTS: extents,
+    own.PREFIX: prefix,
+    own.POSITIONS: positions,
+    own.UNIQUE: unique,
+    own.SUPPRESSION: suppression,
+    own.SIZES: sizes,
+}

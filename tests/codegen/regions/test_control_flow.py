@@ -1,0 +1,170 @@
+"""If, Loop, Scan and sequences: as ONNX Runtime runs them, with extents that change from turn to turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.control_flow import compare, model_of, steps_of
+
+RANDOM = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def test_a_branch_reads_outer_values_and_gives_several_results() -> None:
+    model = model_of("""
+        g (float[N, 4] x, bool c) => (float[A, 4] y, float[N, 4] z) {
+          h = Exp (x)
+          y, z = If (c) <
+            then_branch = t () => (float[A, 4] a, float[N, 4] b) { b = Neg (h)  a = Concat <axis = 0> (x, b) },
+            else_branch = e () => (float[A, 4] p, float[N, 4] q) { p = Relu (x)  q = Identity (h) }
+          >
+        }""")
+    library = compare(model, [{"x": floats(3, 4), "c": np.array(flag)} for flag in (True, False)])
+    assert "branch" in steps_of(library)
+    assert library.metadata["compile"]["fallbacks"] == []
+
+
+def test_branches_within_branches_and_names_that_occur_twice() -> None:
+    inner = "then_branch = {0} () => (float[N] v) {{ v = {1} (x) }}"
+    model = model_of(f"""
+        g (float[N] x, bool c, bool d) => (float[N] y) {{
+          y = If (c) <
+            then_branch = t () => (float[N] u) {{
+              u = If (d) <{inner.format("i", "Abs")}, else_branch = j () => (float[N] v) {{ v = Neg (x) }}>
+            }},
+            else_branch = e () => (float[N] u) {{
+              w = Sqrt (x)
+              u = If (d) <{inner.format("k", "Exp")}, else_branch = l () => (float[N] v) {{ v = Add (w, x) }}>
+            }}
+          >
+        }}""")
+    flags = [(c, d) for c in (False, True) for d in (False, True)]
+    compare(model, [{"x": abs(floats(5)), "c": np.array(c), "d": np.array(d)} for c, d in flags])
+
+
+def test_a_loop_ends_by_its_condition_or_its_count_and_stacks_what_it_scans() -> None:
+    model = model_of("""
+        g (float[N] x, int64 n, float limit) => (float[N] y, int64 last, float[T, N] all) {
+          one = Constant <value_int = 1> ()  zero = Constant <value_int = 0> ()
+          y, last, all = Loop (n, "", x, zero) <
+            body = b (int64 i, bool c, float[N] s, int64 k) => (bool go, float[N] s2, int64 k2, float[N] out) {
+              s2 = Add (s, s)  k2 = Add (i, one)  out = Neg (s2)
+              top = ReduceMax <keepdims = 0> (s2)  go = Less (top, limit)
+            }
+          >
+        }""")
+    feeds = [(5, 1e9), (50, 100.0), (0, 1.0), (1, 0.0)]
+    x = abs(floats(3)) + 1
+    compare(model, [{"x": x, "n": np.array(n), "limit": np.array(limit, np.float32)} for n, limit in feeds])
+
+
+def test_a_loop_carries_arrays_that_grow() -> None:
+    model = model_of("""
+        g (float[N, 2] x, int64 n) => (float[M, 2] y, float[2] total) {
+          yes = Constant <value = bool {1}> ()
+          y = Loop (n, yes, x) <
+            body = b (int64 i, bool c, float[K, 2] s) => (bool go, float[L, 2] s2) {
+              z = Neg (x)  s2 = Concat <axis = 0> (s, z)  go = Identity (c)
+            }
+          >
+          axes = Constant <value_ints = [0]> ()
+          total = ReduceSum <keepdims = 0> (y, axes)
+        }""")
+    compare(model, [{"x": floats(rows, 2), "n": np.array(n)} for rows, n in ((1, 3), (4, 0), (2, 7))])
+
+
+def test_a_loop_of_known_length_has_results_of_known_size() -> None:
+    model = model_of("""
+        g (float[3] x) => (float[4, 3] y) {
+          n = Constant <value_int = 4> ()
+          last, y = Loop (n, "", x) <
+            body = b (int64 i, bool c, float[3] s) => (bool go, float[3] s2, float[3] out) {
+              f = Cast <to = 1> (i)  s2 = Add (s, f)  out = Identity (s2)  go = Identity (c)
+            }
+          >
+        }""")
+    compare(model, [{"x": floats(3)}])
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_scan_goes_along_any_axis_in_either_direction(axis: int, direction: int) -> None:
+    model = model_of(f"""
+        g (float[2] s0, float[T, 2] a, float[2, T] b) => (float[2] last, float[P, Q] y, float[T, 2] z) {{
+          last, y, z = Scan (s0, a, b) <
+            num_scan_inputs = 2, scan_input_axes = [0, 1], scan_input_directions = [{direction}, 0],
+            scan_output_axes = [{axis}, 0], scan_output_directions = [{direction}, 0],
+            body = body (float[2] s, float[2] p, float[2] q) => (float[2] s2, float[2] u, float[2] v) {{
+              t = Mul (p, q)  s2 = Add (s, t)  u = Neg (s2)  v = Identity (p)
+            }}
+          >
+        }}""")
+    compare(model, [{"s0": floats(2), "a": floats(n, 2), "b": floats(2, n)} for n in (1, 5)])
+
+
+def test_a_sequence_is_filled_by_a_loop_and_joined_at_its_end() -> None:
+    model = model_of("""
+        g (float[N, 2] x, int64 n) => (float[M, 2] y, int64 count, float[K, 2] first) {
+          empty = SequenceEmpty <dtype = 1> ()
+          zero = Constant <value_int = 0> ()  one = Constant <value_ints = [1]> ()
+          filled = Loop (n, "", empty) <
+            body = b (int64 i, bool c, seq(float[K, 2]) s) => (bool go, seq(float[K, 2]) s2) {
+              from = Constant <value_ints = [0]> ()
+              next = Add (i, one)
+              part = Slice (x, from, next, from)
+              s2 = SequenceInsert (s, part)
+              go = Identity (c)
+            }
+          >
+          y = ConcatFromSequence <axis = 0> (filled)
+          count = SequenceLength (filled)
+          first = SequenceAt (filled, zero)
+        }""")
+    compare(model, [{"x": floats(4, 2), "n": np.array(n)} for n in (1, 4)])
+
+
+def test_a_tensor_is_split_to_a_sequence_whose_parts_are_worked_on() -> None:
+    model = model_of("""
+        g (float[N, 4] x, int64[P] sizes, int64 k) => (float[A, 4] y, float[B, N, 4] z, float[C, 4] w) {
+          parts = SplitToSequence <axis = 0> (x, sizes)
+          part = SequenceAt (parts, k)
+          y = Exp (part)
+          three = SequenceConstruct (x, x, x)
+          two = SequenceErase (three)
+          z = ConcatFromSequence <axis = 0, new_axis = 1> (two)
+          rows = SplitToSequence <axis = 0, keepdims = 0> (x)
+          row = SequenceAt (rows, k)
+          more = SequenceInsert (rows, row, k)
+          w = ConcatFromSequence <axis = 0, new_axis = 1> (more)
+        }""")
+    compare(model, [{"x": floats(5, 4), "sizes": np.array([2, 3]), "k": np.array(k)} for k in (0, 1, -1)])
+
+
+def test_a_condition_that_sizes_decide_is_decided_when_the_model_is_compiled() -> None:
+    model = model_of("""
+        g (float[N, 4] x) => (float[N, 4] y) {
+          r = Constant <value_int = 2> ()  s = Shape (x)  k = Size (s)  c = Equal (k, r)
+          y = If (c) <
+            then_branch = t () => (float[N, 4] a) { a = Neg (x) },
+            else_branch = e () => (float[N, 4] b) { b = Relu (x) }
+          >
+        }""")
+    assert steps_of(compare(model, [{"x": floats(3, 4)}])) == []
+
+
+def test_weights_that_several_regions_read_are_stored_once() -> None:
+    weight = " , ".join(map(str, range(64 * 64)))
+    model = model_of(f"""
+        g (float[N, 64] x, bool c) => (float[N, 64] y) <float[64, 64] w = {{ {weight} }}> {{
+          h = Softmax (x)
+          y = If (c) <
+            then_branch = t () => (float[N, 64] a) {{ a = MatMul (x, w) }},
+            else_branch = e () => (float[N, 64] b) {{ b = MatMul (h, w) }}
+          >
+        }}""")
+    library = compare(model, [{"x": floats(3, 64), "c": np.array(flag)} for flag in (True, False)], tolerance=1e-4)
+    assert len(library.weights) <= 64 * 64 * 4 * 1.1

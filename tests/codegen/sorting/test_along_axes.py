@@ -1,0 +1,84 @@
+"""Running sums and scattering, as ONNX Runtime computes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forge_pipeline.codegen.sorting.cumulative import cumulative
+from forge_pipeline.codegen.sorting.rows import extents_of
+from forge_pipeline.codegen.sorting.scatter import REDUCTIONS, scatter_elements, scatter_nd
+from tests.support.kernels import of_onnx_runtime, run
+
+RANDOM = np.random.default_rng(0)
+DATA = RANDOM.standard_normal((3, 4, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_running_sums_are_those_of_onnx_runtime(exclusive: int, reverse: int, dtype: str) -> None:
+    data = (DATA * 10).astype(dtype)
+    found = run(
+        lambda builder, x: [
+            cumulative(builder, x, axis=axis, exclusive=bool(exclusive), reverse=bool(reverse)) for axis in range(3)
+        ],
+        [data],
+    )
+    for axis, have in enumerate(found):
+        (want,) = of_onnx_runtime("CumSum", [data, np.array(axis)], exclusive=exclusive, reverse=reverse)
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_running_product_is_one_before_its_first_factor() -> None:
+    (found,) = run(lambda builder, x: [cumulative(builder, x, axis=0, product=True, exclusive=True)], [DATA])
+    np.testing.assert_allclose(found[0], 1)
+    np.testing.assert_allclose(found[1:], np.cumprod(DATA, axis=0)[:-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_elements_are_scattered_as_onnx_runtime_does_in_order(reduction: str) -> None:
+    updates = RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
+    for axis in range(3):
+        places = RANDOM.integers(-DATA.shape[axis], DATA.shape[axis], updates.shape)
+        (found,) = run(
+            lambda builder, *given, axis=axis: [scatter_elements(builder, *given, axis=axis, reduction=reduction)],
+            [DATA, places, updates],
+        )
+        (want,) = of_onnx_runtime("ScatterElements", [DATA, places, updates], axis=axis, reduction=reduction)
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_slices_are_scattered_as_onnx_runtime_does(reduction: str, depth: int) -> None:
+    places = np.stack([RANDOM.integers(-extent, extent, (6, 2)) for extent in DATA.shape[:depth]], -1)
+    updates = RANDOM.standard_normal((6, 2, *DATA.shape[depth:])).astype(np.float32)
+    (found,) = run(
+        lambda builder, *given: [scatter_nd(builder, *given, depth=depth, reduction=reduction)],
+        [DATA, places, updates],
+        is_open=False,
+    )
+    (want,) = of_onnx_runtime("ScatterND", [DATA, places, updates], reduction=reduction)
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_a_place_outside_of_the_tensor_is_passed_over() -> None:
+    places, updates = np.array([[0], [9], [-9]]), np.ones((3, 2), np.float32)
+    data = np.zeros((2, 2), np.float32)
+    results = run(
+        lambda builder, x, p, u: [
+            scatter_nd(builder, x, p, u, depth=1),
+            scatter_elements(builder, x, p, builder.emit(_first_column(u)), axis=0),
+        ],
+        [data, places, updates],
+        is_open=False,
+    )
+    np.testing.assert_array_equal(results, [[[1, 1], [0, 0]], [[1, 0], [0, 0]]])
+
+
+def _first_column(value: object) -> object:
+    from tvm.relax import op
+
+    assert len(extents_of(value)) == 2
+    return op.strided_slice(value, [1], [0], [1])
