@@ -166,11 +166,12 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
     unknown: dict[tuple[str, str], list[str]] = {}
     for node in every_node(form.skeleton):
-        if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
+        result = node.output[0] if node.output else ""
+        reason = why.get(form.names.get(result, result))
+        is_left = node.domain == ML and reason is not None
+        if is_left or not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            result = node.output[0]
-            reason = why.get(form.names.get(result, result), "")
-            unknown.setdefault((name[:80], reason), []).append(repr(form.names.get(node.name, node.name)[:80]))
+            unknown.setdefault((name[:80], reason or ""), []).append(repr(form.names.get(node.name, node.name)[:80]))
     if unknown:
         listed = "; ".join(_told(*key, nodes) for key, nodes in sorted(unknown.items()))
         raise ModelError(
