@@ -283,10 +283,3 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
         )
     return rows
-
-
-def _unlike(name: str, names: set[str]) -> str:
-    """Return the name of an extent that has none, told apart from those that have."""
-    while name in names:
-        name += "_"
-    return name
