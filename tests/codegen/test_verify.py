@@ -163,8 +163,8 @@ def test_a_job_in_its_own_process_gives_what_it_gives_in_this_one(
 
 def test_a_refusal_in_the_child_arrives_as_it_was_raised(model_of: Make, stock: Options) -> None:
     with pytest.raises(CompileError) as refusal:
-        compile_in_subprocess(job(model_of("Det", {"x": ([3, 3], FLOAT)}), stock))
-    assert refusal.value.found == "1 node(s) that cannot (Det): Det 'the_node' (no converter)"
+        compile_in_subprocess(job(model_of("RandomNormalLike", {"x": ([3, 3], FLOAT)}), stock))
+    assert refusal.value.found.startswith("1 node(s) that cannot (RandomNormalLike): RandomNormalLike 'the_node' (")
 
 
 def test_a_crash_is_an_error_that_names_the_signal_and_the_step(

@@ -56,17 +56,6 @@ def test_what_is_empty_comes_back_empty(bound_library: Library) -> None:
     assert (product.shape, product.dtype, relu.shape) == ((0, 4), np.float32, (0, 4))
 
 
-def test_something_from_nothing_is_refused(bound_library: Library) -> None:
-    outputs = [{"name": "mean", "dtype": "float32", "shape": [4]}, bound_library.metadata["outputs"][1]]
-    library = replace(bound_library, metadata={**bound_library.metadata, "outputs": outputs})
-    with pytest.raises(DataError) as refusal:
-        Engine(library.to_bytes())(np.zeros((0, 8), np.float32))
-    assert str(refusal.value) == (
-        "input 'x': expected something to compute output 'mean' from, which is float32[4], found n=0, which is empty\n"
-        "fix: pass at least one"
-    )
-
-
 def test_sizes_that_no_entry_has_are_refused_where_there_is_no_open_form(bound_library: Library) -> None:
     engine = Engine(with_entries(bound_library, {"function": "main", "extents": {"n": 4}}))
     assert_same_sums(engine(rows(4))[0], rows(4) @ WEIGHT, terms=8)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.layout.known_kernels import with_known_kernels
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_pipeline.runtime.entries import MAIN
 
@@ -41,7 +40,7 @@ def batch_of_one(
     names = {str(variable.name): 1 for variable in first}
     try:
         if extents is None:
-            return with_known_kernels(relax.transform.BindSymbolicVars(first)(module)), None, names
+            return relax.transform.BindSymbolicVars(first)(module), None, names
         return *fixed(module, extents, names), names
     except (ValueError, RuntimeError):  # of shapes that do not go together: the axis is no batch, and is never one
         return None
