@@ -59,13 +59,19 @@ class Sizes:
         return self.values.get(name, UNKNOWN).shape
 
 
-def analyse(model: ModelProto) -> Sizes:
+def analyse(model: ModelProto, *, assuming: bool = True) -> Sizes:
     """Return the sizes of every value of a model without calls of local functions.
+
+    With ``assuming``, an open extent that meets another one is never broadcast, sizes that go through floats are small
+    enough to be exact, and so on: what every call must keep is in the constraints, and calls that ONNX would accept
+    are among those that do not. Without, what is said holds for every call that ONNX accepts.
 
     An initializer that is listed as an input is a constant. Raises ModelError where two sizes cannot agree.
     """
     choices: dict[str, bool] = {}
-    walk, stated = _settled(model, choices)
+    walk, stated = _settled(model, choices, assuming=assuming)
+    if not assuming:
+        return walk.sizes(stated)
     open_ = list(walk.open)
     for _ in range(MOST_CHOICES):
         name = next((name for name in open_ if name not in choices), None)
@@ -83,16 +89,16 @@ def analyse(model: ModelProto) -> Sizes:
 def _tried(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]] | None:
     """Return the walk that takes these branches, None where they cannot run."""
     try:
-        return _settled(model, choices)
+        return _settled(model, choices, assuming=True)
     except ModelError:
         return None
 
 
-def _settled(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]]:
+def _settled(model: ModelProto, choices: Mapping[str, bool], *, assuming: bool) -> tuple[_Walk, list[Constraint]]:
     """Return a walk that learns no more about single extents, and the demands that it learned from."""
     limits: dict[str, tuple[int, int | None]] = {}
     stated: list[Constraint] = []
-    walk = _Walk(model, limits, choices)
+    walk = _Walk(model, limits, choices, assuming=assuming)
     for _ in range(ROUNDS - 1):
         learned = walk.facts.limits()
         if not learned:
@@ -102,7 +108,7 @@ def _settled(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, lis
             limits[name] = (max(before, low), high if after is None or (high is not None and high < after) else after)
             size = e.extent(name) - low if low else (high or 0) - e.extent(name)
             stated.append(Constraint(size=size, at_least=True, text=text))
-        walk = _Walk(model, limits, choices)
+        walk = _Walk(model, limits, choices, assuming=assuming)
     return walk, stated
 
 
@@ -110,8 +116,14 @@ class _Walk:
     """The context of all rules: values so far, and what is known to be equal."""
 
     def __init__(
-        self, model: ModelProto, limits: Mapping[str, tuple[int, int | None]], choices: Mapping[str, bool]
+        self,
+        model: ModelProto,
+        limits: Mapping[str, tuple[int, int | None]],
+        choices: Mapping[str, bool],
+        *,
+        assuming: bool,
     ) -> None:
+        self.assuming = assuming
         self._choices = choices
         self.open: dict[str, None] = {}
         self.refused = 0

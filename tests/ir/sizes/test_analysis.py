@@ -209,6 +209,23 @@ def test_inputs_have_extents_of_their_own_where_a_file_leaves_them_open(dims, wa
     assert str(sizes.shape("y")) == wanted
 
 
+def test_without_assumptions_an_open_extent_may_be_broadcast():
+    graph = model("""g (float[n, k] x, float[m, k] y, float[9, k] z) => (a, b, c) {
+        a = Add(x, y) b = Add(x, z) t = Transpose(y) c = MatMul(x, t) }""")
+    sizes = analyse(graph, assuming=False)
+    rows, columns = sizes.shape("a")
+    assert e.names(rows) <= set(sizes.bounds_of_data)
+    assert columns == e.extent("k")
+    assert sizes.shape("b") == (9, e.extent("k"))  # whatever n is: 9, or 1
+    assert sizes.shape("c") == (e.extent("n"), e.extent("m"))
+    assert differences(graph, {"x": single(9, 2), "y": single(9, 2), "z": single(9, 2)}) == []
+
+
+def test_without_assumptions_what_must_agree_in_any_case_does():
+    graph = model("g (float[n, k] x, float[j, m] y) => (a, s) { a = MatMul(x, y) s = Shape(y) }")
+    assert analyse(graph, assuming=False).values["s"].contents.tolist() == [e.extent("k"), e.extent("m")]
+
+
 def test_an_operator_that_nobody_knows_leaves_the_rest_known():
     graph = model("g (float[n] x) => (z, y) { y = unheard.of(x) z = Relu(x) }")
     sizes = analyse(graph)

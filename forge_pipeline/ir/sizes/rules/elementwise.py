@@ -120,7 +120,7 @@ def _converted(op: Operation, entry: Element | float, source: int, to: int) -> E
 
 def whole_of(op: Operation, entry: Real) -> Whole:
     """Return a float cut to a whole number, and record what must hold for its arithmetic to be exact."""
-    if entry.fraction is None or entry.dtype == "float16":
+    if entry.fraction is None or entry.dtype == "float16" or not op.context.assuming:
         return entry.to_whole()
     most = 1 << MANTISSA[entry.dtype]
     for size in sorted(entry.needs, key=str):

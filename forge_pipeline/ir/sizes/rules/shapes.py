@@ -152,6 +152,8 @@ def _reshaped(op: Operation, source: Shape | None, target: list[Whole]) -> Shape
             entries.append(None)
         elif isinstance(entry, int) and entry == 0 and not op.attribute("allowzero", 0):
             entries.append(source[axis] if source is not None and axis < len(source) else op.fresh(str(axis)))
+        elif not op.context.assuming and (e.bounds(entry)[0] or 0) < 0:
+            raise Unknown
         else:
             op.context.require_not_negative(entry, f"{op.title}: an extent of the target shape ({entry})")
             entries.append(entry)
