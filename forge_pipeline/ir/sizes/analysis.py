@@ -58,6 +58,16 @@ class Sizes:
         """Return the shape of a value, None where its rank is not known."""
         return self.values.get(name, UNKNOWN).shape
 
+    def explained(self, constraint: Constraint) -> str:
+        """Return what a demand is about: the operator, and the axes of inputs on which its extents are found."""
+        found = [(name, self.axes[name][0]) for name in sorted(e.names(constraint.size)) if name in self.axes]
+        places = [f"{name} is axis {axis} of input {value!r}" for name, (value, axis) in found]
+        return "; ".join((constraint.text, *places))
+
+
+NOTHING: Final = Sizes(values={}, constraints=(), equalities={}, bounds_of_data={}, axes={})
+"""The sizes of a model of which nothing is known."""
+
 
 def analyse(model: ModelProto, *, assuming: bool = True) -> Sizes:
     """Return the sizes of every value of a model without calls of local functions.

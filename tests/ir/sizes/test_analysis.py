@@ -141,6 +141,9 @@ def test_sizes_that_must_agree_become_one_and_are_demanded():
     assert "n" in constraint.text
     assert "m" in constraint.text
     assert sizes.axes["m"] == (("y", 0),)
+    assert sizes.explained(constraint) == (
+        "Add: operands differ in an extent (n and m); m is axis 0 of input 'y'; n is axis 0 of input 'x'"
+    )
     assert holds(sizes, {"n": 4, "m": 4, "k": 2})
     assert not holds(sizes, {"n": 4, "m": 1, "k": 2})
 
