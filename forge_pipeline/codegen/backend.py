@@ -72,13 +72,14 @@ def import_onnx(work: Lowering) -> None:
 
 def _entry(model: onnx.ModelProto, work: Lowering, name: str, sizes: Mapping[str, int]) -> Entry:
     found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
-    return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes)
+    return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes, constraints=found.constraints)
 
 
 def join_entries(work: Lowering) -> None:
     """Make one module of all entries, each of which works out its extents by itself, and a table of those that have
     sizes of their own."""
     work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
+    work.constraints = work.entries[0].constraints if work.program is None else ()
     modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
     work.module = modules[MAIN] if list(modules) == [MAIN] else join(modules)
 
@@ -190,6 +191,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
         "labels": labels_of(model),
         "weights": work.weights,
         "entries": work.table,
+        "constraints": [dict(row) for row in work.constraints],
         "compile": {
             "generator": options.generator,
             "opt_level": options.opt_level,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ class Entry:
 
     ``function`` is its name in the library; in ``module`` it is `main`. ``sizes`` are those of the inputs' extents that
     are known, by name. ``extents`` are what the variables stand for that `main` takes in its last parameter, which
-    goes when the entries are joined; None where extents are expressions still. ``keeps_names``: its casts give extents
+    goes when the entries are joined; None where extents are expressions still. ``constraints`` are what the sizes of a
+    call must keep. ``keeps_names``: its casts give extents
     names that tidying would take away. ``fused`` is the module before its kernels had loops.
     """
 
@@ -46,6 +47,7 @@ class Entry:
     function: str = MAIN
     sizes: Mapping[str, int] = field(default_factory=dict)
     extents: Extents | None = None
+    constraints: Sequence[Mapping[str, Any]] = ()
     is_quantized: bool = False
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
@@ -56,7 +58,8 @@ class Entry:
 class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
-    ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own, and
+    ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own,
+    ``constraints`` what the sizes of every call must keep, and
     ``program`` calls them where they are regions. ``pass_config`` is the PassContext configuration that the kernels
     need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what is being
     worked on.
@@ -69,6 +72,7 @@ class Lowering:
     progress: Callable[[str], None] = lambda step: None
     entries: list[Entry] = field(default_factory=list)
     table: list[dict[str, Any]] = field(default_factory=list)
+    constraints: Sequence[Mapping[str, Any]] = ()
     program: Program | None = None
     fallbacks: tuple[Fallback, ...] = ()
     pass_config: Mapping[str, Any] = field(default_factory=dict)

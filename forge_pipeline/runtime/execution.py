@@ -18,6 +18,10 @@ Tensor: TypeAlias = Any
 """TVM's."""
 Value: TypeAlias = Any
 """A tensor or a list of them."""
+Values: TypeAlias = "list[Value]"
+"""All values of a run by their numbers; None for those that are not there yet, or no more."""
+KEPT: Final = 1024
+"""Numbers of turns of a loop that are kept as tensors."""
 LARGEST: Final = 1 << 40
 """Elements along an axis that nobody has memory for."""
 
@@ -32,46 +36,91 @@ class Execution:
         self, program: Program, regions: Sequence[Callable[..., Any]], wrap: Callable[[Array], Tensor]
     ) -> None:
         self._program, self._regions, self._wrap = program, regions, wrap
-        self._last_uses = {id(block): _last_uses(block) for block in p.blocks(program.main)}
+        self._steps = {id(block): self._planned(block) for block in p.blocks(program.main)}
+        self._numbers: list[Tensor] = []
+        self._yes = wrap(np.array(True))
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         """Return the outputs for the model's inputs. Raises DataError where data ask for what cannot be."""
-        values: dict[int, Value] = {}
-        return self._run(self._program.main, tensors, values)
+        return self._run(self._program.main, tensors, [None] * self._program.values)
 
-    def _run(self, block: Block, inputs: Sequence[Value], values: dict[int, Value]) -> list[Any]:
-        """Return a block's outputs; what it defines is gone from ``values`` then."""
-        defined = list(block.inputs)
-        values.update(zip(block.inputs, inputs, strict=True))
-        for step, unused in zip(block.steps, self._last_uses[id(block)], strict=True):
-            self._step(step, values)
-            defined += p.defined(step)
-            for value in unused:
-                del values[value]
-        found = [values[value] for value in block.outputs]
-        for value in defined:
-            values.pop(value, None)
-        return found
+    def _planned(self, block: Block) -> list[tuple[Callable[[Any, Values], None], Step, list[int]]]:
+        """Return for each step what does it, and the values that are needed no more after it."""
+        run: dict[type[Any], Callable[[Any, Values], None]] = {
+            p.Call: self._call,
+            p.Extents: self._extents,
+            p.Prefix: self._prefix,
+            p.Branch: self._branch,
+            p.Loop: self._loop,
+        }
+        pairs = zip(block.steps, _last_uses(block), strict=True)
+        return [(run.get(type(step), self._on_list), step, unused) for step, unused in pairs]
 
-    def _step(self, step: Step, values: dict[int, Value]) -> None:
+    def _run(self, block: Block, inputs: Sequence[Value], values: Values) -> list[Any]:
+        for number, value in zip(block.inputs, inputs, strict=True):
+            values[number] = value
+        for run, step, unused in self._steps[id(block)]:
+            run(step, values)
+            for number in unused:
+                values[number] = None
+        return [values[number] for number in block.outputs]
+
+    def _call(self, step: p.Call, values: Values) -> None:
+        results = self._regions[step.region](*[values[number] for number in step.inputs])
+        if len(step.outputs) == 1:
+            values[step.outputs[0]] = results
+        else:
+            for at, number in enumerate(step.outputs):
+                values[number] = results[at]
+
+    def _branch(self, step: p.Branch, values: Values) -> None:
+        taken = step.then if _number(values[step.condition]) else step.otherwise
+        for number, value in zip(step.outputs, self._run(taken, (), values), strict=True):
+            values[number] = value
+
+    def _loop(self, step: p.Loop, values: Values) -> None:
+        most = None if step.count == -1 else _number(values[step.count])
+        goes_on = self._yes if step.condition == -1 else values[step.condition]
+        carried = [values[number] for number in step.inputs]
+        stacks: list[list[Array]] = [[] for _ in step.stacked]
+        turn, is_on = 0, bool(_number(goes_on))
+        while is_on and (most is None or turn < most):
+            before = goes_on
+            goes_on, *found = self._run(step.body, [self._counted(turn), before, *carried], values)
+            carried = found[: len(carried)]
+            for stack, share in zip(stacks, found[len(carried) :], strict=True):
+                stack.append(_array(share))
+            turn += 1
+            is_on = goes_on is before or bool(_number(goes_on))
+        made = [self._wrap(align(_stack(*pair))) for pair in zip(stacks, step.stacked, strict=True)]
+        for number, value in zip(step.outputs, [*carried, *made], strict=True):
+            values[number] = value
+
+    def _counted(self, turn: int) -> Tensor:
+        """Return the number of a turn as a tensor; the first ones are kept, since a tensor costs more than a turn."""
+        if turn >= KEPT:
+            return self._wrap(np.array(turn, np.int64))
+        while turn >= len(self._numbers):
+            self._numbers.append(self._wrap(np.array(len(self._numbers), np.int64)))
+        return self._numbers[turn]
+
+    def _extents(self, step: p.Extents, values: Values) -> None:
+        shape = tuple(_array(values[step.input]).reshape(-1).tolist())
+        if any(not 0 <= size < LARGEST for size in shape):
+            raise _refused("sizes, computed from the data, of which none is negative", f"{list(shape)}")
+        values[step.output] = self._wrap(np.broadcast_to(np.zeros((), np.uint8), shape))
+
+    def _prefix(self, step: p.Prefix, values: Values) -> None:
+        tensor, shape = values[step.input], values[step.extents].shape
+        if not shape or not 0 <= shape[0] <= tensor.shape[0]:
+            raise _refused(f"a count of at most {tensor.shape[0]}", f"{list(shape)}")
+        is_whole = shape[0] == tensor.shape[0]
+        values[step.output] = tensor if is_whole else self._wrap(_array(tensor)[: shape[0]])
+
+    def _on_list(self, step: Step, values: Values) -> None:
         match step:
-            case p.Call():
-                results = self._regions[step.region](*(values[value] for value in step.inputs))
-                if len(step.outputs) == 1:
-                    values[step.outputs[0]] = results
-                else:
-                    values.update((value, results[at]) for at, value in enumerate(step.outputs))
-            case p.Extents():
-                values[step.output] = self._of_sizes(_array(values[step.input]))
-            case p.Prefix():
-                values[step.output] = self._prefix(values[step.input], values[step.extents].shape)
-            case p.Branch():
-                taken = step.then if _flag(values[step.condition]) else step.otherwise
-                values.update(zip(step.outputs, self._run(taken, [], values), strict=True))
-            case p.Loop():
-                values.update(zip(step.outputs, self._loop(step, values), strict=True))
             case p.MakeList():
-                values[step.output] = [values[value] for value in step.inputs]
+                values[step.output] = [values[number] for number in step.inputs]
             case p.Length():
                 values[step.output] = self._wrap(np.array(len(values[step.list]), np.int64))
             case p.Split():
@@ -80,36 +129,8 @@ class Execution:
                 values[step.output] = [self._wrap(align(part)) for part in parts]
             case p.Join():
                 values[step.output] = self._wrap(_joined([_array(part) for part in values[step.list]], step))
-            case _:
+            case p.Insert() | p.Erase() | p.Pick():
                 values[step.output] = _picked(step, values)
-
-    def _loop(self, step: p.Loop, values: dict[int, Value]) -> list[Value]:
-        most = None if step.count == -1 else _number(values[step.count])
-        goes_on = self._wrap(np.array(True)) if step.condition == -1 else values[step.condition]
-        carried = [values[value] for value in step.inputs]
-        stacks: list[list[Array]] = [[] for _ in step.stacked]
-        turn = 0
-        while (most is None or turn < most) and _flag(goes_on):
-            number = self._wrap(np.array(turn, np.int64))
-            goes_on, *found = self._run(step.body, [number, goes_on, *carried], values)
-            carried = found[: len(carried)]
-            for stack, share in zip(stacks, found[len(carried) :], strict=True):
-                stack.append(_array(share))
-            turn += 1
-        made = [_stack(stack, kind) for stack, kind in zip(stacks, step.stacked, strict=True)]
-        return [*carried, *(self._wrap(align(stack)) for stack in made)]
-
-    def _of_sizes(self, sizes: Array) -> Tensor:
-        shape = tuple(int(size) for size in sizes.reshape(-1))
-        wrong = [size for size in shape if not 0 <= size < LARGEST]
-        if wrong:
-            raise _refused("sizes, computed from the data, of which none is negative", f"{list(shape)}")
-        return self._wrap(np.broadcast_to(np.zeros((), np.uint8), shape))
-
-    def _prefix(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        if not shape or not 0 <= shape[0] <= tensor.shape[0]:
-            raise _refused(f"a count of at most {tensor.shape[0]}", f"{list(shape)}")
-        return tensor if shape[0] == tensor.shape[0] else self._wrap(_array(tensor)[: shape[0]])
 
 
 def _refused(expected: str, found: str) -> DataError:
@@ -122,11 +143,11 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _number(tensor: Tensor) -> int:
-    return int(_array(tensor).reshape(-1)[0])
-
-
-def _flag(tensor: Tensor) -> bool:
-    return bool(_array(tensor).reshape(-1)[0])
+    """Return the only number, or flag, of a tensor."""
+    array = _array(tensor)
+    if array.size != 1:
+        raise _refused("one number", f"shape {array.shape}")
+    return int(array.item())
 
 
 def _stack(shares: list[Array], kind: p.Stacked) -> Array:
@@ -167,23 +188,20 @@ def _joined(parts: list[Array], step: p.Join) -> Array:
         raise _refused("arrays that go together", f"{[part.shape for part in parts[:4]]}: {error}") from error
 
 
-def _picked(step: Step, values: dict[int, Value]) -> Value:
-    """Return what an edit of a list gives."""
-    match step:
-        case p.Insert():
-            items = list(values[step.list])
-            items.insert(_place(step.position, values, len(items) + 1), values[step.input])
-            return items
-        case p.Erase():
-            items = list(values[step.list])
-            del items[_place(step.position, values, len(items))]
-            return items
-        case p.Pick():
-            return values[step.list][_place(step.position, values, len(values[step.list]))]
-    raise ValueError(f"no step: {step}")
+def _picked(step: p.Insert | p.Erase | p.Pick, values: Values) -> Value:
+    """Return an item of a list, or a list with one more or one less."""
+    items = list(values[step.list])
+    if isinstance(step, p.Insert):
+        items.insert(_place(step.position, values, len(items) + 1), values[step.input])
+        return items
+    place = _place(step.position, values, len(items))
+    if isinstance(step, p.Pick):
+        return items[place]
+    del items[place]
+    return items
 
 
-def _place(position: int, values: dict[int, Value], count: int) -> int:
+def _place(position: int, values: Values, count: int) -> int:
     """Return one of ``count`` places, which a value says; the last where there is no such value."""
     place = -1 if position == -1 else _number(values[position])
     if not -count <= place < count:

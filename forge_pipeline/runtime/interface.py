@@ -12,6 +12,7 @@ import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
+from forge_pipeline.runtime.constraints import FREE, Constraints
 from forge_pipeline.runtime.entries import NONE, Entries
 from forge_pipeline.runtime.program import Program
 
@@ -63,6 +64,7 @@ class Interface:
     raw_weights: tuple[Array, ...] = ()
     """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
     entries: Entries = NONE
+    constraints: Constraints = FREE
     program: Program | None = None
     """What calls the library's functions, where that is more than one call of `main`."""
 
@@ -88,6 +90,7 @@ class Interface:
             weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
             entries=Entries.of(metadata, where=where),
+            constraints=Constraints.of(metadata, where=where),
             program=Program.of(metadata["program"], where=where) if "program" in metadata else None,
         )
 
@@ -129,7 +132,9 @@ class Interface:
         """
         extents: dict[str, Extent] = {}
         arrays = [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
-        return Call(arrays, extents)
+        call = Call(arrays, extents)
+        self.constraints.check(call.sizes)
+        return call
 
     def places(self) -> dict[str, tuple[int, int]]:
         """Return where each named extent is seen first: which input, and which axis."""

@@ -244,18 +244,18 @@ def _read(kind: Any, item: object, depth: int) -> Any:
     """Return ``item`` as ``kind`` wants it: a class above, a tuple of one kind, a number, a flag or a text."""
     if kind in (int, str, bool):
         if type(item) is not kind:
-            raise _Wrong(f"{item!r:.40} where {kind.__name__} belongs")
+            raise _Wrong(f"{_shown(item)} where {kind.__name__} belongs")
         return item
     if typing.get_origin(kind) is tuple:
         if not isinstance(item, list | tuple) or len(item) > MOST_STEPS:
-            raise _Wrong(f"{item!r:.40} where a list belongs")
+            raise _Wrong(f"{_shown(item)} where a list belongs")
         return tuple(_read(typing.get_args(kind)[0], part, depth) for part in item)
     if not isinstance(item, Mapping) or depth > DEEPEST:
-        raise _Wrong(f"{item!r:.40} where an object belongs, or too many within each other")
+        raise _Wrong(f"{_shown(item)} where an object belongs, or too many within each other")
     if isinstance(kind, types.UnionType):
         name = item.get("do")
         if not isinstance(name, str) or name not in STEPS:
-            raise _Wrong(f"an unknown step {name!r:.40}")
+            raise _Wrong(f"an unknown step {_shown(name)}")
         kind = STEPS[name]
         item = {key: value for key, value in item.items() if key != "do"}
     kinds = typing.get_type_hints(kind)
@@ -263,6 +263,11 @@ def _read(kind: Any, item: object, depth: int) -> Any:
         raise _Wrong(f"a {kind.__name__.lower()} with {', '.join(sorted(map(str, item)))[:200]}")
     deeper = depth + (kind is Block)
     return kind(**{name: _read(wanted, item[name], deeper) for name, wanted in kinds.items()})
+
+
+def _shown(item: object) -> str:
+    """Return a word or two for something that does not belong there, whatever its size."""
+    return repr(item[:40] if isinstance(item, str) else item) if isinstance(item, str | int) else type(item).__name__
 
 
 TENSOR, LIST = "tensor", "list"

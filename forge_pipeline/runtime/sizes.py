@@ -19,11 +19,13 @@ def computed(interface: Interface, call: Call, compute: Compute, *, pad: bool) -
 
     Where an extent is 0, outputs without elements follow from their shapes, as in ONNX Runtime. With ``pad``, a call
     is made larger, with zeros, for the entry that has to be given least of them, and its outputs are cut. Raises
-    DataError for sizes that no entry has, and for an empty input whose output is not empty.
+    DataError for sizes that no entry has.
     """
     sizes = call.sizes
     if 0 in sizes.values():
-        return [_empty(tensor, call) for tensor in interface.outputs]
+        empty = [_empty(tensor, sizes) for tensor in interface.outputs]
+        if all(array is not None for array in empty):
+            return [array for array in empty if array is not None]
     entry = interface.entries.holding(sizes) if pad else None
     if entry is not None and not entry.takes(sizes):
         return _padded(interface, call.arrays, entry, sizes, compute)
@@ -38,18 +40,10 @@ def computed(interface: Interface, call: Call, compute: Compute, *, pad: bool) -
     return compute(call.arrays)
 
 
-def _empty(tensor: Tensor, call: Call) -> Array:
-    sizes = call.sizes
+def _empty(tensor: Tensor, sizes: Sizes) -> Array | None:
+    """Return an output that has no elements; None where it may have some, as a first step has without a past."""
     shape = [extent if isinstance(extent, int) else sizes.get(extent, -1) for extent in tensor.shape]
-    if -1 in shape or 0 not in shape:
-        name, extent = next((name, extent) for name, extent in call.extents.items() if extent.size == 0)
-        raise DataError(
-            where=f"input {extent.input!r}",
-            expected=f"something to compute output {tensor.name!r} from, which is {tensor}",
-            found=f"{name}=0, which is empty",
-            fix="pass at least one",
-        )
-    return np.empty(shape, tensor.dtype)
+    return None if -1 in shape or 0 not in shape else np.empty(shape, tensor.dtype)
 
 
 def _padded(interface: Interface, arrays: Sequence[Array], entry: Entry, sizes: Sizes, compute: Compute) -> list[Array]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-    from forge_pipeline.codegen.onnx_import.extents import Extents
     from forge_pipeline.codegen.onnx_import.scope import Scope
+    from forge_pipeline.ir.sizes.analysis import Sizes
     from forge_pipeline.ir.sizes.expression import Whole
 
 SHOWN: Final = 12
@@ -47,11 +47,13 @@ class Refused:
 class Imported:
     """``module``'s `main` takes the model's inputs in order, and then, where there are any, its computed ``extents``.
 
-    Weights are constants. ``extents`` are sizes by the names of the variables that stand for them.
+    Weights are constants. ``extents`` are sizes by the names of the variables that stand for them; ``constraints`` are
+    what the sizes of every call must keep, as metadata.json has them.
     """
 
     module: tvm.IRModule
     extents: tuple[tuple[str, Whole], ...]
+    constraints: tuple[dict[str, Any], ...]
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -149,22 +151,36 @@ def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refu
             results = parameters[:1] if refused else [scope.value(value.name) for value in graph.output]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
-    return refused or _closed(builder.get(), scope.extents, len(inputs))
+    return refused or _closed(builder.get(), scope, len(inputs))
 
 
-def _closed(module: tvm.IRModule, extents: Extents, inputs: int) -> Imported:
+def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
     """Return the module with a parameter for the extents that its body needs."""
     from tvm import relax
 
     from forge_pipeline.codegen.onnx_import.extents import PARAMETER
 
-    main = module["main"]
+    main, extents = module["main"], scope.extents
     parameters = list(main.params)
     if extents.computed:
         parameters.append(relax.Var(PARAMETER, relax.ShapeType(list(extents.computed.values()))))
     function = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
     module["main"] = function.with_attrs({**dict(main.attrs or {}), "num_input": inputs})
-    return Imported(module=module, extents=tuple((str(var.name), size) for size, var in extents.computed.items()))
+    return Imported(
+        module=module,
+        extents=tuple((str(variable.name), size) for size, variable in extents.computed.items()),
+        constraints=tuple(_demanded(scope.sizes)),
+    )
+
+
+def _demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Yield what every call must keep, but what hangs on sizes that only data decides."""
+    from forge_pipeline.ir.sizes.encoding import to_json
+    from forge_pipeline.ir.sizes.expression import names
+
+    for row in sizes.constraints:
+        if not row.graph and names(row.size).isdisjoint(sizes.bounds_of_data):
+            yield {"size": to_json(row.size), "at_least": row.at_least, "text": row.text}
 
 
 def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Iterator[Refused]:
@@ -259,3 +275,10 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
         )
     return rows
+
+
+def _unlike(name: str, names: set[str]) -> str:
+    """Return the name of an extent that has none, told apart from those that have."""
+    while name in names:
+        name += "_"
+    return name

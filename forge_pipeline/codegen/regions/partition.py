@@ -150,7 +150,7 @@ class Partition:
         found = _Closure(self, makers, set(before))
         for name in outputs:
             found.add(name)
-        inputs = sorted(found.inputs, key=self.number)
+        inputs = sorted(found.inputs | found.carriers(), key=self.number)
         name = f"region {len(self.regions)}"
         picked = [node for node in nodes if id(node) in found.nodes]
         self.regions.append(
@@ -170,6 +170,7 @@ class _Closure:
         self.nodes: set[int] = set()
         self.made: set[str] = set()
         self.inputs: set[str] = set()
+        self.extents: set[str] = set()
 
     def add(self, name: str) -> None:
         """Take in a value and all that it is computed from."""
@@ -179,26 +180,30 @@ class _Closure:
             if not name or name in self.partition.weights or name in self.made or name in self.inputs:
                 continue
             known = self.partition.known(name)
-            carriers = self._carriers(known)
-            if is_made_of_sizes(known) and carriers is not None:
+            extents = names_in(known)
+            if is_made_of_sizes(known) and all(map(self._holders, extents)):
                 self.made.add(name)
-                self.inputs.update(carriers)
+                self.extents |= extents
             elif name not in self.makers:
                 self.inputs.add(name)
-                self.inputs.update(carriers or ())
+                self.extents |= extents
             elif id(self.makers[name]) not in self.nodes:
                 self.nodes.add(id(self.makers[name]))
                 waiting += self.makers[name].input
 
-    def _carriers(self, known: Known) -> set[str] | None:
-        """Return values that have the extents which a value names; None where one of them is nowhere to be had."""
-        found = set()
-        for extent in sorted(names_in(known)):
-            held = [name for name in self.partition.carriers.get(extent, ()) if name in self.before]
-            if not held:
-                return None
-            found.add(next((name for name in held if name in self.inputs), held[0]))
+    def carriers(self) -> set[str]:
+        """Return values that tell the region the extents which its inputs do not."""
+        told = {extent for name in self.inputs for extent in plain_names(self.partition.known(name))}
+        found = set[str]()
+        for extent in sorted(self.extents - told):
+            holders = self._holders(extent)
+            if holders and found.isdisjoint(holders):
+                found.add(holders[0])
         return found
+
+    def _holders(self, extent: str) -> list[str]:
+        """Return the values that have an extent as it is, of those that are there before the region runs."""
+        return [name for name in self.partition.carriers.get(extent, ()) if name in self.before]
 
 
 def _as_data(known: Known) -> Known:

@@ -12,8 +12,7 @@ def before(left: Any, right: Any, *, descending: bool) -> Any:
     """
     from tvm import tirx
 
-    if str(left.ty.dtype) == "bool":
-        left, right = left.astype("uint8"), right.astype("uint8")
+    left, right = _ordered(left), _ordered(right)
     precedes = left > right if descending else left < right
     if _has_nan(left):
         return tirx.any(precedes, tirx.all(tirx.Not(tirx.isnan(left)), tirx.isnan(right)))
@@ -27,12 +26,17 @@ def equal(left: Any, right: Any) -> Any:
     """
     from tvm import tirx
 
-    if str(left.ty.dtype) == "bool":
-        left, right = left.astype("uint8"), right.astype("uint8")
+    left, right = _ordered(left), _ordered(right)
     if _has_nan(left):
         return tirx.any(left == right, tirx.all(tirx.isnan(left), tirx.isnan(right)))
     return left == right
 
 
 def _has_nan(value: Any) -> bool:
-    return str(value.ty.dtype).startswith(("float", "bfloat"))
+    return str(value.ty.dtype).startswith("float")
+
+
+def _ordered(value: Any) -> Any:
+    """Return a value in a type that every CPU compares."""
+    wanted = {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(str(value.ty.dtype))
+    return value if wanted is None else value.astype(wanted)

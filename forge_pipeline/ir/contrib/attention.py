@@ -56,7 +56,7 @@ def scaled(op: Emitter, scores: str, query: str, size: int | None) -> str:
     factor = op.real("scale")
     if factor:
         return op("Mul", scores, op.number(factor, scores))
-    if size is not None:
+    if size:
         return op("Mul", scores, op.number(1 / math.sqrt(size), scores))
     return op("Div", scores, op("Sqrt", op.cast(op.length(query, -1), op.kind(scores))))
 
@@ -107,7 +107,7 @@ def _projected(op: Emitter, product: str, width: int | None, heads: int, past: s
 
     ``width``: of all three. ``past``: keys and values of earlier tokens, (2, batch, heads, tokens, size).
     """
-    sizes = [int(size) for size in op.attributes.get("qkv_hidden_sizes", ())]
+    sizes = op.listed("qkv_hidden_sizes", int)
     if not sizes:
         if width is None or width % 3:
             raise Unusual(f"weights of {width or 'an unknown number of'} columns for queries, keys and values")

@@ -23,20 +23,26 @@ def _convolution(writer: Writer, node: NodeProto) -> None:
     value = op("Conv", x, weight, *([bias] * bool(bias)), **own)
     if other:
         value = op("Add", value, other)
-    op.give(0, activated(op, value, op.text("activation"), list(op.attributes.get("activation_params", ()))))
+    op.give(0, activated(op, value, op.text("activation"), op.listed("activation_params", float)))
 
 
 def _channels_last(writer: Writer, node: NodeProto) -> None:
-    """NhwcConv (X, W, B) and NhwcFusedConv (X, W, B, Z): images with channels last, filters with channels second."""
+    """NhwcConv (X, W, B) and NhwcFusedConv (X, W, B, Z): images with channels last.
+
+    Filters of the former have channels last too: so the optimizer writes them that makes them, and its kernel for GPUs
+    reads them. Filters of the latter have them second.
+    """
     op = Emitter(writer, node)
     if op.rank(op.input(1), "filters") != nhwc.RANK:
         raise Unusual("channels last over other than two axes")
     own = {name: value for name, value in op.attributes.items() if name not in FUSED}
     x, weight, bias, other = (op.input(place) for place in range(4))
+    if node.op_type == "NhwcConv":
+        weight = op.transpose(weight, *nhwc.TO_FIRST)
     value = op("Conv", nhwc.first(writer, x), weight, *([bias] * bool(bias)), **own)
     if other:
         value = op("Add", value, nhwc.first(writer, other))
-    value = activated(op, value, op.text("activation"), list(op.attributes.get("activation_params", ())))
+    value = activated(op, value, op.text("activation"), op.listed("activation_params", float))
     nhwc.moved(writer, value, op.base)
 
 
@@ -45,7 +51,7 @@ def _transposed(writer: Writer, node: NodeProto) -> None:
     op = Emitter(writer, node)
     own = dict(op.attributes)
     if op.input(2):
-        own["pads"] = [int(pad) for pad in op.array(op.input(2), "a padding").reshape(-1)]
+        own["pads"] = [int(pad) for pad in op.array(op.input(2), "a padding").reshape(-1)] or [0]
     bias = op.input(3)
     op.result(0, "ConvTranspose", op.input(0), op.input(1), *([bias] * bool(bias)), **own)
 

@@ -35,7 +35,7 @@ def _unique(writer: Writer, node: NodeProto) -> None:
 
 def _expand_dims(writer: Writer, node: NodeProto) -> None:
     op = Emitter(writer, node)
-    op.give(0, op.unsqueeze(op.input(0), int(op.array(op.input(1), "an axis").reshape(()))))
+    op.give(0, op.unsqueeze(op.input(0), op.whole(op.input(1), "an axis")))
 
 
 def _range(writer: Writer, node: NodeProto) -> None:
@@ -77,7 +77,10 @@ def _crop_and_resize(writer: Writer, node: NodeProto) -> None:
     """
     op = Emitter(writer, node)
     x, boxes, images = op.input(0), op.input(1), op.input(2)
-    height, width = (int(size) for size in op.array(op.input(3), "a size").reshape(-1)[:2])
+    sizes = op.array(op.input(3), "a size").reshape(-1)
+    if sizes.size != 2:
+        raise Unusual(f"crops of {sizes.size} axes")
+    height, width = (int(size) for size in sizes)
     if min(height, width) < 1 or op.text("mode", "bilinear") != "bilinear":
         raise Unusual(f"crops of {height} x {width}, {op.text('mode', 'bilinear')}")
     y, x_ = (_evenly(op, boxes, axis, size) for axis, size in ((0, height), (1, width)))
@@ -106,8 +109,8 @@ def _unfold(writer: Writer, node: NodeProto) -> None:
     op = Emitter(writer, node)
     x, size, step = op.input(0), op.integer("size"), op.integer("step", 1)
     rank = op.rank(x, "an operand")
-    axis = op.integer("dim", -1) % rank
-    if size < 1 or step < 1:
+    axis = op.integer("dim", -1) % max(rank, 1)
+    if size < 1 or step < 1 or not rank:
         raise Unusual(f"windows of {size} elements, {step} apart")
     last = op("Sub", op.length(x, axis), op.integers(size - 1))
     starts = op("Range", op.index(0), op.squeeze(last, 0), op.index(step))

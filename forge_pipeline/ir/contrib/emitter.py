@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -15,6 +15,7 @@ REDUCED_BY_INPUT = 18
 """The operator set from which on ReduceMean takes its axes as an input."""
 
 Axes = Sequence[int]
+Number = TypeVar("Number", int, float, bytes)
 
 
 class Emitter:
@@ -24,10 +25,13 @@ class Emitter:
         self.writer, self.node = writer, node
         self.attributes = attributes_of(node)
         self.base = next((name for name in node.output if name), node.op_type)
+        self._made = set[str]()
 
     def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, and return the name of its result."""
-        return self.writer.node(operator, list(inputs), f"{self.base}/{operator}", **attributes)
+        name = self.writer.node(operator, list(inputs), f"{self.base}/{operator}", **attributes)
+        self._made.add(name)
+        return name
 
     def input(self, place: int) -> str:
         """Return the name of an input, empty where it is absent."""
@@ -48,7 +52,7 @@ class Emitter:
         name, last = self.output(place), self.writer.nodes[-1:]
         if not name:
             return value
-        if last and last[0].name == value and list(last[0].output) == [value]:  # read by nobody so far
+        if value in self._made and list(last[0].output) == [value]:  # read by nobody so far
             last[0].output[0] = name
             self.writer.known_as(value, name)
         else:
@@ -57,16 +61,28 @@ class Emitter:
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
-        return int(self.attributes.get(name, default))
+        return self._one_of(name, default, int)
 
     def real(self, name: str, default: float = 0.0) -> float:
         """Return an attribute that is a number."""
-        return float(self.attributes.get(name, default))
+        return self._one_of(name, default, float)
 
     def text(self, name: str, default: str = "") -> str:
         """Return an attribute that is a word."""
+        return self._one_of(name, default.encode(), bytes).decode(errors="replace")
+
+    def listed(self, name: str, kind: type[Number]) -> list[Number]:
+        """Return an attribute that is a list of numbers, an empty one where it is absent."""
+        values = self.attributes.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise Unusual(f"an attribute {name} of another type")
+        return values
+
+    def _one_of(self, name: str, default: Number, kind: type[Number]) -> Number:
         value = self.attributes.get(name, default)
-        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        if not isinstance(value, kind):
+            raise Unusual(f"an attribute {name} of another type")
+        return value
 
     def refuse(self, places: dict[int, str]) -> None:
         """Raise Unusual where an input is given that has no rule: its place, and what it is."""
@@ -122,6 +138,13 @@ class Emitter:
         if array is None:
             raise Unusual(f"{what} that is no constant")
         return array
+
+    def whole(self, value: str, what: str) -> int:
+        """Return a constant that is one whole number; raise Unusual, which names it as ``what``, where it is none."""
+        array = self.array(value, what)
+        if array.size != 1 or array.dtype.kind not in "iu":
+            raise Unusual(f"{what} of shape {array.shape}")
+        return int(array.reshape(()))
 
     def cast(self, value: str, kind: int) -> str:
         """Return a value in another type."""

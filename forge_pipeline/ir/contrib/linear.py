@@ -83,8 +83,7 @@ def _integer_sum(writer: Writer, node: NodeProto) -> None:
     """ReduceSumInteger: sums of bytes in int32."""
     op = Emitter(writer, node)
     wide = op.cast(op.input(0), TensorProto.INT32)
-    axes = [int(axis) for axis in op.attributes["axes"]]
-    op.give(0, op.reduce("ReduceSum", wide, axes, keepdims=bool(op.integer("keepdims", 1))))
+    op.give(0, op.reduce("ReduceSum", wide, op.listed("axes", int), keepdims=bool(op.integer("keepdims", 1))))
 
 
 def _distances(writer: Writer, node: NodeProto) -> None:

@@ -80,7 +80,8 @@ def elementwise(
 def max_pool(writer: Writer, node: NodeProto) -> None:
     """Write out NhwcMaxPool, whose integers are those of its image."""
     windows = attributes_of(node)
-    if len(windows.get("kernel_shape", ())) != RANK - 2:
+    sizes = windows.get("kernel_shape")
+    if not isinstance(sizes, list) or len(sizes) != RANK - 2:
         raise Unusual("channels last over other than two axes")
     affine = writer.stored.get(node.input[0])
     if affine is None:

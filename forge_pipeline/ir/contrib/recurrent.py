@@ -13,6 +13,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.contrib.emitter import Emitter
+from forge_pipeline.ir.contrib.inference import Dims
 from forge_pipeline.ir.contrib.writer import Unusual, Writer
 
 GATED, DELTA = ("gated", "gated_delta"), ("delta", "gated_delta")
@@ -126,7 +127,7 @@ def _scan(op: Emitter, layout: _Layout, state: str, parts: list[str]) -> None:
     step = Emitter(inner, op.node)
     names = [inner.named(f"{op.base}/token") for _ in (state, *parts)]
     kind, heads = op.kind(state), max(layout.heads, layout.groups)
-    shapes = [op.shape(state) or (None,) * 4, *((shape[0], *shape[2:]) for shape in map(op.shape, parts) if shape)]
+    shapes = [op.shape(state) or (None,) * 4, *(_of_a_token(op.shape(part)) for part in parts)]
     for name, shape in zip(names, shapes, strict=True):
         inner.types[name], inner.shapes[name] = kind, shape
     after, read = _token(step, layout, names)
@@ -156,6 +157,11 @@ def _scan(op: Emitter, layout: _Layout, state: str, parts: list[str]) -> None:
     inner_shape = op.shape(op.input(0)) or (None, None, None)
     writer.types[every], writer.shapes[every] = kind, (*inner_shape[:2], heads, layout.value)
     op.give(0, op.reshape(every, 0, 0, heads * layout.value))
+
+
+def _of_a_token(shape: Dims | None) -> Dims:
+    """Return (batch, heads, size) of (batch, tokens, heads, size)."""
+    return (None,) * 3 if shape is None else (shape[0], *shape[2:])
 
 
 def _token(op: Emitter, layout: _Layout, names: list[str]) -> tuple[str, str]:

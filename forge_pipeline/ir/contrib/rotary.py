@@ -40,7 +40,7 @@ def turned(op: Emitter, x: str, tables: tuple[str, str], half: int, *, interleav
 def tables_at(op: Emitter, places: tuple[int, int], positions: str, axis: int) -> tuple[tuple[str, str], int]:
     """Return cosines and sines at positions (batch, tokens), with an axis for heads, and the number of them."""
     half = op.size(op.input(places[0]), 1)
-    if half is None:
+    if not half:
         raise Unusual("tables of an unknown width")
     cosines, sines = (op.unsqueeze(op("Gather", op.input(place), positions, axis=0), axis) for place in places)
     return (cosines, sines), half
@@ -69,7 +69,7 @@ def _give_turned(op: Emitter, tables: tuple[str, str], half: int, rank: int) -> 
     if op.integer("rotary_embedding_dim") and heads < 1:
         raise Unusual("no number of heads")
     size = 2 * half if heads < 1 else None if width is None else width // heads
-    if size is not None and width is not None:
+    if size and width is not None:
         heads = width // size
     split = op.reshape(x, 0, 0, heads if heads > 0 else -1, size or -1)
     value = turned(op, split, tables, half, interleaved=is_paired, size=size)
@@ -80,7 +80,7 @@ def _of_three(writer: Writer, node: NodeProto) -> None:
     """MRotaryEmbedding (input, position_ids, cos_cache, sin_cache): each angle by one of three positions, for time,
     height and width (Wang et al., "Qwen2-VL", arXiv 2409.12191)."""
     op = Emitter(writer, node)
-    rank, sections = op.rank(op.input(0), "an operand"), [int(size) for size in op.attributes["mrope_section"]]
+    rank, sections = op.rank(op.input(0), "an operand"), op.listed("mrope_section", int)
     axis = 2 if rank == 3 else 1
     tables, half = [], 0
     for stream in range(3):

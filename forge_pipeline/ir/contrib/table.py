@@ -13,6 +13,7 @@ from forge_pipeline.ir.contrib import (
     convolution,
     data_movement,
     embedding,
+    experimental,
     group_query,
     linear,
     nhwc,
@@ -32,6 +33,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **convolution.RULES,
         **data_movement.RULES,
         **embedding.RULES,
+        **experimental.RULES,
         **group_query.RULES,
         **linear.RULES,
         **normalization.RULES,
@@ -43,8 +45,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 )
 """How to write out operators on floats, and those that only move integers."""
 
-OWN_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""Operators that ONNX Runtime writes into ONNX's own domain, whatever the operator set."""
+OWN_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", *experimental.RULES})
+"""Operators that ONNX Runtime has in ONNX's own domain, whatever the operator set."""
 
 _REFUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -35,8 +35,9 @@ class Unusual(Exception):  # noqa: N818 - says why a node stays as it is; nobody
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """Return a node's attributes by name."""
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    """Return a node's attributes by name; an empty list is as good as none."""
+    values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return {name: value for name, value in values.items() if value != []}
 
 
 def given(node: NodeProto, place: int) -> str:
@@ -254,6 +255,8 @@ class Writer:
         """Return the product of two scales, in float32."""
         arrays = [self.array(name) for name in (left, right)]
         if arrays[0] is not None and arrays[1] is not None:
+            if 1 not in (arrays[0].size, arrays[1].size) and arrays[0].shape != arrays[1].shape:
+                raise Unusual(f"scales {arrays[0].shape} and {arrays[1].shape} of one product")
             found = (np.float32(factor) * arrays[0].astype(np.float32)) * arrays[1].astype(np.float32)
             return self.constant(np.asarray(found, np.float32), f"{right}/product")
         if factor != 1.0:

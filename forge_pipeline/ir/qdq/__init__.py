@@ -1,1 +1,1 @@
-"""Quantized models of other forms (QOperator, com.microsoft, blocks, channels last), written with QDQ pairs."""
+"""Quantized models of other forms (QOperator, com.microsoft, blocks), written with QDQ pairs."""

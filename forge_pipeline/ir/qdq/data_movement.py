@@ -7,6 +7,12 @@ from onnx import NodeProto, TensorProto, helper
 from forge_pipeline.ir.contrib import nhwc
 from forge_pipeline.ir.contrib.writer import MICROSOFT, Unusual, Writer, attributes_of, given
 
+FIRST = {
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16), 19),
+    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
+}
+"""Types of operands, and the operator set from which on pairs have them."""
+
 
 def pair(writer: Writer, node: NodeProto) -> None:
     """QuantizeLinear and DequantizeLinear of any domain become ONNX's own."""
@@ -14,6 +20,8 @@ def pair(writer: Writer, node: NodeProto) -> None:
     if node.domain == MICROSOFT:
         kept = {name: value for name, value in attributes_of(node).items() if name == "axis"}
         own = helper.make_node(node.op_type, list(node.input), list(node.output), name=node.name, **kept)
+        kinds = {writer.types.get(name, TensorProto.UNDEFINED) for name in node.input}
+        writer.needs = max([writer.needs, *(least for kind, least in FIRST.items() if kind in kinds)])
     writer.add(own)
     if node.op_type == "QuantizeLinear" and given(node, 2) and writer.is_one(node.input[1]):
         writer.stored[node.output[0]] = writer.affine(node.input[1], node.input[2], "")

@@ -137,13 +137,18 @@ def _pool(operator: str) -> Rule:
 
 
 def _softmax(writer: Writer, node: NodeProto) -> None:
+    """QLinearSoftmax: over one axis, or over all axes from it on where it is that of an operator set before 13."""
     attributes, shape = attributes_of(node), writer.shapes.get(node.input[0])
-    axis = attributes.get("axis", -1)
+    axis, result = attributes.get("axis", -1), node.output[0]
     is_last = axis == -1 or (shape is not None and axis == len(shape) - 1)
-    if not is_last and (attributes.get("opset", 1) < 13) != (writer.opset < 13):
-        raise Unusual("a softmax over axes as another operator set has them")
     real = writer.real(operand(node, 0))
-    _store(writer, node, writer.node("Softmax", [real], f"{node.output[0]}/real", node.name, axis=axis), 3)
+    if is_last or attributes.get("opset", 1) >= PER_CHANNEL:
+        _store(writer, node, writer.node("Softmax", [real], f"{result}/real", node.name, axis=axis), 3)
+        return
+    flat = writer.node("Flatten", [real], f"{result}/rows", axis=axis)
+    rows = writer.node("Softmax", [flat], f"{result}/softmax", node.name, axis=-1)
+    sizes = writer.node("Shape", [real], f"{result}/shape")
+    _store(writer, node, writer.node("Reshape", [rows, sizes], f"{result}/real"), 3)
 
 
 def _mean(writer: Writer, node: NodeProto) -> None:

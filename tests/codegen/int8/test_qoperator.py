@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.qdq.qoperator import write_out
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.target import Target
@@ -348,20 +347,3 @@ def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_in
     engine = load(build(model, target, OPTIONS).to_bytes(), target)
     for found, wanted in zip(engine(x), reference(model, x), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("operator", "attributes", "reason"),
-    [
-        ("QLinearAveragePool", {"channels_last": 1, "kernel_shape": [2]}, "channels last, over other than two axes"),
-        ("QLinearSoftmax", {"axis": 1, "opset": 11}, "a softmax over axes as another operator set has them"),
-    ],
-)
-def test_a_form_that_cannot_be_written_out_is_refused_with_its_reason(
-    operator: str, attributes: dict[str, Any], reason: str
-) -> None:
-    net = Integers(1, 16, 8, 8)
-    y = net.node(operator, *net.operand("x", IN), *net.affine(*OUT), domain=MICROSOFT, name="the_node", **attributes)
-    with pytest.raises(CompileError) as refusal:
-        build(net.finish(net.real(y, OUT)), Target.from_tag(HERE), OPTIONS)
-    assert f"com.microsoft.{operator} 'the_node' ({reason})" in refusal.value.found

@@ -15,7 +15,8 @@ from forge_pipeline.frontends.inspect import inspect
 from forge_pipeline.frontends.source import Source
 from forge_pipeline.ir.contrib.table import REASONS
 from forge_pipeline.ir.qdq.qoperator import RULES
-from forge_pipeline.ir.qdq.to_standard import in_standard
+from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import MICROSOFT, assert_same_results, model, own, with_open_sizes
 
 
@@ -69,6 +70,21 @@ def test_a_shape_that_no_file_states_follows_through_operators_that_onnx_does_no
     assert "Transpose" in {node.op_type for node in written.graph.node}
 
 
+def test_a_node_whose_name_is_that_of_its_result_keeps_it() -> None:
+    """What gives its operand back as it is makes no other name for it."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="r"),
+        own("BitmaskDropout", ["r"], ["d"]),
+        helper.make_node("Add", ["d", "r"], ["y"]),
+    ]
+    feeds = {"x": floats(13, 2, 3)}
+    net = model(nodes, feeds, {}, "y", opset=17)
+    before = net.SerializeToString()
+    written = in_standard(net)
+    assert net.SerializeToString() == before
+    np.testing.assert_array_equal(Interpreter(written)(feeds)["y"], 2 * np.maximum(feeds["x"], 0))
+
+
 def test_every_operator_of_onnx_runtime_has_a_rule_or_a_reason() -> None:
     from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
@@ -102,6 +118,25 @@ def test_all_that_is_refused_is_named_in_one_message(tmp_path: Path) -> None:
         "'com.microsoft.nchwc.Conv' in 'n5' (channels in blocks, for one kind of machine: save the model at "
         "ORT_ENABLE_EXTENDED)"
     )
+
+
+def test_an_operator_set_that_cannot_be_raised_is_the_reason() -> None:
+    """Sequences of several lengths: Scan has them in operator set 8 only."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["b"])],
+        "body",
+        [value("a", TensorProto.FLOAT, [3])],
+        [value("b", TensorProto.FLOAT, [3])],
+    )
+    nodes = [
+        helper.make_node("Scan", ["n", "x"], ["s"], body=body, num_scan_inputs=1),
+        own("Gelu", ["s"], ["y"]),
+    ]
+    net = model(nodes, {"x": floats(14, 1, 2, 3)}, {"n": np.array([2])}, "y", opset=8)
+    written = in_standard(net)
+    assert written is net
+    assert "does not bring operator set 8" in kept(written)["y"]
 
 
 def test_what_is_in_standard_already_is_left_alone() -> None:

@@ -362,3 +362,27 @@ def test_operators_in_half_precision(operator: str) -> None:
     domain = "" if operator == "SimplifiedLayerNormalization" else MICROSOFT
     node = helper.make_node(operator, list(feeds[0]), ["y"], domain=domain)
     assert_same_results(with_open_sizes([node], feeds, {}, ["y:FLOAT16"], opset=18), feeds, atol=4e-3)
+
+
+ON_TRIAL: dict[str, dict[str, Any]] = {
+    "Affine": {"alpha": 1.5, "beta": 0.25},
+    "Crop": {"border": [1, 0, 2, 1]},
+    "ImageScaler": {"scale": 0.5, "bias": [0.1, 0.2, 0.3]},
+    "ParametricSoftplus": {"alpha": 1.5, "beta": 0.25},
+    "Scale": {"scale": 2.5},
+    "ScaledTanh": {"alpha": 1.5, "beta": 0.25},
+}
+
+
+@pytest.mark.parametrize("operator", [*ON_TRIAL, "Crop to a size", "DynamicSlice"])
+def test_operators_that_onnx_had_on_trial(operator: str) -> None:
+    feeds = [{"x": floats(90, 2, 3, n, n)} for n in (6, 8)]
+    attributes = {
+        **ON_TRIAL.get(operator, {}),
+        **({"border": [1, 2, 0, 0], "scale": [3, 4]} if " " in operator else {}),
+    }
+    constants = {name: np.array([1, 2]) for name in ("starts", "axes")} | {"ends": np.array([2, 4])}
+    names = ["x", "starts", "ends", "axes"] if operator == "DynamicSlice" else ["x"]
+    node = helper.make_node(operator.split()[0], names, ["y"], **attributes)
+    net = with_open_sizes([node], feeds, constants if len(names) > 1 else {}, ["y"], opset=9)
+    assert_same_results(net, feeds)

@@ -77,6 +77,16 @@ FOR_GPUS: dict[str, tuple[onnx.NodeProto, list[onnx.NodeProto], dict[str, tuple[
         ],
         {"x": (2, 4, 5, 8), "b": (8,), "c": (8,)},
     ),
+    "NhwcConv": (
+        own("NhwcConv", ["x", "f", "b"], ["y"], pads=[1] * 4, kernel_shape=[3, 3]),
+        [
+            standard("Transpose", "x", "t", perm=[0, 3, 1, 2]),
+            standard("Transpose", "f", "u", perm=[0, 3, 1, 2]),
+            standard("Conv", "t u b", "k", pads=[1] * 4),
+            standard("Transpose", "k", "y", perm=[0, 2, 3, 1]),
+        ],
+        {"x": (2, 4, 5, 6), "f": (8, 3, 3, 6), "b": (8,)},
+    ),
     "NhwcFusedConv": (
         own("NhwcFusedConv", ["x", "f", "b", "z"], ["y"], activation="Relu", pads=[1] * 4),
         [

@@ -221,6 +221,38 @@ def test_a_model_of_an_older_operator_set_is_written_in_one_that_has_what_it_tak
     assert written.opset_import[0].version == 13
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_pairs_of_words_are_written_in_an_operator_set_that_has_them(dtype: Any) -> None:
+    random: Any = np.random.default_rng(10)
+    constants = {"s": np.float32(0.001), "z": dtype(100)}
+    nodes = [own("QuantizeLinear", ["x", "s", "z"], ["q"]), own("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    feeds = [{"x": random.standard_normal((rows, 4)).astype(np.float32)} for rows in (2, 3)]
+    written = assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=13), feeds)
+    assert written.opset_import[0].version == (13 if dtype == np.uint8 else 21)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("axis", [-1, 1, 2])
+def test_a_softmax_of_bytes_is_over_the_axes_that_its_operator_set_means(axis: int, opset: int) -> None:
+    random: Any = np.random.default_rng(12)
+    constants = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(1 / 256), "o": np.uint8(0)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        own("QLinearSoftmax", ["q", "s", "z", "t", "o"], ["p"], axis=axis, opset=opset),
+        helper.make_node("DequantizeLinear", ["p", "t", "o"], ["y"]),
+    ]
+    feeds = [{"x": random.standard_normal((rows, 3, 4)).astype(np.float32)} for rows in (2, 3)]
+    assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=opset), feeds, atol=1.1 / 256)
+
+
+def test_a_form_that_cannot_be_written_out_is_refused_with_its_reason() -> None:
+    constants = {"s": np.float32(0.05), "z": np.uint8(100)}
+    names = ["x", "s", "z", "s", "z"]
+    node = own("QLinearAveragePool", names, ["y"], channels_last=1, kernel_shape=[2])
+    net = model([node], {"x": np.ones((1, 4, 8), np.uint8)}, constants, "y", opset=17)
+    assert kept(in_standard(net)) == {"y": "channels last, over other than two axes"}
+
+
 def test_what_cannot_be_written_out_leaves_the_whole_model_as_it_was() -> None:
     feeds = {"x": np.ones((2, 3), np.float32)}
     nodes = [own("Gelu", ["x"], ["g"]), own("SampleOp", ["g"], ["y"])]

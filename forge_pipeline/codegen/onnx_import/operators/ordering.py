@@ -21,11 +21,22 @@ def _top_k(node: NodeImport) -> Any:
 
 
 def _cumulative(node: NodeImport, *, product: bool) -> Any:
-    (axis,) = node.needed(1, "axes").reshape(-1).tolist()
+    """CumSum and CumProd. Along an axis that data says, they are computed along each, and one of them is taken."""
+    from tvm.relax import op
+
+    known = node.constant(1)
     exclusive, reverse = (bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse"))
-    return cumulative(
-        node.scope.builder, node.input(0), axis=axis, product=product, exclusive=exclusive, reverse=reverse
-    )
+    axes = range(node.rank()) if known is None else known.reshape(-1).tolist()
+    builder, value = node.scope.builder, node.input(0)
+    found, *others = [
+        cumulative(builder, value, axis=axis, product=product, exclusive=exclusive, reverse=reverse) for axis in axes
+    ]
+    for axis, other in enumerate(others, start=1):
+        wanted = [node.const(place, node.dtype(1)) for place in (axis, axis - node.rank())]
+        hits = [node.emit(op.equal(node.input(1), place)) for place in wanted]
+        is_it = node.emit(op.reshape(op.logical_or(*hits), [1] * node.rank()))
+        found = node.emit(op.where(is_it, other, found))
+    return found
 
 
 def _extreme(node: NodeImport, *, largest: bool) -> Any:
