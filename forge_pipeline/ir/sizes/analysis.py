@@ -33,6 +33,8 @@ ROUNDS: Final = 4
 """How often a model is gone through at most."""
 MOST_CHOICES: Final = 16
 """How many Ifs are tried both ways, where their branches differ in rank."""
+DEEPEST: Final = 4
+"""Graphs within graphs that are gone into where loops are among them, whose bodies are gone through several times."""
 STANDARD: Final = ("", "ai.onnx")
 MALFORMED: Final = (ValueError, IndexError, TypeError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
 """What a rule raises for a node that is not as the standard has it."""
@@ -140,6 +142,7 @@ class _Walk:
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._opset = self._opsets.get("", self._opsets.get("ai.onnx", 1))
         self._node = NodeProto()
+        self._depth = self._trials = 0
         self._seen: dict[str, int] = {}
         weights = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in weights]
@@ -150,7 +153,8 @@ class _Walk:
             for axis, size in enumerate(known.shape or ()):
                 for extent in sorted(e.names(size)):
                     self._axes.setdefault(extent, []).append((name, axis))
-        self.facts = Facts(limits, list(self._axes), memo)
+        named = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
+        self.facts = Facts(limits, sorted(self._axes, key=lambda name: name not in named), memo)
         self._nodes(model.graph)
 
     def sizes(self, stated: Sequence[Constraint]) -> Sizes:
@@ -241,22 +245,29 @@ class _Walk:
         ``certain`` says that it runs whenever the node does.
         """
         node, outer = self._node, self.facts.graph
+        if self._trials and self._depth >= DEEPEST:
+            raise Unknown
         graph = next(entry.g for entry in node.attribute if entry.name == attribute)
         before = set(self.facts.data)
         if not certain:
             self.facts.graph = f"{next((name for name in node.output if name), node.op_type)}.{attribute}"
         for value, known in zip(graph.input, inputs, strict=False):
             self._put(value.name, known)
+        self._depth += 1
         self._nodes(graph)
+        self._depth -= 1
         self.facts.graph, self._node = outer, node
         return [self._read(value.name) for value in graph.output], frozenset(set(self.facts.data) - before)
 
     def trial(self, attribute: str, inputs: Sequence[Known]) -> list[Known]:
         """Return what a subgraph's results would be, and conclude nothing from it."""
         state = self.facts.snapshot()
-        found, _ = self.graph(attribute, inputs, certain=False)
-        self.facts.restore(state)
-        return found
+        self._trials += 1
+        try:
+            return self.graph(attribute, inputs, certain=False)[0]
+        finally:
+            self._trials -= 1
+            self.facts.restore(state)
 
 
 def tensor_of(tensor: TensorProto) -> Known:

@@ -187,6 +187,29 @@ def test_sizes_that_never_agree_are_refused():
         analyse(graph)
 
 
+def test_an_even_size_is_never_an_odd_one():
+    graph = model("g (float[n] x, float[3] y) => (z) { w = Concat <axis = 0> (x, x) z = Add(w, y) }")
+    with pytest.raises(ModelError, match=r"Add: operands differ in an extent \(2\*n and 3\)"):
+        analyse(graph)
+
+
+def test_a_name_of_the_file_stands_for_an_extent_that_has_none():
+    graph = model("g (float[n] x, float[batch] y) => (z) { z = Add(x, y) }")
+    graph.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    sizes = analyse(graph)
+    assert sizes.shape("x") == sizes.shape("z") == (e.extent("batch"),)
+
+
+def test_an_extent_that_is_what_another_lacks_bounds_the_other():
+    graph = model(
+        "g (float[n] x, float[m] y, float[5] w) => (z, r) { a = Concat <axis = 0> (x, w) z = Add(a, y) r = Relu(y) }"
+    )
+    sizes = analyse(graph)
+    assert sizes.shape("r") == (e.extent("n") + 5,)
+    assert holds(sizes, {"n": 2, "m": 7})
+    assert not holds(sizes, {"n": 2, "m": 4})
+
+
 @pytest.mark.parametrize(
     ("dims", "wanted"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import onnx
-from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
 from forge_pipeline.ir.sizes.expression import Overgrown, Size, Whole, evaluate
 from forge_pipeline.ir.sizes.operation import Operation
@@ -28,6 +28,8 @@ def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known] | None
     """
     node = op.node
     nothing = [UNKNOWN] * len(node.output)
+    if any(entry.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for entry in node.attribute):
+        return nothing
     try:
         version = opsets.get(node.domain, op.opset if node.domain in ("", "ai.onnx") else 1)
         schema = defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain)
