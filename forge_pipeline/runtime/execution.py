@@ -89,7 +89,7 @@ class Execution:
             goes_on, *found = self._run(step.body, [self._counted(turn), before, *carried], values)
             carried = found[: len(carried)]
             for stack, share in zip(stacks, found[len(carried) :], strict=True):
-                stack.append(_array(share))
+                stack.append(_array(share).copy())  # a result would keep all of its region's memory
             turn += 1
             is_on = goes_on is before or bool(_number(goes_on))
         made = [self._wrap(align(_stack(*pair))) for pair in zip(stacks, step.stacked, strict=True)]
@@ -129,8 +129,17 @@ class Execution:
                 values[step.output] = [self._wrap(align(part)) for part in parts]
             case p.Join():
                 values[step.output] = self._wrap(_joined([_array(part) for part in values[step.list]], step))
-            case p.Insert() | p.Erase() | p.Pick():
+            case p.Insert():
+                values[step.output] = self._inserted(step, values)
+            case p.Erase() | p.Pick():
                 values[step.output] = _picked(step, values)
+
+    def _inserted(self, step: p.Insert, values: Values) -> list[Tensor]:
+        """Return a list with one more, in memory of its own: a result would keep all of its region's."""
+        items = list(values[step.list])
+        own = self._wrap(align(_array(values[step.input]).copy()))
+        items.insert(_place(step.position, values, len(items) + 1), own)
+        return items
 
 
 def _refused(expected: str, found: str) -> DataError:
@@ -182,18 +191,14 @@ def _joined(parts: list[Array], step: p.Join) -> Array:
     if not parts:
         raise _refused("a list with something in it", "an empty one, to concatenate")
     try:
-        joined: Array = np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis)
-        return align(joined)
+        return align(np.stack(parts, step.axis) if step.is_new else np.concatenate(parts, step.axis))
     except (ValueError, IndexError) as error:
         raise _refused("arrays that go together", f"{[part.shape for part in parts[:4]]}: {error}") from error
 
 
-def _picked(step: p.Insert | p.Erase | p.Pick, values: Values) -> Value:
-    """Return an item of a list, or a list with one more or one less."""
+def _picked(step: p.Erase | p.Pick, values: Values) -> Value:
+    """Return an item of a list, or a list with one less."""
     items = list(values[step.list])
-    if isinstance(step, p.Insert):
-        items.insert(_place(step.position, values, len(items) + 1), values[step.input])
-        return items
     place = _place(step.position, values, len(items))
     if isinstance(step, p.Pick):
         return items[place]

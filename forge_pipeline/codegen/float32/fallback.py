@@ -14,7 +14,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         loops = sch.get_loops(block)
         kinds = [int(variable.iter_type) == primitives.REDUCTION for variable in sch.get(block).iter_vars]
         outer = kinds.index(True) if True in kinds else len(loops)
-        if len(loops) != len(kinds) or not outer:
+        if len(loops) != len(kinds) or not loops:
+            continue
+        if True in kinds and any(not primitives.extent(sch, loop) for loop in loops[outer:]):
+            sch.decompose_reduction(block, loops[outer])  # what reduces nothing is as it was before the first step
+        if not outer:
             continue
         if True not in kinds:
             primitives.schedule_elementwise(sch, block, machine)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from forge_pipeline.codegen.regions.data_sizes import RULES
+from forge_pipeline.codegen.regions.data_sizes import RULES, taken_apart
 from forge_pipeline.codegen.regions.normal_form import STANDARD, normal_form
 from forge_pipeline.codegen.regions.partition import Partition
 from forge_pipeline.codegen.regions.region import Region
-from forge_pipeline.codegen.regions.rewriting import rewritten
+from forge_pipeline.codegen.regions.rewriting import opset_of, rewritten
 from forge_pipeline.codegen.regions.steps import OF_ONNX, is_step
+from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.ir.traversal import every_node
 from forge_pipeline.runtime.program import Program
 
@@ -33,7 +34,7 @@ def cut(model: ModelProto) -> Cut | ModelProto:
     That may be another than the given one: what its sizes decide is decided. Raises CompileError where the rank or the
     type of a value hangs on data.
     """
-    if not _may_need_it(model):
+    if not _may_need_it(model) or _is_straight(model):
         return model
     found, sizes, changed = rewritten(normal_form(model))
     if not any(map(is_step, found.graph.node)):
@@ -41,6 +42,14 @@ def cut(model: ModelProto) -> Cut | ModelProto:
     partition = Partition(found, sizes)
     program = partition.program()
     return Cut(program=program, regions=tuple(partition.regions))
+
+
+def _is_straight(model: ModelProto) -> bool:
+    """Return whether a model has no operator of ALWAYS, and no size of a result hangs on data. Nothing is copied."""
+    if any(node.op_type in ALWAYS for node in model.graph.node):
+        return False
+    sizes, opset = analyse(model), opset_of(model)
+    return all(taken_apart(node, sizes, opset) is None for node in model.graph.node)
 
 
 def _may_need_it(model: ModelProto) -> bool:

@@ -33,12 +33,17 @@ def rewritten(model: ModelProto) -> tuple[ModelProto, Sizes, bool]:
     return model, sizes, changed
 
 
+def opset_of(model: ModelProto) -> int:
+    """Return the version of ONNX's operators."""
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in STANDARD), 1)
+
+
 class _Rewriter:
     """One pass over all graphs."""
 
     def __init__(self, model: ModelProto, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.opset = next(entry.version for entry in model.opset_import if entry.domain in STANDARD)
+        self.opset = opset_of(model)
         self.weights: list[TensorProto] = []
 
     def graph(self, graph: GraphProto) -> bool:

@@ -37,8 +37,9 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                 T.writes()
                 best = T.sblock_alloc_buffer((1,), dtype, scope="local")
                 place = T.sblock_alloc_buffer((1,), "int64", scope="local")
-                best[0] = A[rows.at(o, T.int64(0), j)]
                 place[0] = T.int64(0)
+                if rows.length > 0:  # a row of nothing has no extreme
+                    best[0] = A[rows.at(o, T.int64(0), j)]
                 for i in T.serial(rows.length - 1):
                     if is_better(A[rows.at(o, i + 1, j)], best[0]):
                         best[0] = A[rows.at(o, i + 1, j)]

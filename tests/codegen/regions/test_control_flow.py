@@ -168,3 +168,60 @@ def test_weights_that_several_regions_read_are_stored_once() -> None:
         }}""")
     library = compare(model, [{"x": floats(3, 64), "c": np.array(flag)} for flag in (True, False)], tolerance=1e-4)
     assert len(library.weights) <= 64 * 64 * 4 * 1.1
+
+
+def test_what_data_decides_within_a_loop_within_a_loop_reads_what_is_around_it() -> None:
+    model = model_of("""
+        g (float[N, 3] x, int64 n, float t) => (float[N, 3] y, float[P, Q] sums) {
+          zero = Constant <value_float = 0.0> ()
+          e = Exp (x)
+          y, sums = Loop (n, "", x) <
+            body = outer (int64 i, bool c, float[N, 3] s) => (bool go, float[N, 3] s3, float[Q] rows) {
+              go = Identity (c)
+              w = Mul (s, t)
+              s3, rows = Loop (n, "", w) <
+                body = inner (int64 j, bool d, float[N, 3] r) => (bool on, float[N, 3] r2, float total) {
+                  on = Identity (d)
+                  hit = Greater (r, zero)
+                  at = NonZero (hit)
+                  turned = Transpose (at)
+                  found = GatherND (e, turned)
+                  total = ReduceSum <keepdims = 0> (found)
+                  big = Greater (total, t)
+                  r2 = If (big) <
+                    then_branch = a () => (float[N, 3] u) { u = Sub (r, t) },
+                    else_branch = b () => (float[N, 3] u) { k = Add (r, s)  u = Add (k, t) }
+                  >
+                }
+              >
+            }
+          >
+        }""")
+    compare(
+        model,
+        [
+            {"x": floats(rows, 3), "n": np.array(n), "t": np.array(t, np.float32)}
+            for rows, n, t in ((2, 3, 0.5), (4, 1, 1.5), (1, 2, -0.5))
+        ],
+    )
+
+
+def test_extents_that_change_from_turn_to_turn_are_used_in_the_same_turn() -> None:
+    model = model_of("""
+        g (float[N] x, int64 n) => (float[M] y, float[T] means) {
+          one = Constant <value_int = 1> ()  axis = Constant <value_ints = [0]> ()
+          y, means = Loop (n, "", x) <
+            body = b (int64 i, bool c, float[K] s) => (bool go, float[L] s2, float mean) {
+              go = Identity (c)
+              size = Shape (s)
+              ramp = ConstantOfShape <value = float[1] {0.5}> (size)
+              t = Add (s, ramp)
+              k = Add (i, one)
+              kk = Unsqueeze (k, axis)
+              head = Slice (t, axis, kk, axis)
+              s2 = Concat <axis = 0> (t, head)
+              mean = ReduceMean <keepdims = 0> (s2)
+            }
+          >
+        }""")
+    compare(model, [{"x": floats(rows), "n": np.array(n)} for rows, n in ((3, 4), (1, 1), (2, 0))])

@@ -24,6 +24,13 @@ CASES = {
         "{ r = Relu (x)  i = NonZero (r)  t = Transpose (i)  p = GatherND (x, t)  y = Exp (p) }",
         [{"x": floats(3, 4)}, {"x": floats(6, 4)}, {"x": -abs(floats(2, 4))}],
     ),
+    "sums_of_nothing": (
+        "(float[N, 3] x, bool[N] c) => (float[3] y, float z, int64[1] n) { axes = Constant <value_ints = [0]> () "
+        "p = Compress <axis = 0> (x, c)  e = Exp (p)  s = ReduceSum <keepdims = 0> (e, axes)  y = Sqrt (s) "
+        "z = ReduceSum <keepdims = 0> (e)  i = Cast <to = 7> (p)  k = ReduceSum <keepdims = 1> (i)  "
+        "flat = Constant <value_ints = [-1]> ()  n = Reshape (k, flat) }",
+        [{"x": floats(4, 3), "c": np.array(flags, bool)} for flags in ((1, 0, 1, 1), (0, 0, 0, 0))],
+    ),
     "nonzero_of_a_vector": ("(bool[N] x) => (int64[1, K] y) { y = NonZero (x) }", [{"x": np.array([1, 0, 1], bool)}]),
     "compress": (
         "(float[N, 3] x, bool[N] c) => (float[K, 3] y, float[L] z) "
