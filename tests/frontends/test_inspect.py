@@ -67,6 +67,31 @@ def test_the_figures_are_right(saved):
     json.loads(canonical_json(described))
 
 
+def test_shapes_are_expressions_and_what_they_must_keep_is_said(tmp_path):
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Concat", ["x", "z"], ["j"], axis=3),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "height", "width"]),
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 3, "rows", 4]),
+    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in ("c", "j")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight("k", 4, 3, 4, 4)])
+    path = tmp_path / "m.onnx"
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
+    described = inspect(Source(path))
+    shapes = {value["name"]: value["shape"] for value in described["outputs"]}
+    assert shapes == {"c": ["n", 4, "floor(height/2)", "floor(width/2)"], "j": ["n", 3, "height", "width + 4"]}
+    assert [demand["holds"] for demand in described["demands"]] == [
+        "height - 2 >= 0",
+        "width - 2 >= 0",
+        "height - rows == 0",
+    ]
+    assert described["demands"][2]["because"].endswith("height is axis 2 of input 'x'; rows is axis 2 of input 'z'")
+
+
 def test_the_picture_is_well_formed_and_holds_every_node(saved):
     picture = draw(inspect(Source(saved)))
     root = ElementTree.fromstring(picture)

@@ -140,6 +140,39 @@ def test_a_reshape_to_a_computed_shape_becomes_one_to_a_constant(model: Any, run
     assert onnx.numpy_helper.to_array(target).tolist() == [0, -1, 2]
 
 
+def test_sizes_decide_what_is_expanded_and_which_branch_is_taken(model: Any, run_passes: Any, operators: Any) -> None:
+    """An older exporter asks at run time what the sizes say: is there a channel, is the axis 1, how wide is it."""
+    then, other = (
+        onnx.helper.make_graph([node(op, ["e"], [name])], name, [], [onnx.helper.make_tensor_value_info(name, F, None)])
+        for op, name in (("Relu", "p"), ("Neg", "q"))
+    )
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("ConstantOfShape", ["rank"], ["ones"], value=onnx.numpy_helper.from_array(np.array([1], np.int64))),
+        node("Equal", ["s", "ones"], ["single"]),
+        node("Where", ["single", "s", "s"], ["target"]),
+        node("Expand", ["x", "target"], ["e"]),
+        node("Gather", ["s", "last"], ["width"]),
+        node("Mod", ["width", "two"], ["odd"]),
+        node("Equal", ["odd", "zero"], ["even"]),
+        node("If", ["even"], ["y"], then_branch=then, else_branch=other),
+    ]
+    constants = {"rank": np.array([2]), "last": np.int64(1), "two": np.int64(2), "zero": np.int64(0)}
+    made = model(nodes, {"x": (F, ["batch", 4])}, ["y"], constants)
+    outcome = run_passes(made, "fold-shapes", "inline-branches", "remove-identities", "remove-dead")
+    assert operators(outcome.model) == ["Relu"]
+
+
+def test_sizes_with_two_names_may_be_the_same(model: Any, run_passes: Any, operators: Any) -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Shape", ["z"], ["t"]),
+        node("Equal", ["s", "t"], ["y"]),
+    ]
+    made = model(nodes, {"x": (F, ["n"]), "z": (F, ["m"])}, ["y"])
+    assert operators(run_passes(made, "fold-shapes").model) == ["Shape", "Shape", "Equal"]
+
+
 GELU = {"root": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
 
 

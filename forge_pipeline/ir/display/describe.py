@@ -7,9 +7,12 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
+from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
 from forge_pipeline.ir.fingerprint import digest, pieces
 from forge_pipeline.ir.labels import labels_of
+from forge_pipeline.ir.sizes.analysis import NOTHING, Sizes, analyse
+from forge_pipeline.ir.sizes.facts import Constraint
 from forge_pipeline.ir.tensors import DTYPES, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node, needs
 
@@ -24,11 +27,13 @@ def describe(form: Canonical, inferred: ModelProto) -> Json:
 
     Names are those of the file. ``layers`` are the nodes of the main graph in topological order: ``value`` is the
     first output, ``reads`` are the values it needs, ``macs`` counts multiply-accumulates (null where a dimension is
-    not known, symbolic leading dimensions count as 1).
+    not known, symbolic leading dimensions count as 1). Shapes are expressions over the inputs' dimensions; ``demands``
+    are what these must keep, and which operator wants it.
     """
     types = {value.name: value for graph in every_graph(inferred) for value in _values(graph)}
     weights = {weight.header.name: weight for weight in form.weights}
-    known = _Known(types, {name: list(weight.header.dims) for name, weight in weights.items()})
+    sizes = _sizes(inferred)
+    known = _Known(types, {name: list(weight.header.dims) for name, weight in weights.items()}, sizes)
     skeleton = form.skeleton
     operators: dict[str, int] = {}
     for node in every_node(skeleton):
@@ -40,6 +45,7 @@ def describe(form: Canonical, inferred: ModelProto) -> Json:
         "opset": {entry.domain or "ai.onnx": entry.version for entry in skeleton.opset_import},
         "inputs": [_value(value.name, known) for value in skeleton.graph.input],
         "outputs": [_value(value.name, known) for value in skeleton.graph.output],
+        "demands": [_demand(constraint, sizes) for constraint in sizes.constraints],
         "labels": labels_of(skeleton),
         "operators": dict(sorted(operators.items())),
         "subgraphs": sum(1 for _ in every_graph(skeleton)) - 1,
@@ -55,12 +61,15 @@ def describe(form: Canonical, inferred: ModelProto) -> Json:
 class _Known:
     """Types of values, by canonical name."""
 
-    def __init__(self, types: Mapping[str, ValueInfoProto], weights: Mapping[str, list[int]]) -> None:
-        self._types, self._weights = types, weights
+    def __init__(self, types: Mapping[str, ValueInfoProto], weights: Mapping[str, list[int]], sizes: Sizes) -> None:
+        self._types, self._weights, self._sizes = types, weights, sizes
 
     def shape(self, name: str) -> Shape | None:
         if name in self._weights:
             return list(self._weights[name])
+        sizes = self._sizes.shape(name)
+        if sizes is not None:
+            return [size if isinstance(size, int) else str(size) for size in sizes]
         if name not in self._types or not self._types[name].type.tensor_type.HasField("shape"):
             return None
         dims = self._types[name].type.tensor_type.shape.dim
@@ -69,6 +78,20 @@ class _Known:
     def dtype(self, name: str) -> str | None:
         value = self._types.get(name)
         return DTYPES.get(value.type.tensor_type.elem_type) if value is not None else None
+
+
+def _sizes(inferred: ModelProto) -> Sizes:
+    """Return the sizes of all values; of none where they cannot agree, which whoever runs the model says."""
+    try:
+        return analyse(inferred)
+    except ModelError:
+        return NOTHING
+
+
+def _demand(constraint: Constraint, sizes: Sizes) -> Json:
+    relation = ">=" if constraint.at_least else "=="
+    because = sizes.explained(constraint)
+    return {"holds": f"{constraint.size} {relation} 0", "because": because, "graph": constraint.graph}
 
 
 def _layer(node: NodeProto, names: Mapping[str, str], known: _Known, weights: Mapping[str, Any]) -> Json:

@@ -33,6 +33,8 @@ ROUNDS: Final = 4
 """How often a model is gone through at most."""
 MOST_CHOICES: Final = 16
 """How many Ifs are tried both ways, where their branches differ in rank."""
+DEEPEST: Final = 4
+"""Graphs within graphs that are gone into where loops are among them, whose bodies are gone through several times."""
 STANDARD: Final = ("", "ai.onnx")
 MALFORMED: Final = (ValueError, IndexError, TypeError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
 """What a rule raises for a node that is not as the standard has it."""
@@ -58,14 +60,30 @@ class Sizes:
         """Return the shape of a value, None where its rank is not known."""
         return self.values.get(name, UNKNOWN).shape
 
+    def explained(self, constraint: Constraint) -> str:
+        """Return what a demand is about: the operator, and the axes of inputs on which its extents are found."""
+        found = [(name, self.axes[name][0]) for name in sorted(e.names(constraint.size)) if name in self.axes]
+        places = [f"{name} is axis {axis} of input {value!r}" for name, (value, axis) in found]
+        return "; ".join((constraint.text, *places))
 
-def analyse(model: ModelProto) -> Sizes:
+
+NOTHING: Final = Sizes(values={}, constraints=(), equalities={}, bounds_of_data={}, axes={})
+"""The sizes of a model of which nothing is known."""
+
+
+def analyse(model: ModelProto, *, assuming: bool = True) -> Sizes:
     """Return the sizes of every value of a model without calls of local functions.
+
+    With ``assuming``, an open extent that meets another one is never broadcast, sizes that go through floats are small
+    enough to be exact, and so on: what every call must keep is in the constraints, and calls that ONNX would accept
+    are among those that do not. Without, what is said holds for every call that ONNX accepts.
 
     An initializer that is listed as an input is a constant. Raises ModelError where two sizes cannot agree.
     """
     choices: dict[str, bool] = {}
-    walk, stated = _settled(model, choices)
+    walk, stated = _settled(model, choices, assuming=assuming)
+    if not assuming:
+        return walk.sizes(stated)
     open_ = list(walk.open)
     for _ in range(MOST_CHOICES):
         name = next((name for name in open_ if name not in choices), None)
@@ -83,16 +101,16 @@ def analyse(model: ModelProto) -> Sizes:
 def _tried(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]] | None:
     """Return the walk that takes these branches, None where they cannot run."""
     try:
-        return _settled(model, choices)
+        return _settled(model, choices, assuming=True)
     except ModelError:
         return None
 
 
-def _settled(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, list[Constraint]]:
+def _settled(model: ModelProto, choices: Mapping[str, bool], *, assuming: bool) -> tuple[_Walk, list[Constraint]]:
     """Return a walk that learns no more about single extents, and the demands that it learned from."""
     limits: dict[str, tuple[int, int | None]] = {}
     stated: list[Constraint] = []
-    walk = _Walk(model, limits, choices)
+    walk = _Walk(model, limits, choices, assuming=assuming)
     for _ in range(ROUNDS - 1):
         learned = walk.facts.limits()
         if not learned:
@@ -102,7 +120,7 @@ def _settled(model: ModelProto, choices: Mapping[str, bool]) -> tuple[_Walk, lis
             limits[name] = (max(before, low), high if after is None or (high is not None and high < after) else after)
             size = e.extent(name) - low if low else (high or 0) - e.extent(name)
             stated.append(Constraint(size=size, at_least=True, text=text))
-        walk = _Walk(model, limits, choices)
+        walk = _Walk(model, limits, choices, assuming=assuming)
     return walk, stated
 
 
@@ -110,14 +128,21 @@ class _Walk:
     """The context of all rules: values so far, and what is known to be equal."""
 
     def __init__(
-        self, model: ModelProto, limits: Mapping[str, tuple[int, int | None]], choices: Mapping[str, bool]
+        self,
+        model: ModelProto,
+        limits: Mapping[str, tuple[int, int | None]],
+        choices: Mapping[str, bool],
+        *,
+        assuming: bool,
     ) -> None:
+        self.assuming = assuming
         self._choices = choices
         self.open: dict[str, None] = {}
         self.refused = 0
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._opset = self._opsets.get("", self._opsets.get("ai.onnx", 1))
         self._node = NodeProto()
+        self._depth = self._trials = 0
         self._seen: dict[str, int] = {}
         weights = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in weights]
@@ -128,7 +153,8 @@ class _Walk:
             for axis, size in enumerate(known.shape or ()):
                 for extent in sorted(e.names(size)):
                     self._axes.setdefault(extent, []).append((name, axis))
-        self.facts = Facts(limits, list(self._axes), memo)
+        named = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
+        self.facts = Facts(limits, sorted(self._axes, key=lambda name: name not in named), memo)
         self._nodes(model.graph)
 
     def sizes(self, stated: Sequence[Constraint]) -> Sizes:
@@ -219,22 +245,29 @@ class _Walk:
         ``certain`` says that it runs whenever the node does.
         """
         node, outer = self._node, self.facts.graph
+        if self._trials and self._depth >= DEEPEST:
+            raise Unknown
         graph = next(entry.g for entry in node.attribute if entry.name == attribute)
         before = set(self.facts.data)
         if not certain:
             self.facts.graph = f"{next((name for name in node.output if name), node.op_type)}.{attribute}"
         for value, known in zip(graph.input, inputs, strict=False):
             self._put(value.name, known)
+        self._depth += 1
         self._nodes(graph)
+        self._depth -= 1
         self.facts.graph, self._node = outer, node
         return [self._read(value.name) for value in graph.output], frozenset(set(self.facts.data) - before)
 
     def trial(self, attribute: str, inputs: Sequence[Known]) -> list[Known]:
         """Return what a subgraph's results would be, and conclude nothing from it."""
         state = self.facts.snapshot()
-        found, _ = self.graph(attribute, inputs, certain=False)
-        self.facts.restore(state)
-        return found
+        self._trials += 1
+        try:
+            return self.graph(attribute, inputs, certain=False)[0]
+        finally:
+            self._trials -= 1
+            self.facts.restore(state)
 
 
 def tensor_of(tensor: TensorProto) -> Known:

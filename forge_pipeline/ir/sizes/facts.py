@@ -98,7 +98,8 @@ class Facts:
         low, high = e.bounds(difference)
         if low == high == 0:
             return
-        if (low is not None and low > 0) or (high is not None and high < 0):
+        divisor, constant = e.content(difference)
+        if (low is not None and low > 0) or (high is not None and high < 0) or constant % divisor:
             if not self.graph:
                 raise ModelError(
                     where="sizes of the model",
@@ -107,7 +108,7 @@ class Facts:
                     fix="correct the model, or the dimensions that it states for its inputs",
                 )
             return
-        difference = e.floordiv(difference, e.content(difference)[0])
+        difference = e.floordiv(difference, divisor)
         if leading(difference) < 0:
             difference = -difference
         solved = solutions(difference) if isinstance(difference, Size) else {}
@@ -117,6 +118,8 @@ class Facts:
         if solved and not self.graph:
             atom = max(solved, key=self._rank)
             self._replace(atom, solved[atom])
+            if atom.low is not None:
+                self.require_not_negative(solved[atom] - atom.low, text)
 
     def _one_sided(self, solved: Mapping[Atom, Whole], text: str) -> bool:
         """Record that ``max(a, 0)`` is ``a`` or 0 as ``a >= 0`` or ``a <= 0``, which says more; say if it is that.

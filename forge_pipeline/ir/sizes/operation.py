@@ -14,6 +14,10 @@ from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape
 class Context(Protocol):
     """Where conclusions are kept: extents that data decides, and what must be equal."""
 
+    @property
+    def assuming(self) -> bool:
+        """Whether what is not proved may be demanded of a call, where ONNX would allow more."""
+
     def fresh(self, hint: str, high: Whole | None = None) -> Whole:
         """Return an extent that only data decides, at most ``high``."""
 
@@ -129,6 +133,8 @@ class Operation:
     def _met(self, a: Whole, b: Whole) -> Whole:
         """Return what two extents become that are not 1 for sure. One that is at most 1 is taken to be 1."""
         a, b = self.context.resolve(a), self.context.resolve(b)
+        if not self.context.assuming and a != b and not (isinstance(a, int) and isinstance(b, int)):
+            return a if isinstance(a, int) else (b if isinstance(b, int) else self.fresh("broadcast"))
         for one, other in ((a, b), (b, a)):
             if a != b and not isinstance(one, int) and bounds(one)[1] == 1:
                 self.context.require_not_negative(one - 1, f"{self.title}: operands differ in an extent ({a} and {b})")

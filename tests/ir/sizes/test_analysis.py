@@ -141,6 +141,9 @@ def test_sizes_that_must_agree_become_one_and_are_demanded():
     assert "n" in constraint.text
     assert "m" in constraint.text
     assert sizes.axes["m"] == (("y", 0),)
+    assert sizes.explained(constraint) == (
+        "Add: operands differ in an extent (n and m); m is axis 0 of input 'y'; n is axis 0 of input 'x'"
+    )
     assert holds(sizes, {"n": 4, "m": 4, "k": 2})
     assert not holds(sizes, {"n": 4, "m": 1, "k": 2})
 
@@ -184,6 +187,29 @@ def test_sizes_that_never_agree_are_refused():
         analyse(graph)
 
 
+def test_an_even_size_is_never_an_odd_one():
+    graph = model("g (float[n] x, float[3] y) => (z) { w = Concat <axis = 0> (x, x) z = Add(w, y) }")
+    with pytest.raises(ModelError, match=r"Add: operands differ in an extent \(2\*n and 3\)"):
+        analyse(graph)
+
+
+def test_a_name_of_the_file_stands_for_an_extent_that_has_none():
+    graph = model("g (float[n] x, float[batch] y) => (z) { z = Add(x, y) }")
+    graph.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    sizes = analyse(graph)
+    assert sizes.shape("x") == sizes.shape("z") == (e.extent("batch"),)
+
+
+def test_an_extent_that_is_what_another_lacks_bounds_the_other():
+    graph = model(
+        "g (float[n] x, float[m] y, float[5] w) => (z, r) { a = Concat <axis = 0> (x, w) z = Add(a, y) r = Relu(y) }"
+    )
+    sizes = analyse(graph)
+    assert sizes.shape("r") == (e.extent("n") + 5,)
+    assert holds(sizes, {"n": 2, "m": 7})
+    assert not holds(sizes, {"n": 2, "m": 4})
+
+
 @pytest.mark.parametrize(
     ("dims", "wanted"),
     [
@@ -207,6 +233,23 @@ def test_inputs_have_extents_of_their_own_where_a_file_leaves_them_open(dims, wa
     graph = helper.make_graph([node], "g", [value], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     sizes = analyse(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
     assert str(sizes.shape("y")) == wanted
+
+
+def test_without_assumptions_an_open_extent_may_be_broadcast():
+    graph = model("""g (float[n, k] x, float[m, k] y, float[9, k] z) => (a, b, c) {
+        a = Add(x, y) b = Add(x, z) t = Transpose(y) c = MatMul(x, t) }""")
+    sizes = analyse(graph, assuming=False)
+    rows, columns = sizes.shape("a")
+    assert e.names(rows) <= set(sizes.bounds_of_data)
+    assert columns == e.extent("k")
+    assert sizes.shape("b") == (9, e.extent("k"))  # whatever n is: 9, or 1
+    assert sizes.shape("c") == (e.extent("n"), e.extent("m"))
+    assert differences(graph, {"x": single(9, 2), "y": single(9, 2), "z": single(9, 2)}) == []
+
+
+def test_without_assumptions_what_must_agree_in_any_case_does():
+    graph = model("g (float[n, k] x, float[j, m] y) => (a, s) { a = MatMul(x, y) s = Shape(y) }")
+    assert analyse(graph, assuming=False).values["s"].contents.tolist() == [e.extent("k"), e.extent("m")]
 
 
 def test_an_operator_that_nobody_knows_leaves_the_rest_known():

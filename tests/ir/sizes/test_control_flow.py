@@ -149,6 +149,16 @@ def test_a_scan_goes_over_slices():
     assert differences(graph, {"x": single(3, 4), "start": single(4)}) == []
 
 
+def test_loops_within_loops_come_to_an_end():
+    """Each loop's body is gone through twice at least: what is nested twenty times would take for ever."""
+    text = "on = Identity(go) d = Relu(x)"
+    for level in range(20):
+        text = f"""on = Identity(go) d = Loop (m, go, x) <body = b{level} (int64 i{level}, bool go, float[p] c{level})
+            => (bool on, float[r] d) {{ {text} }}>"""
+    graph = model(f"g (float[n] x, bool go, int64 m) => (d) {{ {text} }}")
+    assert analyse(graph).shape("x") == (N,)
+
+
 SEQUENCES = {
     "parts of one size": "p = SplitToSequence <axis = 1> (x, two) a = SequenceAt(p, one) y = Relu(a)",
     "given parts": "p = SplitToSequence <axis = 1> (x, parts) a = SequenceAt(p, minus) y = Relu(a)",

@@ -88,9 +88,7 @@ def cast(op: Operation) -> Sequence[Known]:
     if contents is None or given.shape is None:
         return [Known(to, given.shape)]
     if given.constant is not None and to in {**FLOATS, **dict.fromkeys(INTEGERS)}:
-        with np.errstate(all="ignore"):
-            found = given.constant.astype(helper.tensor_dtype_to_np_dtype(to))
-        return [Known(to, given.shape, constant=found)]
+        return [Known(to, given.shape, constant=_cast_numbers(given.constant, to))]
     result = np.empty(contents.shape, object)
     try:
         flat = [_converted(op, entry, given.dtype, to) for entry in contents.reshape(-1).tolist()]
@@ -100,6 +98,17 @@ def cast(op: Operation) -> Sequence[Known]:
         return [Known(to, given.shape)]
     result.reshape(-1)[:] = flat
     return [made(to, given.shape, result)]
+
+
+def _cast_numbers(numbers: Array, to: int) -> Array | None:
+    """Return constants in another element type; None where a float does not fit, which each machine cuts otherwise."""
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(to))
+    if numbers.dtype.kind == "f" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if not np.isfinite(numbers).all() or ((numbers < limits.min) | (numbers > limits.max)).any():
+            return None
+    with np.errstate(all="ignore"):
+        return numbers.astype(dtype)
 
 
 def _converted(op: Operation, entry: Element | float, source: int, to: int) -> Element | float | None:
@@ -120,7 +129,7 @@ def _converted(op: Operation, entry: Element | float, source: int, to: int) -> E
 
 def whole_of(op: Operation, entry: Real) -> Whole:
     """Return a float cut to a whole number, and record what must hold for its arithmetic to be exact."""
-    if entry.fraction is None or entry.dtype == "float16":
+    if entry.fraction is None or entry.dtype == "float16" or not op.context.assuming:
         return entry.to_whole()
     most = 1 << MANTISSA[entry.dtype]
     for size in sorted(entry.needs, key=str):

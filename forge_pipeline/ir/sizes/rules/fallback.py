@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import onnx
-from onnx import TensorProto, TypeProto, defs, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, TypeProto, defs, helper, numpy_helper
 
 from forge_pipeline.ir.sizes.expression import Overgrown, Size, Whole, evaluate
+from forge_pipeline.ir.sizes.expression import names as names_of
 from forge_pipeline.ir.sizes.operation import Operation
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
 
@@ -28,6 +29,8 @@ def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known] | None
     """
     node = op.node
     nothing = [UNKNOWN] * len(node.output)
+    if any(entry.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for entry in node.attribute):
+        return nothing
     try:
         version = opsets.get(node.domain, op.opset if node.domain in ("", "ai.onnx") else 1)
         schema = defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain)
@@ -36,7 +39,9 @@ def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known] | None
     given = [(name, known) for name, known in zip(node.input, op.inputs, strict=True) if name and known is not None]
     if any(known.is_sequence or not known.dtype for _, known in given):
         return nothing
-    named = {str(size): size for _, known in given for size in known.shape or () if isinstance(size, Size)}
+    named: dict[str, Whole] = {
+        str(size): size for _, known in given for size in known.shape or () if isinstance(size, Size)
+    }
     found = _run(op, schema, opsets, given, None)
     if found is None:
         return None
@@ -47,9 +52,8 @@ def inferred(op: Operation, opsets: Mapping[str, int]) -> Sequence[Known] | None
     ]
 
 
-def _extents(sizes: object, seed: int) -> Mapping[str, int]:
-    assert hasattr(sizes, "__iter__")  # noqa: S101  a view of sizes
-    names = {name for size in sizes for name in size.names}
+def _extents(sizes: Iterable[Whole], seed: int) -> Mapping[str, int]:
+    names = {name for size in sizes for name in names_of(size)}
     return {name: seed + zlib.crc32(name.encode()) % 97 for name in names}
 
 

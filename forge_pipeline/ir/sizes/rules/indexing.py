@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.operation import Operation, Rule, needed
-from forge_pipeline.ir.sizes.rules.shapes import extents, numbers
+from forge_pipeline.ir.sizes.rules.shapes import numbers
 from forge_pipeline.ir.sizes.value import MOST, Known
 
 
@@ -132,4 +132,3 @@ RULES: Final[Mapping[str, Rule]] = {
     "Unique": unique,
     "NonMaxSuppression": non_max_suppression,
 }
-__all__ = ["RULES", "extents"]

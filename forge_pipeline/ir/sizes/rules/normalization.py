@@ -8,7 +8,7 @@ from typing import Final
 from onnx import TensorProto
 
 from forge_pipeline.ir.sizes.operation import Operation, Rule, needed
-from forge_pipeline.ir.sizes.value import UNKNOWN, Known
+from forge_pipeline.ir.sizes.value import Known
 
 
 def batch_normalization(op: Operation) -> Sequence[Known]:
@@ -50,4 +50,3 @@ RULES: Final[Mapping[str, Rule]] = {
     "DequantizeLinear": dequantize,
     "DynamicQuantizeLinear": dynamic_quantize,
 }
-__all__ = ["RULES", "UNKNOWN"]

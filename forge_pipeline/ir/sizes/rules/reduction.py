@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Whole
-from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
+from forge_pipeline.ir.sizes.operation import Operation, Rule, needed
 from forge_pipeline.ir.sizes.rules.elementwise import FLOATS
 from forge_pipeline.ir.sizes.value import Array, Known, Shape
 
@@ -78,4 +78,3 @@ _NAMES: Final = (
     "ReduceSum", "ReduceSumSquare",
 )  # fmt: skip
 RULES: Final[Mapping[str, Rule]] = {**dict.fromkeys(_NAMES, reduce), "ArgMax": arg, "ArgMin": arg}
-__all__ = ["RULES", "Unknown"]

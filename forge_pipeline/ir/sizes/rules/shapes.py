@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,8 @@ from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed, whole
 from forge_pipeline.ir.sizes.real import Real
 from forge_pipeline.ir.sizes.rules.elementwise import FLOATS, whole_of
-from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Array, Known, Shape, of_array, of_sizes
+from forge_pipeline.ir.sizes.value import MOST, Array, Known, Shape, of_array, of_sizes
+from forge_pipeline.ir.tensors import element_count
 
 
 def numbers(shape: Shape) -> tuple[int, ...] | None:
@@ -64,7 +65,7 @@ def constant_of_shape(op: Operation) -> Sequence[Known]:
 
 def _filled(dtype: int, shape: Shape | None, fill: Array) -> Known:
     known = None if shape is None else numbers(shape)
-    if known is None or min(known, default=0) < 0 or e.product(known) > MOST or fill.dtype.kind not in "biuf":  # type: ignore[operator]
+    if known is None or min(known, default=0) < 0 or element_count(known) > MOST or fill.dtype.kind not in "biuf":
         return Known(dtype, shape)
     return of_array(np.full(known, fill.reshape(-1)[0]), dtype)
 
@@ -76,7 +77,7 @@ def expand(op: Operation) -> Sequence[Known]:
         return [Known(given.dtype, None)]
     shape = op.broadcast(given.shape, target)
     known = numbers(shape)
-    if given.contents is None or known is None or e.product(known) > MOST:  # type: ignore[operator]
+    if given.contents is None or known is None or element_count(known) > MOST:
         return [Known(given.dtype, shape)]
     return [Known(given.dtype, shape, np.broadcast_to(given.contents, known).copy())]
 
@@ -89,7 +90,7 @@ def tile(op: Operation) -> Sequence[Known]:
         return [Known(given.dtype, given.shape and tuple(op.fresh(str(axis)) for axis in range(len(given.shape))))]
     shape = tuple(size * count for size, count in zip(given.shape, repeats, strict=True))
     known, counts = numbers(shape), numbers(repeats)
-    if given.contents is None or known is None or counts is None or e.product(known) > MOST:  # type: ignore[operator]
+    if given.contents is None or known is None or counts is None or element_count(known) > MOST:
         return [Known(given.dtype, shape)]
     return [Known(given.dtype, shape, np.tile(given.contents, counts))]
 
@@ -152,6 +153,8 @@ def _reshaped(op: Operation, source: Shape | None, target: list[Whole]) -> Shape
             entries.append(None)
         elif isinstance(entry, int) and entry == 0 and not op.attribute("allowzero", 0):
             entries.append(source[axis] if source is not None and axis < len(source) else op.fresh(str(axis)))
+        elif not op.context.assuming and (e.bounds(entry)[0] or 0) < 0:
+            raise Unknown
         else:
             op.context.require_not_negative(entry, f"{op.title}: an extent of the target shape ({entry})")
             entries.append(entry)
@@ -174,15 +177,15 @@ def fitted(op: Operation, source: Shape, entries: Sequence[Whole | None]) -> Sha
     return tuple(op.context.resolve(left if entry is None else entry) for entry in entries)
 
 
-def moved(given: Known, shape: Shape, change: object) -> Known:
+def moved(given: Known, shape: Shape, change: Callable[[Array, tuple[int, ...]], Array]) -> Known:
     """Return a value whose elements are moved to another shape by ``change(contents, shape)``."""
     known = numbers(shape)
     if given.contents is None or known is None:
         return Known(given.dtype, shape)
     try:
         if given.constant is not None:
-            return of_array(change(given.constant, known), given.dtype)  # type: ignore[operator]
-        return Known(given.dtype, shape, change(given.contents, known))  # type: ignore[operator]
+            return of_array(change(given.constant, known), given.dtype)
+        return Known(given.dtype, shape, change(given.contents, known))
     except ValueError:
         return Known(given.dtype, shape)
 
@@ -263,4 +266,3 @@ RULES: Final[Mapping[str, Rule]] = {
     "RandomNormal": random,
     "RandomUniform": random,
 }
-__all__ = ["RULES", "UNKNOWN", "extents", "fitted", "moved", "numbers"]

@@ -10,7 +10,7 @@ import numpy as np
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, needed
-from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Known, Shape
+from forge_pipeline.ir.sizes.value import MOST, Known, Shape
 
 FAR: Final = (1 << 31) - 1
 """A slice's end from which on it means all that there is: no extent is larger."""
@@ -164,4 +164,3 @@ def _grown(op: Operation, given: Known, axes: Sequence[int]) -> Known:
 
 
 RULES: Final[Mapping[str, Rule]] = {"Slice": slice_of, "Split": split, "Concat": concat, "Pad": pad}
-__all__ = ["RULES", "UNKNOWN", "joined", "sliced"]
