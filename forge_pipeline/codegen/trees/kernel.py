@@ -39,7 +39,13 @@ NAME = "trees"
 """The family, and the kernel's block."""
 
 ROWS = 16
-"""Rows of a block: two vectors of AVX2, four of NEON."""
+"""Rows of a block of bits: two vectors of AVX2, four of NEON."""
+
+WALKED = 64
+"""Rows that walk along one tree before the next: what they read of it stays in the first cache."""
+
+DEEP, ROUND = 12, 4
+"""The depth above which rows look every ROUND steps whether all are at leaves: the deepest leaf is far from others."""
 
 STEP_COST, PART_COST = 16, 10
 """What a step along a tree, and the leaf of a part, take for one row, in entries of a part (measured: 1.3 ns, 0.6 ns
@@ -69,6 +75,7 @@ class _Form:
     aggregate: Aggregate
     trees: int
     is_parallel: bool
+    has_rounds: bool
 
     @property
     def integer(self) -> str:
@@ -114,6 +121,13 @@ class _Form:
         is_nan = magnitude > tirx.const(infinity(self.dtype), self.integer)
         return tirx.Select(is_nan, missing, ((magnitude ^ sign) - sign) ^ flip)
 
+    def are_leaves(self, records: Any, at: Any) -> Any:
+        """Return whether all that walk together stay where they are."""
+        from tvm import tirx
+
+        stay = [records[at[t], walk.BASE] == at[t].astype(self.integer) for t in range(TOGETHER)]
+        return tirx.all(*stay)
+
     def loop(self, extent: Any) -> Any:
         """Return the loop over blocks of rows."""
         from tvm.script import tirx as T
@@ -125,8 +139,11 @@ def kernel_of(ensemble: Ensemble) -> Kernel:
     """Return the kernel of an ensemble."""
     nodes = compared(ensemble)
     level = levels(nodes.true, nodes.false, ensemble.roots, ensemble.leaves)
-    leaves, steps, parts = leaves_of(ensemble, level), walk_table(ensemble, nodes), bit_table(ensemble, nodes, level)
-    if parts is not None and len(parts.entries) + PART_COST * len(parts.tree) > STEP_COST * steps.work:
+    leaves, steps = leaves_of(ensemble, level), walk_table(ensemble, nodes)
+    most = STEP_COST * steps.work
+    least = len(level.order) + PART_COST * len(ensemble.roots)  # a part for each tree: most often it takes more
+    parts = bit_table(ensemble, nodes, level) if least <= most else None
+    if parts is not None and len(parts.entries) + PART_COST * len(parts.tree) > most:
         parts = None
     form = _Form(
         dtype=ensemble.dtype,
@@ -134,6 +151,7 @@ def kernel_of(ensemble: Ensemble) -> Kernel:
         width=leaves.width,
         aggregate=ensemble.aggregate,
         trees=len(ensemble.roots),
+        has_rounds=int(steps.steps.max()) > DEEP,
         is_parallel=(steps.work if parts is None else len(parts.entries) // STEP_COST) >= SERIAL_WORK,
     )
     return _kernel(form, ensemble.base, leaves, steps, parts)
@@ -176,11 +194,42 @@ def _column_table(form: _Form, codes: Array) -> Array:
     return np.stack([codes // KINDS, np.where(flipped, -1, 0), nan], axis=1).astype(form.integer)
 
 
+def _descent(form: _Form, *, has_rounds: bool) -> Any:
+    """Return what goes from the roots, ``at``, to leaves: ``steps`` times, or that many rounds until all are there.
+
+    ``row(t)`` is the row of ``seen`` that the walk ``t`` goes by.
+    """
+    from tvm.script import tirx as T
+
+    @T.inline
+    def step(at, N, seen, row):  # type: ignore[no-untyped-def]
+        for t in T.unroll(TOGETHER):
+            at[t] = T.Cast("int32", N[at[t], walk.BASE]) + T.Cast(
+                "int32", seen[row(t), N[at[t], walk.COLUMN]] <= N[at[t], walk.KEY]
+            )
+
+    @T.inline
+    def fixed(at, left, N, seen, row, steps):  # type: ignore[no-untyped-def]
+        for _ in T.serial(steps):
+            step(at, N, seen, row)
+
+    @T.inline
+    def in_rounds(at, left, N, seen, row, steps):  # type: ignore[no-untyped-def]
+        left[0] = (steps + (ROUND - 1)) // ROUND
+        while left[0] > 0:
+            for _ in T.unroll(ROUND):
+                step(at, N, seen, row)
+            left[0] = T.Select(form.are_leaves(N, at), 0, left[0] - 1)
+
+    return in_rounds if has_rounds else fixed
+
+
 def _row_walk(form: _Form, tables: list[Array]) -> Any:
     """Return what computes one row of Y from one of X."""
     from tvm.script import tirx as T
 
     width, targets, columns, groups = form.width, form.targets, len(tables[2]), len(tables[4])
+    descend = _descent(form, has_rounds=False)
 
     @T.inline
     def one(X, W, B, C, N, S, F, Y, row, rows):  # type: ignore[no-untyped-def]
@@ -189,21 +238,18 @@ def _row_walk(form: _Form, tables: list[Array]) -> Any:
             T.reads()
             T.writes()
             T.sblock_attr({"forge.family": NAME})
-            seen = T.sblock_alloc_buffer((columns,), form.integer, scope="local")
+            seen = T.sblock_alloc_buffer((1, columns), form.integer, scope="local")
             at = T.sblock_alloc_buffer((TOGETHER,), "int32", scope="local")
+            left = T.sblock_alloc_buffer((1,), "int32", scope="local")
             total = T.sblock_alloc_buffer((targets,), form.dtype, scope="local")
             for k in T.serial(targets):
                 total[k] = form.neutral
             for c in T.serial(columns):
-                seen[c] = form.column(X[i, C[c, FEATURE]], C[c, FLIP], C[c, NAN])
+                seen[0, c] = form.column(X[i, C[c, FEATURE]], C[c, FLIP], C[c, NAN])
             for g in T.serial(groups):
                 for t in T.unroll(TOGETHER):
                     at[t] = T.Cast("int32", g * TOGETHER + t)
-                for _ in T.serial(S[g]):
-                    for t in T.unroll(TOGETHER):
-                        at[t] = T.Cast("int32", N[at[t], walk.BASE]) + T.Cast(
-                            "int32", seen[N[at[t], walk.COLUMN]] <= N[at[t], walk.KEY]
-                        )
+                descend(at, left, N, seen, lambda t: 0, S[g])
                 for t in T.unroll(TOGETHER):
                     for k in T.serial(width):
                         total[form.target(F[g * TOGETHER + t]) + k] = form.combined(
@@ -220,11 +266,14 @@ ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
 
 
 def _walk_kernel(form: _Form, tables: list[Array]) -> Any:
-    """Return ``(x, weights, base, columns, records, steps, first targets, y)``."""
+    """Return ``(x, weights, base, columns, records, steps, first targets, y)``.
+
+    The last rows of a block are walked along with copies of the last one, which are not stored.
+    """
     from tvm.script import tirx as T
 
     weights, base, columns, records, steps, first = (table.shape for table in tables)
-    one = _row_walk(form, tables)
+    one, descend = _row_walk(form, tables), _descent(form, has_rounds=form.has_rounds)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def trees(x: T.handle, w: T.handle, b: T.handle, c: T.handle, n: T.handle, s: T.handle, f: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
@@ -238,43 +287,39 @@ def _walk_kernel(form: _Form, tables: list[Array]) -> Any:
         S = T.match_buffer(s, steps, "int32")
         F = T.match_buffer(f, first, "int32")
         Y = T.match_buffer(y, (rows, form.targets), form.dtype)
-        if rows < ROWS:
+        if rows < 2 * TOGETHER:
             for row in T.serial(rows):
                 one(X, W, B, C, N, S, F, Y, row, rows)
         else:
-            for block in form.loop((rows + (ROWS - 1)) // ROWS):
+            for block in form.loop((rows + (WALKED - 1)) // WALKED):
                 with T.sblock(NAME):
-                    start = T.axis.opaque(rows, T.min(block * ROWS, rows - ROWS))
+                    start = T.axis.opaque(rows, block * WALKED)
                     T.reads()
                     T.writes()
                     T.sblock_attr({"forge.family": NAME})
-                    seen = T.sblock_alloc_buffer((ROWS, columns[0]), form.integer, scope="local")
+                    seen = T.sblock_alloc_buffer((WALKED, columns[0]), form.integer, scope="local")
                     at = T.sblock_alloc_buffer((TOGETHER,), "int32", scope="local")
-                    total = T.sblock_alloc_buffer((ROWS, form.targets), form.dtype, scope="local")
-                    for i in T.serial(ROWS):
+                    left = T.sblock_alloc_buffer((1,), "int32", scope="local")
+                    total = T.sblock_alloc_buffer((WALKED, form.targets), form.dtype, scope="local")
+                    for i in T.serial(T.min(T.int64(WALKED), (rows - start + (TOGETHER - 1)) // TOGETHER * TOGETHER)):
                         for k in T.serial(form.targets):
                             total[i, k] = form.neutral
                         for column in T.serial(columns[0]):
                             seen[i, column] = form.column(
-                                X[start + i, C[column, FEATURE]], C[column, FLIP], C[column, NAN]
+                                X[T.min(start + i, rows - 1), C[column, FEATURE]], C[column, FLIP], C[column, NAN]
                             )
                     for tree in T.serial(first[0]):
-                        for i in T.serial(ROWS // TOGETHER):
+                        for i in T.serial(T.min(T.int64(WALKED), rows - start + (TOGETHER - 1)) // TOGETHER):
                             for j in T.unroll(TOGETHER):
                                 at[j] = T.Cast("int32", tree)
-                            for _ in T.serial(S[tree // TOGETHER]):
-                                for j in T.unroll(TOGETHER):
-                                    at[j] = T.Cast("int32", N[at[j], walk.BASE]) + T.Cast(
-                                        "int32",
-                                        seen[i * TOGETHER + j, N[at[j], walk.COLUMN]] <= N[at[j], walk.KEY],
-                                    )
+                            descend(at, left, N, seen, lambda j: i * TOGETHER + j, S[tree // TOGETHER])  # noqa: B023
                             for j in T.unroll(TOGETHER):
                                 for k in T.serial(form.width):
                                     total[i * TOGETHER + j, form.target(F[tree]) + k] = form.combined(
                                         total[i * TOGETHER + j, form.target(F[tree]) + k],
                                         W[N[at[j], walk.LEAF], k],
                                     )
-                    for i in T.serial(ROWS):
+                    for i in T.serial(T.min(T.int64(WALKED), rows - start)):
                         for k in T.serial(form.targets):
                             Y[start + i, k] = form.finished(total[i, k], B[k])
 
