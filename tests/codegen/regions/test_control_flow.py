@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 
-from tests.support.control_flow import compare, model_of, steps_of
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import DataError
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+from tests.support.control_flow import compare, compiled, model_of, steps_of
 
 RANDOM = np.random.default_rng(0)
 
@@ -225,3 +231,47 @@ def test_extents_that_change_from_turn_to_turn_are_used_in_the_same_turn() -> No
           >
         }""")
     compare(model, [{"x": floats(rows), "n": np.array(n)} for rows, n in ((3, 4), (1, 1), (2, 0))])
+
+
+BRANCHED = """
+    g (float[N, 4, K] x) => (float[A, B] y) {
+      last = Constant <value_ints = [2]> ()  one = Constant <value_ints = [1]> ()
+      s = Shape (x)  k = Gather (s, last)  c = Equal (k, one)
+      z = If (c) <
+        then_branch = t () => (float[A, B] a) { a = Squeeze (x, last) },
+        else_branch = e () => (float[A, B, C] b) { b = Identity (x) }
+      >
+      y = Exp (z)
+    }"""
+
+
+def test_an_axis_that_is_removed_if_it_is_one_has_to_be_one() -> None:
+    library = compare(model_of(BRANCHED), [{"x": floats(3, 4, 1)}])
+    assert steps_of(library) == []
+    with pytest.raises(DataError):
+        Engine(library.to_bytes(), threads=1)(floats(3, 4, 2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("generator", "level"), [("stock", 1), ("tiled", 1), ("tiled", 3)])
+def test_a_program_is_the_same_by_any_generator_and_on_any_threads(generator: str, level: int, threads: int) -> None:
+    model = model_of("""
+        g (float[N, 4] x, int64 n) => (float[M, 4] y, int64[2, K] at) {
+          at = NonZero (x)
+          y = Loop (n, "", x) <
+            body = b (int64 i, bool c, float[R, 4] s) => (bool go, float[S, 4] s2) {
+              go = Identity (c)  z = Softmax (s)  s2 = Concat <axis = 0> (s, z)
+            }
+          >
+        }""")
+    options = Options(generator=generator, opt_level=level, float16=False, channel_layout=None)
+    library = build(model, Target.from_tag("host"), options)
+    x, n = np.maximum(floats(3, 4), 0), np.array(2)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "n": n})
+    for want, have in zip(wanted, Engine(library.to_bytes(), threads=threads)(x, n), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5)
+
+
+def test_the_same_model_has_the_same_bytes() -> None:
+    model = model_of("g (float[N] x) => (int64[1, K] y, float[J] z) { y = NonZero (x)  z = Unique (x) }")
+    assert compiled(model).to_bytes() == compiled(model).to_bytes()
