@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,10 @@ def separate_weights(work: Lowering) -> None:
     if work.target.kind == "cuda":
         return
     halves: Halves = "rounded" if work.options.float16 else storage(_model(work))
-    separated = separate(work.module, as_halves=halves, file=work.section)
+    separated = separate(work.module, as_halves=halves, file=work.section, own_only=work.program is not None)
+    if work.program is not None:
+        regions = (replace(region, weights=separated.taken[region.function]) for region in work.program.regions)
+        work.program = replace(work.program, regions=tuple(regions))
     work.module, work.weight_section, work.weights = separated.module, separated.section, separated.table
 
 

@@ -19,7 +19,10 @@ from forge_pipeline.runtime.program import Program
 PROGRAM: dict[str, Any] = {
     "version": 1,
     "values": 12,
-    "regions": [{"function": "double", "inputs": 1, "outputs": 1}, {"function": "turn", "inputs": 3, "outputs": 3}],
+    "regions": [
+        {"function": "double", "inputs": 1, "outputs": 1, "weights": []},
+        {"function": "turn", "inputs": 3, "outputs": 3, "weights": [0, 2]},
+    ],
     "main": {
         "inputs": [0, 1],
         "steps": [
@@ -96,6 +99,8 @@ STEPS = ["main", "steps"]
         (["regions"], [], "region 0 of 0"),
         (["regions", 0, "inputs"], 2, "a call of 'double'"),
         (["regions", 0, "outputs"], 0, "0 outputs"),
+        (["regions", 1, "weights"], [-1], "a region of"),
+        (["regions", 1, "weights"], [0.5], "where int belongs"),
         ([*STEPS, 0, "do"], "exec", "an unknown step 'exec'"),
         ([*STEPS, 0, "do"], ["call"], "an unknown step"),
         ([*STEPS, 0, "inputs"], [7], "value 7, which is not defined"),
