@@ -168,7 +168,8 @@ def ready() -> None:
     from forge_pipeline.runtime.ffi import torch_hidden
 
     with torch_hidden():
-        import tvm.relax.frontend.onnx  # noqa: F401
+        for name in ("backend", "build", "stock", "tiled", "onnx_import.operators.table"):
+            importlib.import_module(f"forge_pipeline.codegen.{name}")
 
 
 def main() -> None:

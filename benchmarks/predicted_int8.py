@@ -96,11 +96,7 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
     calls: Counter[str] = Counter()
     sizes: dict[Any, int] = {}
     from_memory = 0
-    for binding in (
-        each
-        for block in lowered.module[lowered.sized].body.blocks
-        for each in block.bindings
-    ):
+    for binding in (each for block in lowered.module[lowered.sized].body.blocks for each in block.bindings):
         call = binding.value
         if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != "relax.call_tir":
             continue

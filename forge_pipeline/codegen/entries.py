@@ -39,5 +39,19 @@ def entries(model: onnx.ModelProto, dims: Mapping[str, tuple[int, ...]], *, open
     found = [Variant(function=MAIN, extents={}, model=model)] if open_form else []
     for sizes in combinations(dims):
         name = f"{MAIN}_{len(found)}" if found else MAIN
-        found.append(Variant(function=name, extents=sizes, model=with_sizes(model, sizes)))
+        found.append(Variant(function=name, extents=sizes, model=_settled(with_sizes(model, sizes))))
     return found
+
+
+def _settled(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` with what follows from its sizes as constants: shapes, and what is computed from them."""
+    import onnx
+
+    from forge_pipeline.codegen.onnx_import.fold_shapes import fold_shapes
+
+    nodes = len(model.graph.node) + 1
+    while len(model.graph.node) < nodes:
+        nodes = len(model.graph.node)
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        fold_shapes(model)
+    return model

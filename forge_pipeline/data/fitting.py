@@ -40,9 +40,7 @@ def input_specs(model: ModelProto) -> tuple[InputSpec, ...]:
     for value in model.graph.input:
         if value.name not in stored:
             tensor = value.type.tensor_type
-            dims = tuple(
-                dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or "?") for dim in tensor.shape.dim
-            )
+            dims = tuple(dim.dim_value if dim.dim_value > 0 else (dim.dim_param or "?") for dim in tensor.shape.dim)
             dtype = np.dtype(tensor_dtype_to_np_dtype(tensor.elem_type)).name
             specs.append(InputSpec(name=value.name, shape=dims, dtype=dtype))
     return tuple(specs)

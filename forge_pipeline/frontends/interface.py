@@ -37,7 +37,7 @@ def name_open_sizes(model: ModelProto) -> None:
     new: dict[str, str] = {}
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
+            if dim.dim_value < 1:
                 dim.dim_param = new.setdefault(dim.dim_param or f"?{value.name}{axis}", _size_name(value.name, axis))
     for value in (*model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:

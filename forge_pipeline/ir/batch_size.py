@@ -50,7 +50,7 @@ def _leading(value: onnx.ValueInfoProto) -> int | str | None:
     dims = value.type.tensor_type.shape.dim
     if not dims:
         return None
-    return int(dims[0].dim_value) if dims[0].HasField("dim_value") else str(dims[0].dim_param) or "?"
+    return int(dims[0].dim_value) if dims[0].dim_value > 0 else str(dims[0].dim_param) or "?"
 
 
 def _follow_baked_shapes(model: ModelProto, old: int, new: int) -> None:

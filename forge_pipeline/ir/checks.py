@@ -7,7 +7,8 @@ it does not know, and constants that are small in the file and unbounded in memo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 
 import onnx
 from onnx import ModelProto, ValueInfoProto
@@ -86,21 +87,55 @@ def _uses_onnx(model: ModelProto) -> bool:
 
 
 def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
-    """Raise ModelError unless inputs and outputs are tensors, told apart by name, of a size that can be."""
+    """Raise ModelError with all of ``interface_faults``."""
+    raise_together(interface_faults(model, max_value_bytes=max_value_bytes))
+
+
+def interface_faults(model: ModelProto, *, max_value_bytes: int) -> list[ModelError]:
+    """Return what is wrong with inputs and outputs: they are tensors, told apart by name, of a size that can be."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
+    refusals: list[ModelError] = []
     for role, values in (("input", inputs), ("output", model.graph.output)):
         seen: set[str] = set()
         for value in values:
-            where = f"{role} {value.name[:80]!r}"
-            if not value.name or value.name in seen:
-                raise ModelError(where, f"a name for each {role}", "an empty or repeated one", _EXPORT)
-            if len(value.name.encode()) > MAX_NAME:
-                found = f"one of {len(value.name.encode()):,} bytes"
-                raise ModelError(where, f"a name of at most {MAX_NAME:,} bytes", found, "give it a shorter one")
+            refusals += refusal_of(partial(_check_value, value, role, frozenset(seen), max_value_bytes))
             seen.add(value.name)
-            _check_tensor(value, where, shape_needed=role == "input")
-            _check_size(value, where, max_value_bytes)
+    return refusals
+
+
+def _check_value(value: ValueInfoProto, role: str, seen: Set[str], max_value_bytes: int) -> None:
+    where = f"{role} {value.name[:80]!r}"
+    if not value.name or value.name in seen:
+        raise ModelError(where, f"a name for each {role}", "an empty or repeated one", _EXPORT)
+    if len(value.name.encode()) > MAX_NAME:
+        found = f"one of {len(value.name.encode()):,} bytes"
+        raise ModelError(where, f"a name of at most {MAX_NAME:,} bytes", found, "give it a shorter one")
+    _check_tensor(value, where, shape_needed=role == "input")
+    _check_size(value, where, max_value_bytes)
+
+
+def refusal_of(look: Callable[[], object]) -> list[ModelError]:
+    """Return what a check raises, to be raised with what others do."""
+    try:
+        look()
+    except ModelError as refusal:
+        return [refusal]
+    return []
+
+
+def raise_together(refusals: Sequence[ModelError]) -> None:
+    """Raise one ModelError with all reasons, where there are any."""
+    if not refusals:
+        return
+    if len(refusals) == 1:
+        raise refusals[0]
+    raise ModelError(
+        where=f"{len(refusals)} places",
+        expected="a model without these faults",
+        found="; ".join(f"{one.where}: expected {one.expected}, found {one.found}" for one in refusals),
+        fix="; ".join(dict.fromkeys(one.fix for one in refusals)),
+    )
 
 
 def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> None:
@@ -131,11 +166,12 @@ def check_operators(form: Canonical, why: Mapping[str, str]) -> None:
     versions = {entry.domain: entry.version for entry in form.skeleton.opset_import}
     unknown: dict[tuple[str, str], list[str]] = {}
     for node in every_node(form.skeleton):
-        if not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
+        result = node.output[0] if node.output else ""
+        reason = why.get(form.names.get(result, result))
+        is_left = node.domain == ML and reason is not None
+        if is_left or not _is_defined(node.op_type, node.domain, versions.get(node.domain, 0)):
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            result = node.output[0]
-            reason = why.get(form.names.get(result, result), "")
-            unknown.setdefault((name[:80], reason), []).append(repr(form.names.get(node.name, node.name)[:80]))
+            unknown.setdefault((name[:80], reason or ""), []).append(repr(form.names.get(node.name, node.name)[:80]))
     if unknown:
         listed = "; ".join(_told(*key, nodes) for key, nodes in sorted(unknown.items()))
         raise ModelError(

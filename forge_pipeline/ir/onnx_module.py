@@ -321,7 +321,7 @@ def _shape(value: onnx.ValueInfoProto) -> Shape:
             fix="export the model with the shapes of its inputs and outputs",
         )
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in value.type.tensor_type.shape.dim
+        dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in value.type.tensor_type.shape.dim
     )
 
 

@@ -10,7 +10,6 @@ from forge_pipeline.passes.contract import (
     Metric,
     NoOptions,
     Pass,
-    PassError,
     PassRow,
     Tolerance,
     Transformation,
@@ -18,6 +17,7 @@ from forge_pipeline.passes.contract import (
     VerifySettings,
     verified,
 )
+from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.pipeline import Applied, Outcome, Repeat, Step, apply, plan
 from forge_pipeline.passes.table import PASSES, table
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
+from forge_pipeline.passes.errors import PassError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from forge_pipeline.passes.graph import Graph
-from forge_pipeline.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,6 @@ class VerifySettings:
     samples: int
     seed: int
     dims: dict[str, int]
-
-
-class PassError(ModelError):
-    """A pass met a graph that breaks its contract: a precondition, or a postcondition of its own."""
 
 
 Kind = Literal["analysis", "annotation", "transformation", "rewrite", "compose"]

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 from forge_pipeline.ir.traversal import needs, subgraphs
-from forge_pipeline.passes.contract import PassError
+from forge_pipeline.passes.errors import PassError
 
 UNARY = frozenset(
     {

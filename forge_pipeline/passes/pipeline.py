@@ -18,13 +18,13 @@ from forge_pipeline.passes.contract import (
     Equality,
     Metric,
     Pass,
-    PassError,
     PassRow,
     Tolerance,
     Unverified,
     Verification,
     endless,
 )
+from forge_pipeline.passes.errors import PassError
 from forge_pipeline.registry import Registry
 
 if TYPE_CHECKING:

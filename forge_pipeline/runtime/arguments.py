@@ -38,7 +38,7 @@ class Slot:
     def take(self, value: Array) -> Any:
         """Return TVM's tensor of the values of ``value``, an array of the input's dtype and of any layout."""
         if value.shape == self._shape:
-            np.copyto(self._room, value)
+            self._room[...] = value
             return self._staged
         if value.nbytes > STAGED_BYTES:
             return self._wrap(align(value))

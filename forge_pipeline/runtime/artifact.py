@@ -53,14 +53,14 @@ def open_library(
     with open_image(plaintext_folder) as image:
         contents = _contents(source, key, password, limits, where)
         library = Library.view(contents.view(), where=where, digest=contents.digest())
-        interface = _check_fits(library, Host.this(), where)
+        interface = _interface_for(library, Host.this(), where)
         image.write(memoryview(library.elf))
         if image.freeze() != library.elf:
             raise ArtifactError(where, "the bytes that were checked", "others", "find out who writes to this process")
         yield library, interface, image.path
 
 
-def _check_fits(library: Library, host: Host, where: str) -> Interface:
+def _interface_for(library: Library, host: Host, where: str) -> Interface:
     """Return the library's interface once it is clear that the library is for ``host``."""
     try:
         host.check_target(library.metadata["target"], where=where)

@@ -1,7 +1,7 @@
 """What the sizes of a call must keep: expressions over the inputs' extents, as the library's metadata has them.
 
 A size is a number or a list of products ``[coefficient, atom, ...]``; an atom is ``[kind, ...]``: an extent by its
-name, a floor division, what is positive of a size, whether one is zero or not negative, or a float cut to a whole number.
+name, a floor division, what is positive of a size, whether one is zero or not negative, or a float that is truncated.
 ``ir.sizes.encoding`` writes them; reading them here needs no ONNX.
 """
 

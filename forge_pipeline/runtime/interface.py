@@ -96,6 +96,8 @@ class Interface:
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """Put a call's arguments into the model's order; DataError where one is missing, twice there or unknown."""
+        if args and not named and len(args) == len(self.inputs) and type(args[0]) is np.ndarray:
+            return list(args)
         if not args and len(named) == len(self.inputs):
             with suppress(KeyError):  # what follows says which name is wrong
                 return [named[tensor.name] for tensor in self.inputs]

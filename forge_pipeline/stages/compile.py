@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
+from forge_pipeline.codegen.judge import Feed
 from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
-from forge_pipeline.codegen.verify import Checks, Feed
+from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError
@@ -166,6 +167,8 @@ def _notes(checked: Mapping[str, Any]) -> list[str]:
     lines = [f"checked on {origin}: {'; '.join(several)}" for origin, several in sizes.items()]
     for entry, why in checked.get("unverified", {}).items():
         lines.append(f"not checked for {entry}: {why}; name sizes with compile.verify.dims, or give data.path=FILE")
+    for row in checked.get("refused", {}).values():
+        lines.append(f"the library refuses {shown(row['sizes'])}, which ONNX Runtime takes: {row['by_the_library']}")
     if checked.get("rounding"):
         outputs = ", ".join(f"{name} {noise:g}" for name, noise in checked["rounding"].items())
         lines.append(f"compared within what rounding alone changes: {outputs}")

@@ -64,11 +64,16 @@ def run(config: Config, source: Source) -> Result:
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     model = checks.with_own_opset(model, max_opset=config.max_opset)
-    checks.check_interface(model, max_value_bytes=config.max_value_bytes)
+    faults = checks.interface_faults(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
-        _refuse_defaults(model)
-    form = canonical(model, external=imported.external)
-    checks.check_operators(form, {**written.why, **kept(model)})
+        faults += checks.refusal_of(lambda: _refuse_defaults(model))
+    try:
+        form = canonical(model, external=imported.external)
+    except ModelError as damage:
+        checks.raise_together([*faults, damage])
+        raise
+    faults += checks.refusal_of(lambda: checks.check_operators(form, {**written.why, **kept(model)}))
+    checks.raise_together(faults)
     size = sum(weight.size for weight in form.weights)
     if config.dims:
         form = sized(form, config.dims, max_value_bytes=config.max_value_bytes)

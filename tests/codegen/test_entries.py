@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.runtime.bundle import Library
@@ -135,3 +136,26 @@ def test_tvms_own_pipeline_makes_entries_too() -> None:
     engine = Engine(library.to_bytes(), threads=1)
     for sequence in (4, 8, 5):
         assert_computes(engine, 2, sequence)
+
+
+def test_what_follows_from_a_size_is_known_where_the_size_is() -> None:
+    """A range up to an extent, reshaped by another: with numbers for both, none of it is left to run."""
+    model = encoder()
+    del model.graph.node[:]
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["tokens"], ["s"]),
+            helper.make_node("Gather", ["s", "one"], ["n"]),
+            helper.make_node("Squeeze", ["n"], ["limit"]),
+            helper.make_node("Range", ["zero", "limit", "step"], ["places"]),
+            helper.make_node("Unsqueeze", ["places", "nought"], ["row"]),
+            helper.make_node("Add", ["tokens", "row"], ["moved"]),
+            helper.make_node("Gather", ["rows", "moved"], ["y"]),
+        ]
+    )
+    constants = {"zero": np.int64(0), "step": np.int64(1), "nought": np.array([0])}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()
+    )
+    (variant,) = entries(model, {"batch": (2,), "sequence": (4,)}, open_form=False)
+    assert [node.op_type for node in variant.model.graph.node] == ["Add", "Gather"]

@@ -19,7 +19,7 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.compile_process import STEP, Job, compile_in_subprocess
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.verify import Checks, Tolerance, precision, verify
-from forge_pipeline.errors import CompileError, VerificationError
+from forge_pipeline.errors import CompileError, DataError, VerificationError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 
@@ -99,6 +99,16 @@ def test_no_build_fails_for_sizes_that_were_made_up(model_of: Make, total: Libra
     report = verify(two_names(model_of), renamed(total, "n", "m"), checks, float16=False)
     assert (report["samples"], report["error"]) == (0, {})
     assert "ONNX Runtime: " in report["unverified"]["any size"]
+
+
+def test_other_sizes_are_tried_where_the_library_alone_refuses_the_first(model_of: Make, total: Library) -> None:
+    """ONNX Runtime spreads one row over any number; a library for equal numbers does not."""
+    model, library = two_names(model_of), renamed(total, "n", "m")
+    report = verify(model, library, dataclasses.replace(CHECKS, dims={"m": 1}), float16=False)
+    assert report["inputs"] == [{"from": "made-up inputs", "sizes": {"m": 1, "n": 1}}]
+    assert report["refused"]["any size"]["sizes"] == {"m": 1, "n": 2}
+    with pytest.raises(DataError):
+        verify(model, library, dataclasses.replace(CHECKS, dims={"m": 1, "n": 2}), float16=False)
 
 
 def test_samples_are_compared_before_anything_is_made_up(model_of: Make, total: Library) -> None:

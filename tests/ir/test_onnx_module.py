@@ -195,6 +195,19 @@ def test_a_reshape_with_a_baked_batch_follows(make_model):
     np.testing.assert_equal(module.get_inference_function()(sample), sample.reshape(5, 12))
 
 
+def test_a_batch_that_is_written_as_minus_one_is_open_and_no_number_that_a_reshape_has(make_model):
+    target = helper.make_tensor("target", TensorProto.INT64, [2], [-1, 3])
+    nodes = [helper.make_node("Reshape", ["x", "target"], ["f"]), helper.make_node("Relu", ["f"], ["y"])]
+    values = [("x", TensorProto.FLOAT, [-1, 6])], [("y", TensorProto.FLOAT, None)]
+    module = ONNXModule(make_model(nodes, *values, [target]))
+    assert module.input_shapes == [("?", 6)]
+    module.set_batch_size(5)
+    assert (module.input_shapes, module.get_inference_function()(np.ones((5, 6), np.float32)).shape) == (
+        [(5, 6)],
+        (10, 3),
+    )
+
+
 def test_a_batch_size_that_the_model_cannot_follow_is_refused_and_changes_nothing(make_model):
     weight = numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
     values = [("x", TensorProto.FLOAT, [4, 3])], [("y", TensorProto.FLOAT, [4, 3])]

@@ -20,8 +20,8 @@ from tests.support.paths import ROOT
 HOLD = """
 import sys
 from pathlib import Path
-from forge_pipeline.pipeline.deliver import prepared
-with prepared(Path(sys.argv[1])):
+from forge_pipeline.pipeline.deliver import prepare
+with prepare(Path(sys.argv[1])):
     print("held", flush=True)
     sys.exit(int(sys.stdin.readline()))
 """

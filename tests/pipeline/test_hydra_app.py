@@ -100,3 +100,20 @@ def test_a_run_leaves_no_folders_of_hydras_behind(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     _launched("target=host")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.dims={batch: 1, rows: [2, 4]}", "compile.verify.dims={batch: 1}", "fold.verify.dims.batch=1"],
+)
+def test_extents_are_named_without_leave_to_add_a_key(override: str) -> None:
+    """The keys of these options are the model's, so that none of them can be in a file of defaults."""
+    key = override.partition("=")[0]
+    found: list[dict[str, Any]] = []
+    launch([override], lambda config, folder: found.append(config))
+    launch(["--config-dir", "conf", override], lambda config, folder: found.append(config))
+    for section in found:
+        for part in key.removesuffix(".batch").split("."):
+            section = section[part]  # noqa: PLW2901 - one level down
+        assert section["batch"] == 1
+    assert len(found) == 2

@@ -8,10 +8,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.config import bind
+from forge_pipeline.config import bind, defaults
+from forge_pipeline.data import Dataset
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import CompileError, ConfigError, TargetError
 from forge_pipeline.ir import ONNXModule
@@ -80,6 +83,52 @@ def test_what_cannot_run_here_is_not_verified_and_says_why(model: ONNXModule) ->
     elsewhere = "raspberry-pi/5" if Target.from_tag("host").arch == "x86_64" else "x86-64/v2"
     result = run(config(elsewhere, generator="stock", opt_level=1), model, key=KEY)
     assert "this machine is" in result.report["verification"]["skipped"]
+
+
+def test_sizes_that_were_made_up_are_said_in_a_line(built: Result) -> None:
+    (line,) = built.report["notes"]
+    assert line.startswith("checked on made-up inputs: ")
+    assert "unverified" not in built.output.metadata
+
+
+def test_samples_are_what_is_compared_on_where_there_are_any(model: ONNXModule, tmp_path: Path) -> None:
+    (shape,) = model.input_shapes
+    np.savez(tmp_path / "samples.npz", image=np.ones((4, *shape[1:]), np.float32))
+    section = {**defaults("data/npz.yaml"), "path": str(tmp_path / "samples.npz")}
+    preparation = {name: value for name, value in section.items() if name not in ("path", "eval_path")}
+    data = Dataset.from_config(section).for_calibration()
+    result = run(config(data=preparation), model, data, key=KEY)
+    first, second = result.report["verification"]["inputs"]
+    assert {first["from"], second["from"]} == {"calibration data", "made-up inputs"}
+    assert next(row["sizes"] for row in (first, second) if row["from"] == "calibration data") == {shape[0]: 1}
+
+
+def no_sizes() -> ONNXModule:
+    """Return a model that ONNX Runtime takes no inputs for: a reshape that no extent has the elements for."""
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    graph = helper.make_graph(
+        [node],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [7, 1009])],
+        [numpy_helper.from_array(np.array([7, 1009]), "shape")],
+    )
+    return ONNXModule(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10))
+
+
+def test_what_no_inputs_are_found_for_is_delivered_and_says_so_in_report_line_and_metadata() -> None:
+    result = run(config(), no_sizes(), key=KEY)
+    assert result.report["verification"]["samples"] == 0
+    assert any(line.startswith("not checked for any size: ONNX Runtime: ") for line in result.report["notes"])
+    assert "any size" in result.output.metadata["unverified"]
+    canonical_json(dict(result.report))
+
+
+def test_listed_sizes_reach_the_library(model: ONNXModule) -> None:
+    (shape,) = model.input_shapes
+    result = run(config(dims={str(shape[0]): [4, 2]}, open_form=False), model, key=KEY)
+    assert [row["extents"] for row in result.output.metadata["entries"]] == [{shape[0]: 4}, {shape[0]: 2}]
+    assert [row["sizes"] for row in result.report["verification"]["inputs"]] == [{shape[0]: 4}, {shape[0]: 2}]
 
 
 def test_a_uuid_that_is_none_is_refused_before_anything_is_compiled(model: ONNXModule) -> None:

@@ -15,6 +15,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
+from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.errors import ConfigError, DataError, VerificationError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
@@ -202,6 +203,35 @@ def test_without_data_random_inputs_show_the_noise(foreign: Library) -> None:
     assert result.output.values["float"] == 1.0
     assert result.report["inputs"] == "random inputs of N=2: no data was given"
     assert result.report["notes"] == ["evaluated on random inputs of N=2: no data was given"]
+
+
+def test_a_model_that_no_inputs_are_found_for_is_not_measured_and_says_so(foreign: Library) -> None:
+    """Seven times 1009 elements are more than anybody would guess: the build goes on, with nothing to show for it."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> main (float[N] x) => (float[7, 1009] y)'
+        "{ shape = Constant<value_ints = [7, 1009]>() y = Reshape(x, shape) }"
+    )
+    both = {"reference": ONNXModule(model), "model": ONNXModule(model)}
+    result = evaluate.run(config(), **both, library=foreign, data=None)
+    values = result.output.values
+    assert (values["samples"], values["float"], values["compiled"]) == (0, None, None)
+    assert str(values["not_run"]).startswith("ONNX Runtime: ")
+    assert result.report["notes"][0].startswith("not evaluated: ")
+
+
+def test_a_scalar_sample_stays_a_scalar(foreign: Library, tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> main (float[N, 4] x, float s) => (float[N, 4] y, float z)'
+        "{ y = Mul(x, s) z = ReduceMean<keepdims = 0>(y) }"
+    )
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "s.npz", x=random.standard_normal((9, 4)), s=random.standard_normal(9))
+    specs = input_specs(model)
+    feed = next(iter(Dataset.open(str(tmp_path / "s.npz")).samples(DATA, specs, "calibration")))
+    assert (feed["x"].shape, feed["s"].shape) == ((1, 4), ())
+    both = {"reference": ONNXModule(model), "model": ONNXModule(model)}
+    data = Dataset.open(str(tmp_path / "s.npz"))
+    assert evaluate.run(config(), **both, library=foreign, data=data).output.values["samples"] > 0
 
 
 def test_evaluating_on_the_calibration_samples_is_said(foreign: Library, data: Dataset) -> None:

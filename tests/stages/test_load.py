@@ -606,3 +606,13 @@ def test_dims_that_make_no_sense_are_refused(loaded, dims, message):
     with pytest.raises(ConfigError) as refusal:
         loaded(relu(), changed(dims=dims))
     assert str(refusal.value).startswith(message)
+
+
+def test_a_model_with_several_faults_is_refused_for_all_of_them_at_once(loaded):
+    nodes = [helper.make_node("Frobnicate", ["x"], ["a"], "one"), helper.make_node("Add", ["a", "z"], ["y"])]
+    broken = model(*nodes, inputs=[("x", FLOAT, None), ("z", FLOAT, [1 << 40])])
+    with pytest.raises(ModelError) as refusal:
+        loaded(broken)
+    assert refusal.value.where == "3 places"
+    for said in ("input 'x': expected a shape", "input 'z': expected at most", "'Frobnicate' in 'one'"):
+        assert said in refusal.value.found

@@ -70,9 +70,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     shared = primitives.fuse(sch, [n, one, f_out, h])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, filters * (width or WIDTH) * (height or WIDTH) * steps)
-    for loop in (w_in, f_in):
-        sch.unroll(loop)
     if lanes > 1:
         sch.vectorize(lane)
-    primitives.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, f_in), below=2, lanes=lanes)

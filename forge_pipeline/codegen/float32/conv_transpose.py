@@ -262,17 +262,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     work = primitives.product(primitives.extent(sch, loop) for loop in loops)
     places = [sch.split(loop, [None, stride]) for loop, stride in zip(loops[2:], strides, strict=False)]
     lane = loops[2 + len(strides) :]
-    outer = [place[0] for place in places]
-    inner = [place[1] for place in places]
-    order = [*loops[:2], outer[0], inner[0]]
-    for one, two in zip(outer[1:-1], inner[1:-1], strict=True):
-        order += [one, two]
-    order += [outer[-1], inner[-1], *lane]
-    sch.reorder(*order)
-    shared = primitives.fuse(sch, [*loops[:2], outer[0]])
+    sch.reorder(*loops[:2], *(loop for place in places for loop in place), *lane)
+    shared = primitives.fuse(sch, [*loops[:2], places[0][0]])
     primitives.parallel_if_worth(sch, shared, work)
-    for loop in inner:
-        sch.unroll(loop)
+    for _, phase in places:
+        sch.unroll(phase)
     if lane:
         sch.vectorize(lane[0])
 

@@ -75,7 +75,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])
     sch.vectorize(lane)
-    for loop in (w_in, kernel_h, kernel_w):
-        sch.unroll(loop)
-    primitives.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, kernel_h, kernel_w), below=3, lanes=lanes)

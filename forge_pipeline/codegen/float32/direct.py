@@ -223,17 +223,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     depth = len(between) + (3 if shares_row_blocks else 2)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
-    for block in before:
-        if shares_row_blocks and primitives.family_of(sch, block) == primitives.PAD:
-            sch.compute_at(block, shared)
-            primitives.vectorize_and_unroll(sch, block, below=100, lanes=lanes)
-        else:
-            primitives.schedule_elementwise(sch, block, machine)
+    primitives.pad_at(sch, before, shared if shares_row_blocks else None, machine)
     sch.vectorize(out)
-    sch.unroll(pixel)
-    sch.unroll(oc_in)
-    primitives.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(sums, reduction[0]), below=depth, lanes=lanes)
+    primitives.unroll_tile(sch, sums, last, reduction[0], (pixel, oc_in), below=depth, lanes=lanes)
 
 
 def _flatten_rows(sch: Schedule, sums: SBlockRV, last: SBlockRV, *, out_w: int) -> None:

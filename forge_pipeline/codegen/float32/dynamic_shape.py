@@ -43,10 +43,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
     sch.vectorize(out)
-    sch.unroll(w_in)
-    sch.unroll(oc_in)
-    primitives.vectorize_and_unroll(sch, last, below=2, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=2, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=2, lanes=lanes)
 
 
 def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
@@ -67,17 +64,9 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     depth = 4 if is_padded else 3
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
-    for block in before:
-        if primitives.family_of(sch, block) == primitives.PAD:
-            sch.compute_at(block, shared)
-            primitives.vectorize_and_unroll(sch, block, below=100, lanes=lanes)
-        else:
-            primitives.schedule_elementwise(sch, block, machine)
+    primitives.pad_at(sch, before, shared, machine)
     sch.vectorize(out)
-    sch.unroll(w_in)
-    sch.unroll(oc_in)
-    primitives.vectorize_and_unroll(sch, last, below=depth, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
 
 
 def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
@@ -99,10 +88,7 @@ def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
         sch.compute_at(producer, shared)
         sch.vectorize(sch.get_loops(producer)[-1])
     sch.vectorize(lane)
-    for loop in (w_in, kernel_h, kernel_w):
-        sch.unroll(loop)
-    primitives.vectorize_and_unroll(sch, last, below=3, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, kernel_h, kernel_w), below=3, lanes=lanes)
 
 
 def _is_narrow(sch: Schedule) -> bool:

@@ -156,11 +156,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         outer, lane = sch.split(lane, [None, machine.lanes])
         sch.reorder(outer, *taps, lane)
     sch.vectorize(lane)
-    if None not in extents[-2:] and primitives.product(extents[-2:]) <= UNROLLED:
-        for tap in taps[-2:]:
-            sch.unroll(tap)
-    primitives.vectorize_and_unroll(sch, last, below=2, lanes=machine.lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, taps[0]), below=2, lanes=machine.lanes)
+    is_small = None not in extents[-2:] and primitives.product(extents[-2:]) <= UNROLLED
+    unrolled = taps[-2:] if is_small else ()
+    primitives.unroll_tile(sch, anchor, last, taps[0], unrolled, below=2, lanes=machine.lanes)
 
 
 HANDLERS = {

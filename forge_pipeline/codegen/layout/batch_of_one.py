@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.layout.known_kernels import with_known_kernels
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_pipeline.runtime.entries import MAIN
 
@@ -38,9 +39,12 @@ def batch_of_one(
     if not first or _is_claimed_to_be_a_number(module, first):
         return None
     names = {str(variable.name): 1 for variable in first}
-    if extents is None:
-        return relax.transform.BindSymbolicVars(first)(module), None, names
-    return *fixed(module, extents, names), names
+    try:
+        if extents is None:
+            return with_known_kernels(relax.transform.BindSymbolicVars(first)(module)), None, names
+        return *fixed(module, extents, names), names
+    except (ValueError, RuntimeError):  # of shapes that do not go together: the axis is no batch, and is never one
+        return None
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:

@@ -143,7 +143,7 @@ def _stored(module: tvm.IRModule, stored: set[Any]) -> tvm.IRModule:
     body = relax.SeqExpr(blocks, main.body.body)
     changed = relax.Function(main.params, body, main.ret_ty, main.is_pure).with_attrs(dict(main.attrs or {}))
     builder.update_func(module.get_global_var("main"), changed)
-    return builder.finalize()
+    return relax.transform.Normalize()(builder.finalize())  # calls have their types again
 
 
 def _kernel(value: relax.Expr) -> str | None:

@@ -62,14 +62,15 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnx.inliner
 
-    from forge_pipeline.codegen.onnx_import.block_quantized import with_bytes
     from forge_pipeline.codegen.onnx_import.decompose import expanded
     from forge_pipeline.codegen.onnx_import.operators.table import has_converter
+    from forge_pipeline.codegen.onnx_import.stored_bits import with_bytes
+    from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return expanded(with_bytes(write_out(model)), has_converter)
+    return expanded(with_bytes(write_out(written_out(model).model)), has_converter)
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:
@@ -184,20 +185,27 @@ def _demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Iterator[Refused]:
-    """Emit every node; yield those that are refused, whose results stand as if they were there."""
+    """Emit every node; yield those that are refused, whose results stand as if they were there.
+
+    What reads a result of which not even the rank is known is passed over.
+    """
     opsets = {item.domain: item.version for item in model.opset_import}
+    lost: set[str] = set()
     for place, node in enumerate(model.graph.node):
         name = node.name or f"{node.op_type}_{place}"
         if all(scope.is_made_of_sizes(output) for output in node.output if output):
+            continue
+        if not lost.isdisjoint(node.input):
+            lost.update(output for output in node.output if output)
             continue
         progress(f"import {node.op_type} {name!r}")
         reason = _emit(node, opsets, scope, name)
         if reason:
             operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
             yield Refused(place=place, node=name, operator=operator, reason=reason)
-            for output in node.output:
-                if output and output not in scope.values:
-                    scope.values[output] = scope.stand_in(output)
+            missing = [output for output in node.output if output and output not in scope.values]
+            lost.update(output for output in missing if scope.known(output).shape is None)
+            scope.values.update({output: scope.stand_in(output) for output in missing if output not in lost})
 
 
 def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: str) -> str:

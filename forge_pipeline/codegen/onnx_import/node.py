@@ -151,6 +151,13 @@ class NodeImport:
 
         return constant(np.asarray(value, element_type(dtype)))
 
+    def nothing(self, index: int = 0) -> relax.Expr:
+        """Return a result that has no elements."""
+        from tvm.relax import op
+
+        dtype = element_name(self.result(index).dtype)
+        return op.full(self.sizes(self.result_shape(index)), self.const(0, dtype), dtype)
+
     def emit(self, expression: relax.Expr) -> relax.Expr:
         """Bind an expression, so that it is computed once."""
         return self.scope.builder.emit(expression)

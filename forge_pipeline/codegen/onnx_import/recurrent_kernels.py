@@ -1,21 +1,20 @@
 """Kernels for the steps of recurrent layers: one loop over time, so any number of steps is one kernel.
 
 Each takes ``first`` and ``last``, which are X W^T + bias of all steps (steps, batch, gates * hidden) for the first and
-the last direction, and the recurrence matrices R^T in panels (directions, gates * hidden / width, hidden, width), so
-that they are read in order. It gives the hidden state of every step (steps, directions, batch, hidden) and the final
-one (directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row of a batch,
+the last direction, the recurrence matrices R^T in panels (directions, gates * hidden / width, hidden, width), so that
+they are read in order, and how many steps each sequence of the batch has, read by a form that ``has_lengths`` alone. It
+gives the hidden state of every step (steps, directions, batch, hidden), zeros past a sequence's length, and the
+final one (directions, batch, hidden), where the state lives meanwhile. Sequences, one for each direction and row,
 know nothing of each other: they may run side by side. Gate order and equations: ONNX operator reference, LSTM-14,
 GRU-14, RNN-14.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Function = Callable[[Any, Any], Any]
-"""``(direction, value)``: an activation, which may be another in each direction."""
+from forge_pipeline.codegen.onnx_import.recurrent_functions import Function
 
 ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True}
 WIDEST = 32
@@ -35,12 +34,15 @@ class Form:
     """``hidden`` states of ``dtype``; ``reversals``: for each direction, whether it begins with the last step.
 
     Of two directions the second is reversed. ``is_parallel``: the sequences are shared out among the threads.
+    ``is_coupled``: what an LSTM forgets is what it takes no new input for.
     """
 
     hidden: int
     dtype: str
     reversals: tuple[bool, ...]
     is_parallel: bool
+    has_lengths: bool = False
+    is_coupled: bool = False
 
     @property
     def directions(self) -> int:
@@ -69,6 +71,20 @@ class Form:
             return time + direction * (steps - 1 - 2 * time)
         return steps - 1 - time if self.reversals[0] else time
 
+    def extent(self, batch: Any) -> Any:
+        """Return the extent of the buffer of lengths."""
+        from tvm import tirx
+
+        return batch if self.has_lengths else tirx.const(1, "int64")
+
+    def count(self, lengths: Any, row: Any, steps: Any) -> Any:
+        """Return how many steps a sequence has."""
+        from tvm import tirx
+
+        if not self.has_lengths:
+            return steps
+        return tirx.max(tirx.min(lengths[row].astype("int64"), steps), tirx.const(0, "int64"))
+
     def loop(self, extent: Any) -> Any:
         """Return the loop over all sequences."""
         from tvm.script import tirx as T
@@ -87,7 +103,7 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
     directions, hidden, width = form.directions, form.hidden, panel_width(form.hidden)
 
     @T.inline
-    def sequences(steps, batch, begin, step):  # type: ignore[no-untyped-def]
+    def sequences(steps, batch, L, Y, begin, step):  # type: ignore[no-untyped-def]
         for sequence in form.loop(directions * batch):
             with T.sblock("sequence"):
                 w = T.axis.opaque(T.int64(directions), form.direction(sequence, batch))
@@ -96,12 +112,16 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
                 T.writes()
                 for j in T.serial(hidden):
                     begin(w, n, j)
-                for time in T.serial(steps):
+                for time in T.serial(form.count(L, n, steps)):
                     with T.sblock("step"):
-                        t = T.axis.opaque(steps, form.moment(w, time, steps))
+                        t = T.axis.opaque(steps, form.moment(w, time, form.count(L, n, steps)))
                         T.reads()
                         T.writes()
                         step(w, n, t)
+                if form.has_lengths:
+                    for time in T.serial(steps - form.count(L, n, steps)):
+                        for j in T.serial(hidden):
+                            Y[form.count(L, n, steps) + time, w, n, j] = T.FloatImm(form.dtype, 0.0)
 
     @T.inline
     def gate_sums(gates, sums, P, Q, H, R, w, n, t, panels):  # type: ignore[no-untyped-def]
@@ -118,7 +138,7 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
 
 
 def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
-    """Return ``(first, last, recurrence, h0) -> (y, h)``."""
+    """Return ``(first, last, recurrence, lengths, h0) -> (y, h)``."""
     from tvm.script import tirx as T
 
     (activation,) = functions
@@ -127,12 +147,15 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     sequences, gate_sums = _skeleton(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
-    def rnn(a: T.handle, q: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+    def rnn(  # type: ignore[no-untyped-def]
+        a: T.handle, q: T.handle, b: T.handle, m: T.handle, c: T.handle, d: T.handle, e: T.handle,
+    ):  # fmt: skip
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, hidden), dtype)
         R = T.match_buffer(b, (directions, hidden // width, hidden, width), dtype)
+        L = T.match_buffer(m, (form.extent(batch),), "int32")
         H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
         Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
         H = T.match_buffer(e, (directions, batch, hidden), dtype)
@@ -152,16 +175,23 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.vectorized(span):
                     Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
 
-        sequences(steps, batch, begin, step)
+        sequences(steps, batch, L, Y, begin, step)
 
     return rnn
 
 
 def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
-    """Return ``(first, last, recurrence, peepholes (directions, 3, hidden), h0, c0) -> (y, h, c)``: i, o, f."""
+    """Return ``(first, last, recurrence, lengths, peepholes, h0, c0) -> (y, h, c)``.
+
+    ``peepholes`` (directions, 3, hidden): those of i, o and f.
+    """
     from tvm.script import tirx as T
 
     gate, candidate, output = functions
+
+    def forgotten(w: Any, forget: Any, take: Any) -> Any:
+        return T.FloatImm(dtype, 1.0) - gate(w, take) if form.is_coupled else gate(w, forget)
+
     directions, hidden, dtype = form.directions, form.hidden, form.dtype
     columns = 4 * hidden
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
@@ -169,14 +199,15 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def lstm(  # type: ignore[no-untyped-def]
-        a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle,
-        g: T.handle,
+        a: T.handle, q: T.handle, b: T.handle, m: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle,
+        f: T.handle, g: T.handle,
     ):  # fmt: skip
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, columns), dtype)
         Q = T.match_buffer(q, (steps, batch, columns), dtype)
         R = T.match_buffer(b, (directions, columns // width, hidden, width), dtype)
+        L = T.match_buffer(m, (form.extent(batch),), "int32")
         W = T.match_buffer(p, (directions, 3, hidden), dtype)
         H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
         C0 = T.match_buffer(d, (directions, batch, hidden), dtype)
@@ -200,7 +231,11 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.vectorized(span):
                     kept[j] = C[w, n, outer * span + j]
                 for j in T.vectorized(span):
-                    forget[j] = gate(w, gates[2 * hidden + outer * span + j] + W[w, 2, outer * span + j] * kept[j])
+                    forget[j] = forgotten(
+                        w,
+                        gates[2 * hidden + outer * span + j] + W[w, 2, outer * span + j] * kept[j],
+                        gates[outer * span + j] + W[w, 0, outer * span + j] * kept[j],
+                    )
                 for j in T.vectorized(span):
                     forget[j] = forget[j] * kept[j] + gate(
                         w, gates[outer * span + j] + W[w, 0, outer * span + j] * kept[j]
@@ -216,13 +251,13 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.vectorized(span):
                     Y[t, w, n, outer * span + j] = kept[j]
 
-        sequences(steps, batch, begin, step)
+        sequences(steps, batch, L, Y, begin, step)
 
     return lstm
 
 
 def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> Any:
-    """Return ``(first, last, recurrence, bias (directions, hidden), h0) -> (y, h)``.
+    """Return ``(first, last, recurrence, lengths, bias (directions, hidden), h0) -> (y, h)``.
 
     ``linear``: the reset gate multiplies the state's product, not the state before it.
     """
@@ -241,12 +276,15 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
     sequences, gate_sums = _skeleton(form)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
-    def gru(a: T.handle, q: T.handle, b: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+    def gru(  # type: ignore[no-untyped-def]
+        a: T.handle, q: T.handle, b: T.handle, m: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle,
+    ):  # fmt: skip
         T.func_attr(ATTRIBUTES)
         steps, batch = T.int64(), T.int64()
         P = T.match_buffer(a, (steps, batch, 3 * hidden), dtype)
         Q = T.match_buffer(q, (steps, batch, 3 * hidden), dtype)
         R = T.match_buffer(b, (directions, 3 * hidden // width, hidden, width), dtype)
+        L = T.match_buffer(m, (form.extent(batch),), "int32")
         B = T.match_buffer(p, (directions, hidden), dtype)
         H0 = T.match_buffer(c, (directions, batch, hidden), dtype)
         Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
@@ -298,6 +336,6 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
                 for j in T.vectorized(span):
                     Y[t, w, n, outer * span + j] = H[w, n, outer * span + j]
 
-        sequences(steps, batch, begin, step)
+        sequences(steps, batch, L, Y, begin, step)
 
     return gru

@@ -160,6 +160,30 @@ def vectorize_where_filled(sch: Schedule, block: SBlockRV, lanes: int) -> None:
         sch.vectorize(sch.split(loop, [None, lanes])[1] if length > lanes else loop)
 
 
+def unroll_tile(
+    sch: Schedule, sums: SBlockRV, last: SBlockRV, reduction: LoopRV, unrolled: Sequence[LoopRV], *, below: int,
+    lanes: int,
+) -> None:  # fmt: skip
+    """Unroll the loops of a tile of ``sums``, and likewise what sets it to zero before ``reduction``, and ``last``.
+
+    ``below`` is the depth of the tile in what writes the output.
+    """
+    for loop in unrolled:
+        sch.unroll(loop)
+    vectorize_and_unroll(sch, last, below=below, lanes=lanes)
+    vectorize_and_unroll(sch, sch.decompose_reduction(sums, reduction), below=below, lanes=lanes)
+
+
+def pad_at(sch: Schedule, before: Sequence[SBlockRV], loop: LoopRV | None, machine: Machine) -> None:
+    """Copy a padded image where ``loop`` reads it, if there is one; all other blocks go by themselves."""
+    for block in before:
+        if loop is not None and family_of(sch, block) == PAD:
+            sch.compute_at(block, loop)
+            vectorize_and_unroll(sch, block, below=100, lanes=machine.lanes)
+        else:
+            schedule_elementwise(sch, block, machine)
+
+
 def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     """Fuse loops, or return the only one."""
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]

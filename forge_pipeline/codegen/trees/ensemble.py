@@ -53,7 +53,10 @@ class Ensemble:
 
 def read(operator: str, attributes: Attributes, dtype: str) -> Ensemble:
     """Return the normal form of a node. ValueError for attributes that contradict each other."""
-    made = _of_lists(attributes, dtype) if operator == "TreeEnsembleRegressor" else _of_tensors(attributes, dtype)
+    try:
+        made = _of_lists(attributes, dtype) if operator == "TreeEnsembleRegressor" else _of_tensors(attributes, dtype)
+    except KeyError as error:
+        raise ValueError(f"no attribute {error}") from error
     _check(made)
     return made
 
@@ -78,6 +81,9 @@ def _ints(attributes: Attributes, name: str) -> Array:
 def _of_lists(attributes: Attributes, dtype: str) -> Ensemble:
     """Read TreeEnsembleRegressor, whose nodes are told by a tree's number and their own."""
     modes = [bytes(mode).decode() for mode in attributes["nodes_modes"]]
+    lists = ("nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_truenodeids", "nodes_falsenodeids")
+    if {len(attributes[name]) for name in lists} | {_given(attributes, "nodes_values", dtype).size} != {len(modes)}:
+        raise ValueError("lists of nodes that differ in length")
     trees, inner = _ints(attributes, "nodes_treeids"), np.array([mode != "LEAF" for mode in modes], bool)
     places = _Places(trees, _ints(attributes, "nodes_nodeids"))
     number = np.where(inner, np.cumsum(inner) - 1, ~(np.cumsum(~inner) - 1))

@@ -13,6 +13,7 @@ Complex numbers: a complex tensor is two real ones, and what moves numbers is do
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,10 @@ BOUNDS: Final[dict[int, tuple[float | None, float | None]]] = {
 TANH: Final = 4
 NO_NUMBERS: Final = ("complex64", "resource")
 _MOST_NESTED: Final = 32
+_DAMAGE: Final = (
+    struct.error, IndexError, TypeError, AttributeError, ValueError, OverflowError, UnicodeDecodeError,
+    ZeroDivisionError,
+)  # what reading an operand or option gives that is not there, or does not fit  # fmt: skip
 _RESULT: Final = "result:"  # before the name of an output, until all values have the names of the interface
 
 Converter = Callable[["Builder", Operator], None]
@@ -303,8 +308,15 @@ class Builder:
             except ModelError as refusal:
                 if refusal.where != "operator":
                     raise
-                where = f"operator {position}, {operator.name}"
+                where = f"operator {position}, {operator.name[:80]}"
                 raise ModelError(where, refusal.expected, refusal.found, refusal.fix) from refusal
+            except _DAMAGE as error:
+                raise ModelError(
+                    where=f"operator {position}, {operator.name[:80]}",
+                    expected="the operands and options that its operator has",
+                    found=f"others ({type(error).__name__}: {str(error)[:200]})",
+                    fix="the file is damaged: convert the model again",
+                ) from error
 
     def nested(self, index: int, inputs: Sequence[str], *, inline: bool = False) -> Builder:
         """Return subgraph ``index``, converted, with ONNX values for its inputs; its nodes are a part of mine or not.
@@ -357,7 +369,8 @@ class Builder:
         """Return the finished main graph, with the interface of the source and then what it keeps between calls."""
         kept = self.carried()
         for constant in self.shared.state.constants():
-            self.shared.weights.append(numpy_helper.from_array(constant.initial, constant.before))
+            value = [self.constant(constant.initial), self.integers(*constant.shape)]
+            self.nodes.insert(0, helper.make_node("Expand", value, [constant.before]))
         inputs = [self._open(name, index) for name, index in self.source.inputs.items()]
         inputs += [value_info(one.before, one.tensor.dtype, one.shape) for one in kept]
         outputs = []

@@ -95,7 +95,7 @@ def _reached(model: Model) -> list[Graph]:
         if (number := waiting.pop()) in found or not 0 <= number < len(model.graphs):
             continue
         found.add(number)
-        waiting += [inner for operator in model.graphs[number].operators for inner in table.runs(operator)]
+        waiting += [inner for operator in model.graphs[number].operators for inner in operator.graphs]
     return [model.graphs[number] for number in sorted(found)]
 
 

@@ -57,7 +57,8 @@ class Operator:
     """A call; an absent operand is -1. ``options`` reads a field of the operator's options table.
 
     The name of an operator that is not of TensorFlow Lite's own is ``custom NAME``; its options are ``custom``, bytes
-    of a form of its own. ``intermediates`` are tensors that only tell the scales of what is computed inside.
+    of a form of its own. ``intermediates`` are tensors that only tell the scales of what is computed inside, and
+    ``graphs`` the subgraphs that it runs, in the order of its options.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Operator:
     custom: bytes = b""
     version: int = 1
     intermediates: tuple[int, ...] = ()
+    graphs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

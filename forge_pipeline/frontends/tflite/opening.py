@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
-_TRIED: Final = (64, 96, 32, 17)
-"""Sizes for axes that are open beside the batch: images that are halved five times are among them, and sequences."""
+_TRIED: Final = (64, 96, 32, 17, 640, 1600, 16000)
+"""Sizes for axes that are open beside the batch: of images that are halved five times, of sequences, of sound."""
+
+_MOST: Final = 1 << 26
+"""Numbers of an input that is tried; a larger one is not worth its time, or the file is damaged."""
 
 
 def holds(model: ModelProto) -> bool:
@@ -54,6 +58,8 @@ def _works(model: ModelProto, run: Interpreter, size: int, *, batched: bool) -> 
     feeds = {}
     for position, value in enumerate(model.graph.input):
         extents = [3 if e == BATCH else e if isinstance(e, int) else size for e in _shape(value)]
+        if math.prod(extents) > _MOST:
+            return False
         dtype = str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
         feeds[value.name] = sample(extents, dtype, seed=position)
     try:

@@ -18,6 +18,14 @@ from forge_pipeline.frontends.tflite.sparsity import dense
 _MAX_RANK: Final = 8
 _DAMAGE: Final = (struct.error, IndexError, TypeError, AttributeError, ValueError, OverflowError, UnicodeDecodeError)
 _HANDLE: Final = "resource"
+_GRAPHS: Final = {
+    "CALL": ("Subgraph",),
+    "CALL_ONCE": ("InitSubgraphIndex",),
+    "IF": ("ThenSubgraphIndex", "ElseSubgraphIndex"),
+    "STABLEHLO_COMPOSITE": ("DecompositionSubgraphIndex",),
+    "WHILE": ("CondSubgraphIndex", "BodySubgraphIndex"),
+}
+"""The options of operators that run other graphs."""
 
 
 def read(path: Path) -> Model:
@@ -190,14 +198,16 @@ def _operator(model: Any, operator: Any, count: int) -> Operator:
     }
     if any(not -1 <= index < count for indices in operands.values() for index in indices):
         raise IndexError(f"an operand outside of {count} tensors")
+    options = _options(operator)
     return Operator(
         name=name,
         inputs=operands["Inputs"],
         outputs=operands["Outputs"],
-        options=_options(operator),
+        options=options,
         custom=bytes(operator.CustomOptionsAsNumpy()) if operator.CustomOptionsLength() else b"",
         version=int(code.Version()),
         intermediates=operands["Intermediates"],
+        graphs=tuple(int(getattr(options, field)()) for field in _GRAPHS.get(name, ()) if options is not None),
     )
 
 

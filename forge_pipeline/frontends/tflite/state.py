@@ -19,7 +19,10 @@ from forge_pipeline.frontends.tflite.model import Tensor
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """One of them: its ONNX values before and after the call, and the numbers it holds before the first one."""
+    """One of them: its ONNX values before and after the call, and the numbers it holds before the first one.
+
+    ``initial`` has the shape ``shape``, or no dimensions where all numbers are the same.
+    """
 
     name: str
     tensor: Tensor
@@ -46,17 +49,13 @@ class State:
         if key in self._local:
             return self._local[key]
         if key not in self._kept:
-            initial = self._initial.get(key)
-            if initial is None:
-                quantization = tensor.quantization
-                zero = int(quantization.zero_point[0]) if quantization is not None and tensor.dtype == "int8" else 0
-                initial = np.full(tensor.static, zero, tensor.dtype)
+            given = self._initial.get(key)
             self._kept[key] = Kept(
                 name=name or "state",
                 tensor=tensor,
-                shape=initial.shape,
+                shape=tensor.static if given is None else given.shape,
                 before=f"state:{len(self._kept)}",
-                initial=initial,
+                initial=_zero(tensor) if given is None else _one_of(given),
             )
         kept = self._kept[key]
         return kept.after or kept.before
@@ -83,6 +82,17 @@ class State:
         return carried
 
 
+def _zero(tensor: Tensor) -> np.ndarray:
+    """Return what the interpreter sets a variable tensor to: 0, or the 8 bits that stand for it."""
+    quantization = tensor.quantization if tensor.dtype == "int8" else None
+    return np.array(0 if quantization is None else quantization.zero_point[0], tensor.dtype)
+
+
+def _one_of(numbers: np.ndarray) -> np.ndarray:
+    flat = numbers.reshape(-1)
+    return np.asarray(flat[0]) if flat.size and np.all(flat == flat[0]) else numbers
+
+
 def following(name: str) -> str:
     """Return the name of the output that has what the state ``name`` is after the call."""
     return f"{name}_next"
@@ -90,12 +100,4 @@ def following(name: str) -> str:
 
 def notes(carried: list[Kept]) -> list[dict[str, Any]]:
     """Return, as plain JSON, which output goes into which input of the next call, and what the first call is given."""
-    return [
-        {"input": kept.name, "output": following(kept.name), "first": _first(kept.initial).tolist()} for kept in carried
-    ]
-
-
-def _first(initial: np.ndarray) -> np.ndarray:
-    """Return one number where all are the same."""
-    flat = initial.reshape(-1)
-    return flat[0] if flat.size and np.all(flat == flat[0]) else initial
+    return [{"input": one.name, "output": following(one.name), "first": one.initial.tolist()} for one in carried]

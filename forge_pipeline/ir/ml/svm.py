@@ -36,8 +36,9 @@ LEAST = 1e-7
 PRECISION = 0.005
 """How far from optimal the coupled probabilities may be, over the number of classes, for the iteration to end."""
 
-ITERATIONS = 12
-"""How often they are improved: further ones change them by less than PRECISION."""
+ITERATIONS = 6
+"""How often they are improved at most: of 3,000 random tables of up to 15 classes, none needed more than four times to
+be exact, nor of two classes more than two."""
 
 
 def _kernel(graph: Builder, x: str, vectors: Array, attributes: Attributes) -> str:
@@ -183,7 +184,7 @@ def _coupled(graph: Builder, against: str, pairs: _Pairs) -> str:
     points = [graph.node("Gather", own, np.array([i], np.int64), axis=1) for i in range(classes)]
     p = graph.node("Add", graph.node("Mul", own, 0.0), 1 / classes)
     done = ""
-    for _ in range(ITERATIONS):
+    for _ in range(min(ITERATIONS, classes + 1)):
         p, done = _improved(graph, p, done, Q, rows, points)
     return p
 

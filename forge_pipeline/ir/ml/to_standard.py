@@ -79,7 +79,7 @@ class Written:
 
 def written_out(model: ModelProto) -> Written:
     """Return ``model`` with operators of ai.onnx.ml written out as ONNX's, and text as numbers; itself without any."""
-    if not any(node.domain == ML for node in every_node(model)):
+    if not any(_is_to_write(node) for node in every_node(model)):
         return Written(model=model, why={})
     raised = _in_opset(inline_functions(model))
     if raised is None:
@@ -97,6 +97,13 @@ def written_out(model: ModelProto) -> Written:
             graph.add(node)
             why[node.output[0]] = str(reason)
     return Written(model=_assembled(raised, graph), why=why)
+
+
+def _is_to_write(node: NodeProto) -> bool:
+    """Return whether a node is no ensemble's, or one that transforms its sums."""
+    return node.domain == ML and (
+        node.op_type not in KEPT or any(item.name == "post_transform" for item in node.attribute)
+    )
 
 
 def _in_opset(model: ModelProto) -> ModelProto | None:
@@ -195,8 +202,14 @@ def _is_so(stated: TypeProto, known: TypeProto) -> bool:
     """Return whether a type that a file states can be the one that was inferred; exporters guess sizes."""
     if stated.WhichOneof("value") != "tensor_type" or stated.tensor_type.elem_type == STRING:
         return False
-    pairs = zip(stated.tensor_type.shape.dim, known.tensor_type.shape.dim, strict=False)
-    return all(a.dim_value == b.dim_value for a, b in pairs if a.HasField("dim_value") and b.HasField("dim_value"))
+    if not (stated.tensor_type.HasField("shape") and known.tensor_type.HasField("shape")):
+        return True
+    dims = (stated.tensor_type.shape.dim, known.tensor_type.shape.dim)
+    return len(dims[0]) == len(dims[1]) and all(
+        a.dim_value == b.dim_value
+        for a, b in zip(*dims, strict=True)
+        if a.HasField("dim_value") and b.HasField("dim_value")
+    )
 
 
 def _labels(model: ModelProto, graph: Builder) -> dict[str, dict[str, list[Any]]]:

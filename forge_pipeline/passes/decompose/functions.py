@@ -8,7 +8,8 @@ import onnx
 from onnx import FunctionProto, NodeProto, TypeProto, helper
 
 from forge_pipeline.ir.functions import inline_functions
-from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
+from forge_pipeline.passes.contract import Tolerance, Transformation, verified
+from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.graph import Graph
 from forge_pipeline.passes.subgraphs import apply_to_bodies
 

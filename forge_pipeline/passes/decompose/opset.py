@@ -9,7 +9,8 @@ import onnx
 import onnx.version_converter
 
 from forge_pipeline.ir.traversal import every_node
-from forge_pipeline.passes.contract import PassError, Tolerance, Transformation, verified
+from forge_pipeline.passes.contract import Tolerance, Transformation, verified
+from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.graph import Graph
 
 SCAN_WITHOUT_BATCH = 9

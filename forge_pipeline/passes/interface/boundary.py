@@ -12,7 +12,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.batch_size import with_batch_size
-from forge_pipeline.passes.contract import Arrays, Equality, NoOptions, PassError, Tolerance, Transformation, verified
+from forge_pipeline.passes.contract import Arrays, Equality, NoOptions, Tolerance, Transformation, verified
+from forge_pipeline.passes.errors import PassError
 from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.registry import Registry
 

@@ -19,6 +19,10 @@ TRIED: Final = 96
 """Choices of sizes that are tried before it is said that there are none."""
 
 
+Choice = tuple[int, int, dict[str, int]]
+"""Sizes of all extents that lead an input, of all others, and of those that are apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferred:
     """Sizes to begin with: of a leading extent, of any other, and of some by name, which are kept."""
@@ -31,9 +35,9 @@ class Preferred:
 def candidates(inputs: list[ValueInfoProto], preferred: Preferred) -> Iterator[dict[str, int]]:
     """Yield at most TRIED choices of a size for each open extent of ``inputs``.
 
-    The preferred sizes come first; then one size for all extents that lead no input, small ones and multiples of 16;
-    then one for all extents; then each extent apart from the others: less by one, more by one, twice as much, one.
-    Extents whose names are expressions of others follow from these.
+    The preferred sizes come first; then one size for all extents that lead no input, and one for all extents; then each
+    extent apart from the others: twice as much, more by one, one, less by one; then multiples of 16, and ones, which go
+    with any size and so say least. Extents whose names are expressions of others follow from these.
     """
     leading, other = _free(inputs, preferred.given)
     names = {dim_symbol(value, axis) for value in inputs for axis in range(len(value.type.tensor_type.shape.dim))}
@@ -47,23 +51,24 @@ def candidates(inputs: list[ValueInfoProto], preferred: Preferred) -> Iterator[d
         yield chosen(1, 1, {})
         return
     batches = tuple(dict.fromkeys((preferred.batch, 2, 1)))
-    together = chain(
-        [(preferred.batch, preferred.extent)],
-        ((batch, size) for batch in batches for size in (preferred.extent, *SMALL)),
-        ((size, size) for size in SMALL[1:5]),
+    several = (preferred.extent, *(size for size in SMALL if size > 1))
+    together: Iterator[Choice] = chain(
+        ((batch, size, {}) for batch in batches for size in several),
+        ((size, size, {}) for size in SMALL[2:5]),
     )
-    apart = (
-        (batch, size, {name: varied})
+    apart: Iterator[Choice] = (
+        (preferred.batch, size, {name: varied})
         for size in (preferred.extent, 4)
-        for batch in batches[:1]
         for name in (*other, *leading)
         for varied in (2 * size, size + 1, 1, size - 1)
     )
+    ones: Iterator[Choice] = ((batch, 1, {}) for batch in batches)
     tried: list[dict[str, int]] = []
     for batch, size, changed in chain(
-        ((batch, size, {}) for batch, size in together),
-        islice(apart, TRIED // 2),
+        together,
+        islice(apart, TRIED // 3),
         ((1, size, {}) for size in MULTIPLES),
+        ones,
     ):
         if min((batch, size, *changed.values())) < 1:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +39,17 @@ class Kinds:
     varied: bool
 
 
-def made_up(model: ModelProto, run: Interpreter, preferred: Preferred, kinds: Kinds) -> MadeUp:
+def made_up(
+    model: ModelProto,
+    run: Interpreter,
+    preferred: Preferred,
+    kinds: Kinds,
+    *,
+    without: Sequence[Mapping[str, int]] = (),
+) -> MadeUp:
     """Return inputs that ``run``, which is of ``model``, takes: finite results are preferred to others.
+
+    Sizes that are among ``without`` are left out.
 
     Raises Unsupported for a model that must not be run so, and what ONNX Runtime said to the first of them where it
     takes none of those that are tried.
@@ -52,7 +61,7 @@ def made_up(model: ModelProto, run: Interpreter, preferred: Preferred, kinds: Ki
     tops = index_bounds(model)
     refusal: ForgeError | None = None
     second: MadeUp | None = None
-    for sizes in candidates(inputs, preferred):
+    for sizes in (chosen for chosen in candidates(inputs, preferred) if chosen not in without):
         for top in TOPS if _has_free_integers(inputs, tops) else TOPS[:1]:
             try:
                 feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))

@@ -45,3 +45,26 @@ def test_a_long_chain_computes_what_its_operators_do() -> None:
     (wanted,) = session.run(None, {"v0": x})
     found = Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=24 * 2.0**-23)  # slopes are below one: rounding adds up
+
+
+def test_values_on_both_sides_of_a_cut_compute_what_their_operators_do() -> None:
+    """A step of an iteration reads what the one before computed several times over."""
+    import onnxruntime as ort
+
+    steps = [
+        node
+        for i in range(12)
+        for node in (
+            helper.make_node("Mul", [f"v{i}", f"v{i}"], [f"s{i}"]),
+            helper.make_node("Sub", [f"s{i}", f"v{i}"], [f"d{i}"]),
+            helper.make_node("ReduceMax", [f"d{i}", "axes"], [f"m{i}"], keepdims=1),
+            helper.make_node("Div", [f"d{i}", f"m{i}"], [f"v{i + 1}"]),
+        )
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("v0", "v12")]
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(steps, "steps", ends[:1], ends[1:], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    x = np.array([[2.0, 3.0, 4.0], [1.5, 2.5, 2.25]], np.float32)
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"v0": x})
+    np.testing.assert_allclose(Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0], wanted, rtol=1e-4, atol=1e-5)

@@ -112,8 +112,8 @@ def test_leaves_reached_by_several_ways_are_walked_to() -> None:
     attributes = {
         "n_targets": 2, "aggregate_function": 1, "post_transform": 0, "tree_roots": [0, 2, 3],
         "nodes_featureids": [0, 1, 2, 3], "nodes_modes": np.array([0, 6, 6, 2], np.uint8),
-        "nodes_splits": np.array([0.25, 0, 0, 1], np.float32),
-        "membership_values": np.array([0.25, -0.5, 1.0, np.nan, 7.0, 0.0, np.nan], np.float32),
+        "nodes_splits": np.array([3, 0, 0, 5], np.float32),
+        "membership_values": np.array([2, 1, 5, 6, 4, np.nan, 7, 3, np.nan], np.float32),
         "nodes_missing_value_tracks_true": [0, 1, 0, 0],
         "nodes_trueleafs": [0, 1, 1, 1], "nodes_truenodeids": [1, 0, 1, 3],
         "nodes_falseleafs": [1, 1, 1, 1], "nodes_falsenodeids": [2, 1, 2, 3],
@@ -125,21 +125,21 @@ def test_leaves_reached_by_several_ways_are_walked_to() -> None:
     }
     node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain=ML, **tensors)
     model = model_of([node], {"x": (TensorProto.FLOAT, ("n", 4))}, {"y": TensorProto.FLOAT}, ml=5)
-    check(model, Forest(), nan=True)
+    check(model, Forest(numbers=range(9)), nan=True)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"nodes_truenodeids": [9] * 55}, "a successor that is no node"),
-        ({"nodes_values": [1.0]}, "boolean index|differ in length"),
+        ({"nodes_truenodeids": [99] * 55}, "a successor that is no node"),
+        ({"nodes_values": [1.0]}, "differ in length"),
         ({"nodes_modes": ["BRANCH_ODD"] * 55}, "the mode BRANCH_ODD"),
         ({"target_ids": [4] * 30}, "a weight of no target"),
         ({"aggregate_function": "MEDIAN"}, "the aggregate MEDIAN"),
     ],
 )
 def test_attributes_that_contradict_each_other_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises((ValueError, IndexError), match=said):
+    with pytest.raises(ValueError, match=said):
         made(regressor(Forest(), **change), "float32")
 
 

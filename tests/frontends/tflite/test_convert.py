@@ -13,6 +13,7 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.tflite import convert, reader
 from forge_pipeline.frontends.tflite.operators import table
 from tests.support.frontends.hybrid import rounded
+from tests.support.frontends.tflite_cases import written
 from tests.support.paths import SHARED
 
 MODELS = Path(__file__).parent / "models"
@@ -99,6 +100,20 @@ def test_operators_without_a_converter_are_all_named(monkeypatch):
         monkeypatch.delitem(table.OPERATORS, name)
     with pytest.raises(ModelError, match="found MEAN, TANH\nfix: give the SavedModel"):
         convert.convert(MODELS / "float.tflite", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a_graph_that_runs_itself", "subgraph 0: expected one of 1 that takes 1 values and does not run itself"),
+        ("random_numbers", "found RANDOM_UNIFORM"),
+        ("complex_numbers", "input or output 't2': expected real numbers, found a value of type complex64"),
+        ("soft_suppression", "operator 0, NON_MAX_SUPPRESSION_V5: expected a sigma of 0, found soft suppression"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_its_name(tmp_path, name, message):
+    with pytest.raises(ModelError, match=message):
+        convert.convert(written(tmp_path, f"read_{name}"), ())
 
 
 @pytest.mark.parametrize("cut", [9, 100, 1000, 8000, 16000])

@@ -6,17 +6,15 @@ Of the second versions, a whole model (face_landmark_with_attention) was compare
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.tflite import convert
+from tests.support.frontends.tflite_cases import session, written
 
-MODELS = Path(__file__).parent / "models"
 SUBSET = [3, 0, 4, 2, 5, 5]
 
 
@@ -25,13 +23,11 @@ def converted(tmp_path):
     """Return a function from a case's name and inputs to the outputs of the converted model."""
 
     def compute(name, *inputs):
-        with np.load(MODELS / "operators.npz") as archive:
-            (tmp_path / "model.tflite").write_bytes(archive[f"mediapipe_{name}/model"].tobytes())
-        model = convert.convert(tmp_path / "model.tflite", ()).model
+        model = convert.convert(written(tmp_path, f"mediapipe_{name}"), ()).model
         onnx.checker.check_model(model, full_check=True)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        feed = dict(zip([value.name for value in session.get_inputs()], inputs, strict=True))
-        return session.run(None, feed)
+        run = session(model)
+        feed = dict(zip([value.name for value in run.get_inputs()], inputs, strict=True))
+        return run.run(None, feed)
 
     return compute
 
@@ -193,10 +189,9 @@ def test_an_image_is_read_at_places_that_are_given(converted):
 
 
 def test_options_that_are_cut_are_refused(tmp_path):
-    with np.load(MODELS / "operators.npz") as archive:
-        content = archive["mediapipe_landmarks/model"].tobytes()
-    (tmp_path / "model.tflite").write_bytes(content.replace(b"subset_idxs", b"subset_wxyz"))
+    path = written(tmp_path, "mediapipe_landmarks")
+    path.write_bytes(path.read_bytes().replace(b"subset_idxs", b"subset_wxyz"))
     with pytest.raises(
         ModelError, match="options of 'custom Landmarks2TransformMatrix': expected a number, or numbers"
     ):
-        convert.convert(tmp_path / "model.tflite", ())
+        convert.convert(path, ())

@@ -1,21 +1,16 @@
-"""Each operator of TensorFlow Lite computes in ONNX what the interpreter computed, also in the calls after the first."""
+"""Each operator computes in ONNX what TensorFlow Lite's interpreter computed, also in the calls after the first."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from forge_pipeline.frontends.tflite import convert
+from tests.support.frontends.tflite_cases import kept, session, written
 
-MODELS = Path(__file__).parent / "models"
-with np.load(MODELS / "operators.npz") as archive:
-    KEPT = dict(archive)
-CASES = sorted(key.removesuffix("/out/0/0") for key in KEPT if key.endswith("/out/0/0"))
-STEPS = {"sixteen_bits": 1, "per_axis": 1}
+CASES = sorted(key.removesuffix("/out/0/0") for key in kept() if key.endswith("/out/0/0"))
+STEPS = {"lstm_integer": 1, "per_axis": 1, "sixteen_bits": 1}
 """Integers: by how many steps a result may differ; the interpreter computes in fixed point."""
 TOLERANCES = {"lstm_integer_weights": 0.03}
 """Of the largest number. The interpreter rounds what meets integer weights to 8 bits at run time."""
@@ -24,17 +19,12 @@ TOLERANCES = {"lstm_integer_weights": 0.03}
 def calls(name):
     """Return the inputs and outputs of each call."""
     found = []
-    while f"{name}/out/{len(found)}/0" in KEPT:
+    while f"{name}/out/{len(found)}/0" in kept():
         prefixes = [f"{name}/{side}/{len(found)}/" for side in ("in", "out")]
-        found.append([[value for key, value in sorted(KEPT.items()) if key.startswith(prefix)] for prefix in prefixes])
+        found.append(
+            [[value for key, value in sorted(kept().items()) if key.startswith(prefix)] for prefix in prefixes]
+        )
     return found
-
-
-def session(model):
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def first(notes, model):
@@ -54,9 +44,7 @@ def first(notes, model):
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_computes_what_the_interpreter_computed(tmp_path, name):
-    path = tmp_path / "model.tflite"
-    path.write_bytes(KEPT[f"{name}/model"].tobytes())
-    converted = convert.convert(path, ())
+    converted = convert.convert(written(tmp_path, name), ())
     onnx.checker.check_model(converted.model, full_check=True)
     run = session(converted.model)
     state = first(converted.notes, converted.model)

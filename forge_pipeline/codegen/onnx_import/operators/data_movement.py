@@ -11,7 +11,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from forge_pipeline.codegen.onnx_import.depth_space import convert_depth_to_space, convert_space_to_depth
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
@@ -275,20 +274,13 @@ def _reverse_sequence(node: NodeImport) -> Any:
     return node.kernel(reversed_, node.input(0), node.input(1), name="reverse_sequence")
 
 
-def _depth_space(convert: Any, node: NodeImport) -> Any:
-    attributes = {"mode": node.text("mode", "DCR").encode(), "blocksize": node.attributes["blocksize"]}
-    return convert(node.scope.builder, [node.input(0)], attributes, node.opset)
-
-
 CONVERTERS: Mapping[str, Converter] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshaped),
     "Concat": _concat,
-    "DepthToSpace": partial(_depth_space, convert_depth_to_space),
     "Expand": _expand,
     "Pad": _pad,
     "ReverseSequence": _reverse_sequence,
     "Slice": _slice,
-    "SpaceToDepth": partial(_depth_space, convert_space_to_depth),
     "Split": _split,
     "Tile": _tile,
     "Transpose": _transpose,

@@ -224,6 +224,31 @@ def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
     return steps if wanted == between else op.astype(node.emit(steps), wanted)
 
 
+def _bit_cast(node: NodeImport) -> Any:
+    """BitCast: the same bits, read as another type of that width."""
+    from tvm import te, tirx
+    from tvm.relax import op
+
+    from forge_pipeline.codegen.onnx_import.scope import element_name
+
+    own, wanted = node.dtype(), element_name(node.attributes["to"])
+    if "bool" in (own, wanted):
+        if not {own, wanted} <= {"bool", "uint8", "int8"}:
+            raise NotImplementedError(f"{own} as {wanted}")
+        return cast(node, node.input(0), own, wanted)
+    if np.dtype(own).itemsize != np.dtype(wanted).itemsize:
+        raise NotImplementedError(f"{own} as {wanted}, which is of another width")
+    if own == wanted:
+        return node.input(0)
+    if "float" not in own and "float" not in wanted:
+        return op.astype(node.input(0), wanted)
+
+    def read(data: Any) -> Any:
+        return te.compute(data.shape, lambda *at: tirx.reinterpret(wanted, data(*at)), name="bits")
+
+    return node.kernel(read, node.input(0), name="bit_cast")
+
+
 def _equal(node: NodeImport) -> Any:
     """Equal; of flags, as what is not exclusive: no machine code can be made of their comparison."""
     from tvm.relax import op
@@ -331,6 +356,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Max": partial(_chain, "maximum"),
     "Min": partial(_chain, "minimum"),
     "Abs": _absolute,
+    "BitCast": _bit_cast,
     "BitShift": _bit_shift,
     "Cast": _cast,
     "CastLike": _cast_like,

@@ -131,10 +131,31 @@ def _trilu(node: NodeImport) -> Any:
     return node.kernel(triangle, node.input(0), sizes=contents, name="triangle")
 
 
+def _tensor_scatter(node: NodeImport) -> Any:
+    """TensorScatter: a cache with an update written from an index of its own for each sequence on."""
+    from tvm import te, tirx
+
+    axis, is_circular = node.axis(-2), node.text("mode", "linear") == "circular"
+
+    def written(cache: Any, update: Any, *starts: Any) -> Any:
+        def element(*at: Any) -> Any:
+            start = starts[0](at[0]).astype("int64") if starts else tirx.const(0, "int64")
+            place = at[axis] - start
+            place = tirx.floormod(place, cache.shape[axis]) if is_circular else place
+            fits = tirx.all(place >= 0, place < update.shape[axis])
+            return tirx.if_then_else(fits, update(*at[:axis], place, *at[axis + 1 :]), cache(*at))
+
+        return te.compute(cache.shape, element, name="tensor_scatter")
+
+    operands = [node.input(index) for index in range(3) if node.has(index)]
+    return node.kernel(written, *operands, name="tensor_scatter")
+
+
 CONVERTERS: Mapping[str, Converter] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "OneHot": _one_hot,
+    "TensorScatter": _tensor_scatter,
     "Trilu": _trilu,
 }

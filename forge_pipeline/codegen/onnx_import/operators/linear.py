@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Products of matrices, and determinants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.ir.sizes.expression import Whole
+from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
+from forge_pipeline.ir.sizes.expression import Whole, product
 
 
 def _matmul(node: NodeImport) -> Any:
@@ -54,4 +55,64 @@ def _gemm(node: NodeImport) -> Any:
     return op.add(node.emit(product), bias)
 
 
-CONVERTERS: Mapping[str, Converter] = {"Gemm": _gemm, "MatMul": _matmul}
+def _determinant(node: NodeImport) -> Any:
+    """Det, by elimination with the greatest pivot of each column (Golub and Van Loan, Matrix Computations, 3.4)."""
+    *outer, extent, _ = node.shape()
+    count = product(outer)
+    value = node.reshape(node.input(0), [count, extent, extent])
+    shape, dtype = extents_of(value), node.dtype()
+    results = [(shape, dtype), (shape[:1], dtype)]
+    _, found = called(node.scope.builder, _elimination(shape, dtype), [value], results)
+    return node.reshape(found, outer)
+
+
+def _elimination(extents: Sequence[Any], dtype: str) -> Any:
+    """Return ``(matrices (count, n, n)) -> (what is left of them, determinants (count,))``."""
+    from tvm import tirx
+    from tvm.script import tirx as T
+
+    (shape,) = own(extents)
+    count, size, _ = shape
+    zero = tirx.const(0, dtype)
+
+    def share(work: Any, m: Any, row: Any, k: Any) -> Any:
+        pivot = work[m, k, k]
+        return tirx.Select(pivot.equal(zero), zero, work[m, row, k] / pivot)
+
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    def determinant(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
+        T.func_attr(attributes("determinant"))
+        A = T.match_buffer(a, shape, dtype)
+        W = T.match_buffer(b, shape, dtype)
+        D = T.match_buffer(c, (count,), dtype)
+        for matrix in T.parallel(count):
+            with T.sblock("matrix"):
+                m = T.axis.opaque(count, matrix)
+                T.reads()
+                T.writes()
+                best = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                kept = T.sblock_alloc_buffer((1,), dtype, scope="local")
+                for i, j in T.grid(size, size):
+                    W[m, i, j] = A[m, i, j]
+                D[m] = tirx.const(1, dtype)
+                for k in T.serial(size):
+                    best[0] = k
+                    for i in T.serial(size - k):
+                        if T.abs(W[m, k + i, k]) > T.abs(W[m, best[0], k]):
+                            best[0] = k + i
+                    if best[0] != k:
+                        D[m] = zero - D[m]
+                        for j in T.serial(size):
+                            kept[0] = W[m, k, j]
+                            W[m, k, j] = W[m, best[0], j]
+                            W[m, best[0], j] = kept[0]
+                    D[m] = D[m] * W[m, k, k]
+                    for i in T.serial(size - k - 1):
+                        kept[0] = share(W, m, k + 1 + i, k)
+                        for j in T.serial(size):
+                            W[m, k + 1 + i, j] = W[m, k + 1 + i, j] - kept[0] * W[m, k, j]
+
+    return determinant
+
+
+CONVERTERS: Mapping[str, Converter] = {"Det": _determinant, "Gemm": _gemm, "MatMul": _matmul}

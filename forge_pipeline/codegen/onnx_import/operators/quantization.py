@@ -1,12 +1,25 @@
-"""Operators between floats and integers: QuantizeLinear and its like."""
+"""Operators between floats and integers: QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear.
+
+Where Relax has the operator (a scale for all, or for each index of an axis) it is used, since the schedules of
+quantized models recognise it. Scales for blocks of activations are kernels.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name
+
+INTEGERS: Final = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
+"""What floats are stored as. Floats of 8 and fewer bits have no arithmetic here, and pairs of 4 bits no kernels."""
+MEASURE: Final = "measure_range"
+"""The name by which schedules know the kernel that finds the range of activations."""
+LEVELS: Final = 255
 
 
 def _axis(node: NodeImport) -> int:
@@ -19,14 +32,142 @@ def _zero_point(node: NodeImport, dtype: str) -> Any:
     return node.input(2) if node.has(2) else node.const(0, dtype)
 
 
+def _checked(*dtypes: str) -> None:
+    for dtype in dtypes:
+        if dtype not in INTEGERS:
+            raise NotImplementedError(f"{dtype}, which has no arithmetic")
+
+
+def _block(node: NodeImport) -> int:
+    """Return how many numbers share a scale along the axis; 0 where there is one for all or for each index."""
+    return int(node.attributes.get("block_size", 0)) if node.rank(1) == node.rank() > 0 else 0
+
+
 def _quantize(node: NodeImport) -> Any:
+    """``saturate(round(x / scale) + zero)``, halves to even."""
     from tvm.relax import op
 
-    if node.attributes.get("block_size", 0) and node.rank(1):
-        raise NotImplementedError("a scale for each block of activations")
     given = node.attributes.get("output_dtype", 0)
     dtype = node.dtype(2) if node.has(2) else (element_name(given) if given else "uint8")
-    return op.quantize(node.input(0), node.input(1), _zero_point(node, dtype), axis=_axis(node), out_dtype=dtype)
+    _checked(dtype)
+    value, scale = node.input(0), node.input(1)
+    wide = "float32" if node.dtype() in ("int32", "float16", "bfloat16") else node.dtype()
+    value = value if node.dtype() == wide else node.emit(op.astype(value, wide))
+    scale = scale if node.dtype(1) == wide else node.emit(op.astype(scale, wide))
+    if not _block(node):
+        return op.quantize(value, scale, _zero_point(node, dtype), axis=_axis(node), out_dtype=dtype)
+    zeros = (node.input(2),) if node.has(2) else ()
+    return node.kernel(_in_blocks(node, dtype, is_quantized=True), value, scale, *zeros, name="quantize")
 
 
-CONVERTERS: Mapping[str, Converter] = {"QuantizeLinear": _quantize}
+def _dequantize(node: NodeImport) -> Any:
+    """``(x - zero) scale``, in the scale's type."""
+    from tvm.relax import op
+
+    _checked(node.dtype())
+    wanted = element_name(node.result().dtype)
+    scale = node.input(1)
+    if not _block(node):
+        zero = _zero_point(node, node.dtype())
+        wide = "float32" if wanted in ("float16", "bfloat16") else wanted
+        scale = scale if node.dtype(1) == wide else node.emit(op.astype(scale, wide))
+        found = op.dequantize(node.input(0), scale, zero, axis=_axis(node), out_dtype=wide)
+        return found if wide == wanted else op.astype(node.emit(found), wanted)
+    constants = [node.constant(index) for index in range(3) if node.has(index)]
+    if wanted == "float32" and all(array is not None for array in constants):
+        return _constant_in_blocks(node, [array for array in constants if array is not None])
+    zeros = (node.input(2),) if node.has(2) else ()
+    return node.kernel(_in_blocks(node, wanted, is_quantized=False), node.input(0), scale, *zeros, name="dequantize")
+
+
+def _in_blocks(node: NodeImport, dtype: str, *, is_quantized: bool) -> Any:
+    """Return the tensor expression of numbers that have a scale for each block of them."""
+    from tvm import te, tirx
+
+    axis, block = _axis(node), _block(node)
+
+    def template(data: Any, scale: Any, *zeros: Any) -> Any:
+        def element(*at: Any) -> Any:
+            place = [index // block if position == axis else index for position, index in enumerate(at)]
+            factor = scale(*place)
+            zero = zeros[0](*place).astype("int32") if zeros else tirx.const(0, "int32")
+            if not is_quantized:
+                return (data(*at).astype("int32") - zero).astype(dtype) * factor.astype(dtype)
+            low, high = (tirx.const(float(limit), scale.dtype) for limit in _limits(dtype))
+            level = tirx.nearbyint(data(*at) / factor) + zero.astype(scale.dtype)
+            return tirx.max(tirx.min(level, high), low).astype(dtype)
+
+        return te.compute(data.shape, element, name="levels")
+
+    return template
+
+
+def _limits(dtype: str) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _constant_in_blocks(node: NodeImport, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """Emit constants that are dequantized in blocks.
+
+    Relax has one scale for each index of an axis, so blocks are laid side by side along one axis, and moved to
+    where they belong after they are dequantized.
+    """
+    from tvm.relax import op
+
+    integers, scale, *zeros = arrays
+    zero = zeros[0] if zeros else np.zeros(scale.shape, integers.dtype)
+    axis, size = _axis(node), _block(node)
+    integers, scale, zero = (np.moveaxis(array, axis, 0) for array in (integers, scale, zero))
+    length, *rest = integers.shape
+    block = math.gcd(length, size)  # the last block may be shorter than the others: parts of equal length have a scale
+    parts = np.arange(length // block) * block // size
+    side_by_side = integers.reshape(length // block, block, *rest).swapaxes(0, 1).reshape(block, -1)
+    arrays = [side_by_side, scale[parts].ravel(), zero[parts].ravel()]
+    constants = [node.const(np.ascontiguousarray(array), str(array.dtype)) for array in arrays]
+    value = node.emit(op.dequantize(*constants, axis=1, out_dtype="float32"))
+    value = node.reshape(value, (block, length // block, *rest))
+    value = node.emit(op.permute_dims(value, (1, 0, *range(2, 2 + len(rest)))))
+    value = node.reshape(value, (length, *rest))
+    back = list(range(1, integers.ndim))
+    back.insert(axis, 0)
+    return value if axis == 0 else op.permute_dims(value, back)
+
+
+def _dynamic(node: NodeImport) -> Any:
+    """DynamicQuantizeLinear: bytes, scale and zero point; a tensor of zeros has the scale 1, as in ONNX Runtime."""
+    from tvm.relax import op
+
+    found = node.kernel(_range, node.input(0), name=MEASURE)
+    scale, zero = (node.part(found, index) for index in range(2))
+    integers = op.quantize(node.input(0), scale, zero, axis=0, out_dtype="uint8")
+    return [node.emit(integers), scale, zero]
+
+
+def _range(values: Any) -> list[Any]:
+    from tvm import te, tirx
+
+    def extreme(reduce: Any) -> Any:
+        axes = [te.reduce_axis((0, extent)) for extent in values.shape]
+        return te.compute((), lambda: reduce(values(*axes), axis=axes) if axes else values())
+
+    zero, levels = tirx.const(0, "float32"), tirx.const(LEVELS, "float32")
+    least, greatest = extreme(te.min), extreme(te.max)
+    low = te.compute((), lambda: tirx.min(least(), zero))
+    high = te.compute((), lambda: tirx.max(greatest(), zero))
+    scale = te.compute(
+        (), lambda: tirx.Select(high() == low(), tirx.const(1, "float32"), (high() - low()) / levels), name="scale"
+    )
+    place = te.compute(
+        (),
+        lambda: tirx.nearbyint(tirx.max(tirx.min(zero - low() / scale(), levels), zero)).astype("uint8"),
+        name="zero",
+    )
+    return [scale, place]
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic,
+    "QuantizeLinear": _quantize,
+}

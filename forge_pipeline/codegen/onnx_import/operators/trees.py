@@ -16,6 +16,8 @@ def _evaluated(operator: str, node: NodeImport) -> Any:
     from tvm import relax
     from tvm.relax import op
 
+    if node.attributes.get("post_transform") not in (None, 0, b"NONE"):
+        raise NotImplementedError("a post transform")
     given = node.dtype()
     dtype = "float64" if given == "float64" else "float32"
     try:

@@ -26,9 +26,12 @@ def window(
         return attributes
     befores, afters = [], []
     for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
-        if extent is None or size is None:
+        if size is None or (extent is None and stride > 1):
+            if "dilations" in attributes:
+                raise unsupported("a dilated window with strides over an open size", "a fixed size, or strides of 1")
             return attributes | {"auto_pad": "SAME_UPPER"}
-        total = max((-(-extent // stride) - 1) * stride + (size - 1) * dilation + 1 - extent, 0)
+        missing = 0 if extent is None else (-(-extent // stride) - 1) * stride + 1 - extent  # 0 with strides of 1
+        total = max(missing + (size - 1) * dilation, 0)
         befores.append(total // 2)
         afters.append(total - total // 2)
     return attributes | {"pads": [*befores, *afters]} if any(befores + afters) else attributes

@@ -201,14 +201,17 @@ def right_shift(b: Builder, op: Operator) -> None:
     b.give(op.outputs[0], b.cast(name, dtype))
 
 
-def logical(flags: str, integers: str) -> Converter:
-    """StableHLO's And and Or, of flags or of bits."""
+def left_shift(b: Builder, op: Operator) -> None:
+    """STABLEHLO_SHIFT_LEFT: the product with a power of two; what does not fit is cut off."""
+    left, places = (b.int64(index) for index in op.inputs)
+    name = b.node("Mul", [left, b.node("Pow", [b.constant(np.int64(2)), places])])
+    b.give(op.outputs[0], b.cast(name, b.tensor(op.outputs[0]).dtype))
 
-    def convert(b: Builder, op: Operator) -> None:
-        kind = flags if b.tensor(op.inputs[0]).dtype == "bool" else integers
-        b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
 
-    return convert
+def both(b: Builder, op: Operator) -> None:
+    """STABLEHLO_AND, of flags or of bits."""
+    kind = "And" if b.tensor(op.inputs[0]).dtype == "bool" else "BitwiseAnd"
+    b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
 
 
 def bit_cast(b: Builder, op: Operator) -> None:

@@ -208,11 +208,6 @@ def reverse(b: Builder, op: Operator) -> None:
     write(b, op, b.node("Slice", [read(b, op, op.inputs[0]), *operands]))
 
 
-def cast(b: Builder, op: Operator) -> None:
-    """CAST."""
-    b.give(op.outputs[0], b.node("Cast", [b.stored(op.inputs[0])], to=onnx_type(b.tensor(op.outputs[0]).dtype)))
-
-
 def select(b: Builder, op: Operator) -> None:
     """SELECT_V2, and SELECT, whose condition may be a flag for each entry of the first axis."""
     condition, rank = b.stored(op.inputs[0]), b.rank(op.inputs[1])

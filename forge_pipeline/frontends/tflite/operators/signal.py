@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forge_pipeline.frontends.tflite.builder import Builder, unsupported
+from forge_pipeline.frontends.tflite.builder import Builder, onnx_type, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
 
 
@@ -39,6 +39,18 @@ def _parts(b: Builder, op: Operator) -> tuple[str, str]:
     real = b.stored(op.inputs[0])
     with b.imaginary():
         return real, b.stored(op.inputs[0])
+
+
+def cast(b: Builder, op: Operator) -> None:
+    """CAST: of complex numbers to real ones, which are their real parts, and of real ones to complex ones."""
+    given, wanted = b.tensor(op.inputs[0]).dtype, b.tensor(op.outputs[0]).dtype
+    if wanted != "complex64":
+        b.give(op.outputs[0], b.node("Cast", [b.stored(op.inputs[0])], to=onnx_type(wanted)))
+        return
+    b.give(op.outputs[0], b.node("Cast", [b.stored(op.inputs[0])], to=onnx_type("float32")))
+    with b.imaginary():
+        part = b.stored(op.inputs[0]) if given == "complex64" else b.constant(np.float32(0))
+        b.give(op.outputs[0], b.node("Expand", [part, b.node("Shape", [b.stored(op.inputs[0])])]))
 
 
 def real(b: Builder, op: Operator) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from forge_pipeline.frontends.tflite.builder import FIRST, TO_FIRST, Builder, option, unsupported
+from forge_pipeline.frontends.tflite.builder import FIRST, TO_FIRST, Builder, option, options, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
 from forge_pipeline.frontends.tflite.operators.moves import MOST, read, write
 
@@ -121,6 +121,14 @@ def pad(b: Builder, op: Operator) -> None:
     ordered = pads[list(TO_FIRST)] if layout == FIRST else pads
     amounts = b.integers(*ordered[:, 0].tolist(), *ordered[:, 1].tolist())
     b.put(op.outputs[0], b.node("Pad", [b.real(op.inputs[0], layout), amounts, *filler]), layout)
+
+
+def edge_pad(b: Builder, op: Operator) -> None:
+    """STABLEHLO_PAD without interior padding; a negative pad cuts off, in ONNX too."""
+    if any(options(op, "InteriorPadding")):
+        raise unsupported("padding between numbers", "padding around them")
+    amounts = b.integers(*options(op, "EdgePaddingLow"), *options(op, "EdgePaddingHigh"))
+    b.put(op.outputs[0], b.node("Pad", [b.real(op.inputs[0]), amounts, b.real(op.inputs[1])]))
 
 
 def mirror_pad(b: Builder, op: Operator) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forge_pipeline.frontends.tflite.builder import Builder, Converter, option, unsupported
+from forge_pipeline.frontends.tflite.builder import Builder, Converter, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
 from forge_pipeline.frontends.tflite.operators import (
     control_flow,
@@ -20,7 +20,6 @@ from forge_pipeline.frontends.tflite.operators import (
     resize,
     signal,
     slicing,
-    stablehlo,
 )
 
 OPERATORS: Final[dict[str, Converter]] = {
@@ -41,9 +40,9 @@ OPERATORS: Final[dict[str, Converter]] = {
     "BROADCAST_ARGS": moves.broadcast_shapes,
     "BROADCAST_TO": moves.broadcast_to,
     "BUCKETIZE": elementwise.bucket,
-    "CALL": control_flow.call("Subgraph"),
+    "CALL": control_flow.call,
     "CALL_ONCE": control_flow.call_once,
-    "CAST": moves.cast,
+    "CAST": signal.cast,
     "CEIL": elementwise.unary("Ceil"),
     "COMPLEX_ABS": signal.magnitude,
     "CONCATENATION": moves.concatenation,
@@ -171,41 +170,16 @@ OPERATORS: Final[dict[str, Converter]] = {
     "WHERE": indexing.where,
     "WHILE": control_flow.loop,
     "ZEROS_LIKE": moves.zeros_like,
-    # StableHLO's.
-    "STABLEHLO_ABS": elementwise.unary("Abs"),
+    # StableHLO's, as far as the interpreter runs them.
     "STABLEHLO_ADD": elementwise.plain("Add"),
-    "STABLEHLO_AND": elementwise.logical("And", "BitwiseAnd"),
-    "STABLEHLO_BROADCAST_IN_DIM": stablehlo.broadcast_in_dim,
+    "STABLEHLO_AND": elementwise.both,
     "STABLEHLO_CBRT": elementwise.cube_root,
-    "STABLEHLO_CLAMP": stablehlo.clamp,
-    "STABLEHLO_COMPARE": stablehlo.compare,
-    "STABLEHLO_COMPOSITE": control_flow.call("DecompositionSubgraphIndex"),
-    "STABLEHLO_CONCATENATE": stablehlo.concatenate,
-    "STABLEHLO_CONVERT": stablehlo.convert,
-    "STABLEHLO_COSINE": elementwise.unary("Cos"),
-    "STABLEHLO_DIVIDE": elementwise.plain("Div"),
-    "STABLEHLO_DOT_GENERAL": stablehlo.product,
-    "STABLEHLO_DYNAMIC_SLICE": stablehlo.dynamic_slice,
-    "STABLEHLO_EXPONENTIAL": elementwise.unary("Exp"),
-    "STABLEHLO_FLOOR": elementwise.unary("Floor"),
-    "STABLEHLO_IOTA": stablehlo.iota,
-    "STABLEHLO_LOG": elementwise.unary("Log"),
-    "STABLEHLO_LOGISTIC": elementwise.unary("Sigmoid"),
+    "STABLEHLO_COMPOSITE": control_flow.call,
     "STABLEHLO_MAXIMUM": elementwise.plain("Max"),
     "STABLEHLO_MINIMUM": elementwise.plain("Min"),
     "STABLEHLO_MULTIPLY": elementwise.plain("Mul"),
-    "STABLEHLO_NEGATE": elementwise.unary("Neg"),
-    "STABLEHLO_OR": elementwise.logical("Or", "BitwiseOr"),
-    "STABLEHLO_PAD": stablehlo.pad,
-    "STABLEHLO_POWER": elementwise.plain("Pow"),
-    "STABLEHLO_REMAINDER": stablehlo.remainder,
-    "STABLEHLO_RESHAPE": moves.reshape,
-    "STABLEHLO_RSQRT": elementwise.rsqrt,
-    "STABLEHLO_SELECT": stablehlo.select,
-    "STABLEHLO_SLICE": stablehlo.slice_,
-    "STABLEHLO_SUBTRACT": elementwise.plain("Sub"),
-    "STABLEHLO_TANH": elementwise.unary("Tanh"),
-    "STABLEHLO_TRANSPOSE": stablehlo.transpose,
+    "STABLEHLO_PAD": slicing.edge_pad,
+    "STABLEHLO_SHIFT_LEFT": elementwise.left_shift,
     # Those of others, by the name that the file gives them.
     "custom Convolution2DTransposeBias": mediapipe.transposed_convolution,
     "custom Landmarks2TransformMatrix": mediapipe.landmarks_to_matrix,
@@ -218,14 +192,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "custom TransformTensorBilinear": mediapipe.crop,
 }  # builtin operator of schema.fbs -> its converter
 
-_GRAPHS: Final = {
-    "CALL": ("Subgraph",),
-    "CALL_ONCE": ("InitSubgraphIndex",),
-    "IF": ("ThenSubgraphIndex", "ElseSubgraphIndex"),
-    "STABLEHLO_COMPOSITE": ("DecompositionSubgraphIndex",),
-    "WHILE": ("CondSubgraphIndex", "BodySubgraphIndex"),
-}
-_OF_COMPLEX: Final = frozenset({"RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
+_OF_COMPLEX: Final = frozenset({"CAST", "RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
 _MOVING: Final = frozenset({
     "BROADCAST_TO", "CONCATENATION", "EXPAND_DIMS", "GATHER", "PACK", "RESHAPE", "REVERSE_V2", "SLICE", "SPLIT",
     "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK",
@@ -241,8 +208,3 @@ def convert(b: Builder, op: Operator) -> None:
         with b.imaginary():
             OPERATORS[op.name](b, op)
     OPERATORS[op.name](b, op)
-
-
-def runs(op: Operator) -> list[int]:
-    """Return the subgraphs that an operator runs."""
-    return [int(option(op, name, -1)) for name in _GRAPHS.get(op.name, ())]

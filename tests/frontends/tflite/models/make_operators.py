@@ -1,14 +1,17 @@
-"""Makes operators.npz: the models of operators.py, inputs for some calls, and what LiteRT's plain kernels compute.
+"""Makes operators.npz: the models of the modules beside it, some inputs, and what LiteRT's plain kernels compute.
 
 Needs the package ai-edge-litert; run it in this folder. What is made is kept, so that the tests do not need it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import mediapipe
 import numpy as np
+import refused
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from operators import CASES
+from cases import CASES
 from writer import File
 
 CALLS = 3
@@ -20,7 +23,15 @@ def sample(random, name, shape, dtype):
     if dtype in (np.int8, np.uint8) or (dtype == np.int16 and name == "sixteen_bits"):
         limits = np.iinfo(dtype)
         return random.integers(limits.min, limits.max + 1, shape).astype(dtype)
-    small = {"unique": 4, "one_hot": 6, "bitwise_xor": 99, "right_shift": 9, "floor_div": 20, "floor_mod": 20}
+    small = {
+        "unique": 4,
+        "one_hot": 6,
+        "bitwise_xor": 99,
+        "hlo_bits": 9,
+        "right_shift": 9,
+        "floor_div": 20,
+        "floor_mod": 20,
+    }
     low = {"floor_div": -20, "floor_mod": -20, "one_hot": -1, "tile_computed": 1}
     return random.integers(low.get(name, 0), small.get(name, 2), shape).astype(dtype)
 
@@ -45,6 +56,8 @@ def run(name, content):
 
 def main():
     made = {}
+    for name in ("operators", "recurrent", "integers", "graphs"):
+        import_module(name)
     for name, fill in CASES.items():
         file = File()
         fill(file.graph())
@@ -55,7 +68,7 @@ def main():
             print(name, error)
             continue
         made[f"{name}/model"] = np.frombuffer(content, np.uint8)
-    for name, fill in mediapipe.CASES.items():
+    for name, fill in (mediapipe.CASES | refused.CASES).items():
         file = File()
         fill(file.graph())
         made[f"{name}/model"] = np.frombuffer(file.to_bytes(), np.uint8)

@@ -25,7 +25,7 @@ class Graph:
     def tensor(self, shape, dtype="float32", *, data=None, scale=None, zero=0, axis=0, variable=False, name=None):
         """Add a tensor; -1 in ``shape`` is an open size. ``scale`` may be a list, one for each slice along ``axis``."""
         table = schema.TensorT()
-        table.name = name or f"t{len(self.table.tensors)}"
+        table.name = f"t{len(self.table.tensors)}" if name is None else name.strip()
         table.shape = [1 if extent == -1 else extent for extent in shape]
         table.shapeSignature = list(shape) if -1 in shape else None
         table.type = getattr(schema.TensorType, TYPES[dtype])
@@ -48,6 +48,24 @@ class Graph:
             else data
         )
         return self.tensor(data.shape, str(data.dtype), data=data, **more)
+
+    def sparse(self, shape, values, order, levels, blocks=()):
+        """Add a sparse constant: of each level its size, or its segments and indices."""
+        index = self.const(np.asarray(values, np.float32))
+        table = self.table.tensors[index]
+        table.shape, table.sparsity = list(shape), schema.SparsityParametersT()
+        table.sparsity.traversalOrder, table.sparsity.blockMap = list(order), list(blocks)
+        table.sparsity.dimMetadata = [schema.DimensionMetadataT() for _ in levels]
+        for level, known in zip(table.sparsity.dimMetadata, levels, strict=True):
+            if isinstance(known, int):
+                level.denseSize = known
+                continue
+            level.format = schema.DimensionType.SPARSE_CSR
+            kind = schema.SparseIndexVector.Uint8Vector
+            level.arraySegmentsType, level.arrayIndicesType = kind, kind
+            level.arraySegments, level.arrayIndices = schema.Uint8VectorT(), schema.Uint8VectorT()
+            level.arraySegments.values, level.arrayIndices.values = known
+        return index
 
     def input(self, shape, dtype="float32", **more):
         """Add an input."""
@@ -110,6 +128,18 @@ class File:
             table.customCode = name
         self.model.operatorCodes.append(table)
         return len(self.model.operatorCodes) - 1
+
+    def sign(self, key, graph, inputs, outputs):
+        """Add a signature: names of the inputs and outputs of a graph."""
+        table = schema.SignatureDefT()
+        table.signatureKey, table.subgraphIndex = key, self.graphs.index(graph)
+        for side, names in (("inputs", inputs), ("outputs", outputs)):
+            entries = []
+            for name, index in names.items():
+                entries.append(schema.TensorMapT())
+                entries[-1].name, entries[-1].tensorIndex = name, index
+            setattr(table, side, entries)
+        self.model.signatureDefs = [*(self.model.signatureDefs or []), table]
 
     def to_bytes(self) -> bytes:
         """Return the file."""

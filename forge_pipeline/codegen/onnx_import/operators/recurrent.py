@@ -1,27 +1,26 @@
-"""LSTM, GRU and RNN as Relax, which TVM's importer lacks: one product for all inputs, then a kernel for all steps."""
+"""LSTM, GRU and RNN: one product for all inputs, then a kernel for all steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from forge_pipeline.codegen.float32.weight_decode import dequantize
+from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.recurrent_functions import functions_of
 from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
     Form,
-    Function,
     gru_kernel,
     lstm_kernel,
     panel_width,
     rnn_kernel,
 )
 from forge_pipeline.codegen.onnx_import.stored_constants import Stored
-from forge_pipeline.ir.recurrent import ACTIVATIONS, GATES, REVERSALS, STATES
-
-SUPPORTED = frozenset({"Sigmoid", "Tanh", "Relu"})
-"""Activations that the kernels have."""
+from forge_pipeline.ir.recurrent import GATES, REVERSALS, STATES
 
 SERIAL_WORK = 1 << 17
 """Multiply-adds of a sequence below which all of them stay on one thread."""
@@ -32,16 +31,20 @@ LIKELY_STEPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A recurrent node: its inputs, with time before batch, and its attributes."""
+    """A recurrent node: its inputs, with time before batch, and its attributes.
+
+    ``lengths``: how many steps each sequence of the batch has; None where all have all.
+    """
 
     kind: str
     builder: Any
     source: Any
+    lengths: Any
     inputs: list[Any]
     hidden: int
     dtype: str
     reversals: tuple[bool, ...]
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any]
 
     @property
     def directions(self) -> int:
@@ -65,45 +68,45 @@ class _Layer:
         return relax.const(np.zeros(shape, self.dtype), self.dtype)
 
 
-def convert_lstm(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Return (Y, Y_h, Y_c)."""
-    return _convert("LSTM", builder, inputs, attributes)
-
-
-def convert_gru(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Return (Y, Y_h)."""
-    return _convert("GRU", builder, inputs, attributes)
-
-
-def convert_rnn(builder: Any, inputs: list[Any], attributes: dict[str, Any], opset: int) -> Any:
-    """Return (Y, Y_h)."""
-    return _convert("RNN", builder, inputs, attributes)
-
-
-def _convert(kind: str, builder: Any, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    from tvm import relax
+def _recurrent(kind: str, node: NodeImport) -> list[Any]:
+    """Return Y, Y_h and, of an LSTM, Y_c."""
     from tvm.relax import op
 
-    def swapped(value: Any) -> Any:
-        return builder.emit(builder.normalize(op.permute_dims(value, [1, 0, 2])))
-
-    batch_first = attributes.get("layout", 0) == 1
-    if batch_first:  # inputs 0, 5 and 6: the sequence and the initial states
-        inputs = [swapped(x) if i in (0, 5, 6) and x is not None else x for i, x in enumerate(inputs)]
+    inputs, is_batch_first = node.inputs(), node.attributes.get("layout", 0) == 1
+    if is_batch_first:  # inputs 0, 5 and 6: the sequence and the initial states
+        inputs = [
+            node.emit(op.permute_dims(x, [1, 0, 2])) if i in (0, 5, 6) and x is not None else x
+            for i, x in enumerate(inputs)
+        ]
+    source, hidden = inputs[0], node.shape(2)[-1]
+    if source is None or not isinstance(hidden, int):
+        raise NotImplementedError("weights whose extents are computed")
     layer = _Layer(
         kind=kind,
-        builder=builder,
-        source=inputs[0],
+        builder=node.scope.builder,
+        source=source,
+        lengths=_lengths(node),
         inputs=inputs,
-        hidden=int(attributes["hidden_size"]),
-        dtype=str(inputs[0].ty.dtype),
-        reversals=REVERSALS[attributes.get("direction", b"forward").decode()],
-        attributes=attributes,
+        hidden=hidden,
+        dtype=node.dtype(),
+        reversals=REVERSALS[node.text("direction", "forward")],
+        attributes=node.attributes,
     )
     y, *states = _steps(layer)
-    if batch_first:
-        y, states = layer.emit(op.permute_dims(y, [2, 0, 1, 3])), [swapped(state) for state in states]
-    return relax.Tuple([y, *states])
+    if is_batch_first:
+        y, states = (
+            layer.emit(op.permute_dims(y, [2, 0, 1, 3])),
+            [layer.emit(op.permute_dims(state, [1, 0, 2])) for state in states],
+        )
+    return [y, *states]
+
+
+def _lengths(node: NodeImport) -> Any:
+    """Return how many steps each sequence has, or None where that is all of them."""
+    if not node.has(4):
+        return None
+    known, steps = node.constant(4), node.shape()[1 if node.attributes.get("layout", 0) == 1 else 0]
+    return None if known is not None and (known == steps).all() else node.input(4)
 
 
 def _steps(layer: _Layer) -> list[Any]:
@@ -113,9 +116,14 @@ def _steps(layer: _Layer) -> list[Any]:
     hidden, directions = layer.hidden, layer.directions
     steps, batch = layer.source.ty.shape.values[:2]
     form = Form(
-        hidden=hidden, dtype=layer.dtype, reversals=layer.reversals, is_parallel=_is_worth_threads(layer, steps, batch)
+        hidden=hidden,
+        dtype=layer.dtype,
+        reversals=layer.reversals,
+        is_parallel=_is_worth_threads(layer, steps, batch),
+        has_lengths=layer.lengths is not None,
+        is_coupled=bool(layer.attributes.get("input_forget", 0)),
     )
-    functions = _functions(layer)
+    functions = functions_of(layer.kind, layer.attributes, layer.directions, layer.dtype)
     products = [_product(layer, direction) for direction in range(directions)]
     states = [_initial(layer, position, batch) for position in STATES[layer.kind]]
     extra: list[Any] = []
@@ -132,7 +140,8 @@ def _steps(layer: _Layer) -> list[Any]:
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
     types = [relax.TensorType((steps, directions, batch, hidden), layer.dtype)]
     types += [relax.TensorType((directions, batch, hidden), layer.dtype)] * len(states)
-    operands = [products[0], products[-1], _in_panels(layer), *extra, *states]
+    lengths = relax.const(np.zeros(1, np.int32)) if layer.lengths is None else layer.lengths
+    operands = [products[0], products[-1], _in_panels(layer), lengths, *extra, *states]
     done = layer.emit(relax.call_tir(variable, operands, types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
 
@@ -193,28 +202,6 @@ def _initial(layer: _Layer, position: int, batch: Any) -> Any:
         return state
     shape = relax.ShapeExpr([layer.directions, batch, layer.hidden])
     return layer.emit(op.broadcast_to(layer.zeros(1, 1, layer.hidden), shape))
-
-
-def _functions(layer: _Layer) -> tuple[Function, ...]:
-    """Return each activation of a step, as the directions have it."""
-    defaults = ACTIVATIONS[layer.kind]
-    names = [name.decode() for name in layer.attributes.get("activations", ())] or list(defaults) * layer.directions
-    return tuple(_chosen(names[at :: len(defaults)], layer.dtype) for at in range(len(defaults)))
-
-
-def _chosen(names: list[str], dtype: str) -> Function:
-    """Return an activation that has one name for each direction."""
-    from tvm import tirx
-
-    functions: dict[str, Callable[[Any], Any]] = {
-        "Sigmoid": tirx.sigmoid,
-        "Tanh": tirx.tanh,
-        "Relu": lambda x: tirx.max(x, tirx.const(0, dtype)),
-    }
-    first, last = functions[names[0]], functions[names[-1]]
-    if names[0] == names[-1]:
-        return lambda direction, value: first(value)
-    return lambda direction, value: tirx.Select(direction == 0, first(value), last(value))
 
 
 def _in_panels(layer: _Layer) -> Any:
@@ -278,3 +265,6 @@ def _as_constant(layer: _Layer, array: np.ndarray[Any, Any]) -> Any:
     from tvm import relax
 
     return relax.const(np.ascontiguousarray(array), layer.dtype)
+
+
+CONVERTERS: Mapping[str, Converter] = {kind: partial(_recurrent, kind) for kind in GATES}

@@ -1,0 +1,135 @@
+"""Whether outputs are what is wanted, up to a tolerance and, in a quantized model, up to what rounding decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge_pipeline.errors import DataError, ModelError, VerificationError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    from forge_pipeline.ir.reference.interpreter import Interpreter
+
+Feed = Mapping[str, "np.ndarray"]
+
+SMALL = 1e-2
+"""An output that stays below this is compared as if it reached it: a sigmoid is exact to 1e-7 of 1, not of itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Compares outputs. ``worst`` has the largest error of each so far, ``rounding`` what it was forgiven for."""
+
+    model: onnx.ModelProto
+    limit: float
+    limit_name: str
+    worst: dict[str, float] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
+
+    def compare(
+        self, feed: Feed, names: Sequence[str], wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]
+    ) -> None:
+        """Raise VerificationError where one of the outputs is not what is wanted."""
+        noise: dict[str, Deviation] = {}
+        for name, want, have in zip(names, wanted, found, strict=True):
+            _check_kind(name, want, have, self._fix)
+            off = Deviation.of(want, have)
+            if off.peak > self.limit and self.limit_name == "quantized":
+                noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
+            moved = noise.get(name, NOTHING)
+            if off.peak > self.limit and not off.is_within(moved):
+                by = f", where rounding alone moves it by {moved.peak:.3g}" if noise else ""
+                expected = f"ONNX Runtime's values within {self.limit:g} of the largest"
+                raise VerificationError(f"output {name!r}", expected, f"off by {off.peak:.3g}{by}", self._fix)
+            if off.peak > self.limit:
+                self.rounding[name] = max(self.rounding.get(name, 0.0), moved.peak)
+            self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
+
+    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
+        """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run."""
+        from forge_pipeline.codegen.rounding import DRAWS, dithered
+
+        noise = dict.fromkeys(wanted, NOTHING)
+        for seed in range(DRAWS):
+            try:
+                moved = reference_of(dithered(self.model, seed))(feed)
+            except (ModelError, DataError):
+                return noise
+            for name, want in wanted.items():
+                if moved[name].shape == want.shape:
+                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]))
+        return noise
+
+    @property
+    def _fix(self) -> str:
+        return (
+            "try `compile.generator=stock` or `compile.opt_level=1` to see which step is wrong, and report the model; "
+            f"where that much is acceptable, raise `compile.verify.tolerance.{self.limit_name}`"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far values are from those that are wanted, where both are finite.
+
+    ``peak`` is the largest difference in units of the largest wanted value, ``power`` the sum of squares of differences
+    in units of that of the wanted values: one value that is wrong shows in the first, many that are a little in both.
+    """
+
+    peak: float
+    power: float
+
+    @classmethod
+    def of(cls, want: np.ndarray, have: np.ndarray) -> Deviation:
+        """Measure two arrays of one shape."""
+        import numpy as np
+
+        expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
+        finite = np.isfinite(expected) & np.isfinite(found)
+        expected, found = expected[finite], found[finite]
+        if not expected.size:
+            return NOTHING
+        difference = found - expected
+        largest = max(float(np.max(np.abs(expected))), SMALL)
+        noise, signal = (float(np.einsum("i,i->", values, values)) for values in (difference, expected))
+        return cls(peak=float(np.max(np.abs(difference))) / largest, power=noise / max(signal, SMALL**2))
+
+    def is_within(self, other: Deviation) -> bool:
+        """Return whether neither is more than the other's."""
+        return self.peak <= other.peak and self.power <= other.power
+
+    def larger(self, other: Deviation) -> Deviation:
+        """Return the larger of each."""
+        return Deviation(peak=max(self.peak, other.peak), power=max(self.power, other.power))
+
+
+NOTHING = Deviation(peak=0.0, power=0.0)
+
+
+def _check_kind(name: str, want: np.ndarray, have: np.ndarray, fix: str) -> None:
+    """Raise VerificationError unless both are of one type and shape, and finite in the same places."""
+    import numpy as np
+
+    if want.shape != have.shape or want.dtype != have.dtype:
+        raise VerificationError(
+            f"output {name!r}", f"{want.dtype}{list(want.shape)}", f"{have.dtype}{list(have.shape)}", fix
+        )
+    expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], found[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
+        raise VerificationError(f"output {name!r}", "NaN and infinity where ONNX Runtime has them", "others", fix)
+
+
+def reference_of(model: onnx.ModelProto) -> Interpreter:
+    """Return ``model`` ready to run in ONNX Runtime. Raises ModelError where it refuses the model."""
+    from forge_pipeline.ir.reference.interpreter import Interpreter
+
+    return Interpreter(
+        model,
+        where=f"model {model.graph.name!r}",
+        fix="correct the model, or compile unchecked with `compile.verify.enabled=false`",
+    )

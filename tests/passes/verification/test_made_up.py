@@ -1,0 +1,135 @@
+"""Inputs that nobody gave: sizes and values that ONNX Runtime takes are found where there are any, in few attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.errors import DataError
+from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.passes.verification.candidate_sizes import TRIED, Preferred, candidates
+from forge_pipeline.passes.verification.made_up import TOPS, Kinds, fed, index_bounds, made_up
+
+KINDS = Kinds(samples=2, seed=0, varied=False)
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def model_of(
+    nodes: list[onnx.NodeProto], inputs: Mapping[str, tuple[int, list[Any]]], weights: Mapping[str, np.ndarray]
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+class Counting(Interpreter):
+    """A model that counts how often it is run."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model)
+        self.runs = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        self.runs += 1
+        return super().__call__(*arguments, **named)
+
+
+def decoder(total: str) -> onnx.ModelProto:
+    """Return a step with a cache: the mask is as long as what was said and what is said now."""
+    nodes = [
+        helper.make_node("Concat", ["past", "now"], ["all"], axis=1),
+        helper.make_node("Unsqueeze", ["mask", "two"], ["m"]),
+        helper.make_node("Mul", ["all", "m"], ["y"]),
+    ]
+    inputs: dict[str, tuple[int, list[Any]]] = {
+        "past": (FLOAT, ["batch", "past_length", 4]),
+        "now": (FLOAT, ["batch", "length", 4]),
+        "mask": (FLOAT, ["batch", total]),
+    }
+    return model_of(nodes, inputs, {"two": np.array([2])})
+
+
+@pytest.mark.parametrize("total", ["total", "past_length + length"])
+def test_an_extent_that_is_the_sum_of_others_is_found(total: str) -> None:
+    model = decoder(total)
+    found = made_up(model, Interpreter(model), Preferred(batch=2, extent=64), KINDS)
+    assert found.sizes[total] == found.sizes["past_length"] + found.sizes["length"]
+    assert found.sizes["past_length"] == 64
+
+
+def test_the_preferred_sizes_come_first_and_given_ones_stay() -> None:
+    inputs = fed(decoder("total"))
+    first = next(candidates(inputs, Preferred(batch=5, extent=7)))
+    assert first == {"batch": 5, "past_length": 7, "length": 7, "total": 7}
+    given = list(candidates(inputs, Preferred(given={"batch": 3, "total": 9})))
+    assert {(sizes["batch"], sizes["total"]) for sizes in given} == {(3, 9)}
+    assert len(given) <= TRIED
+    assert len(given) == len({tuple(sizes.items()) for sizes in given})
+
+
+@pytest.mark.parametrize("size", [80, 512, 9])
+def test_a_size_that_the_weights_decide_is_found(size: int) -> None:
+    """Unless it is none that anybody would try: then the data have to say it."""
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (FLOAT, ["batch", "features"])},
+        {"w": np.ones((size, 2), np.float32)},
+    )
+    if size == 9:
+        with pytest.raises(DataError):
+            made_up(model, Interpreter(model), Preferred(batch=2, extent=64), KINDS)
+    else:
+        assert made_up(model, Interpreter(model), Preferred(extent=64), KINDS).sizes["features"] == size
+
+
+def test_indices_stay_within_the_rows_that_they_pick() -> None:
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["i"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["table", "i"], ["a"]),
+        helper.make_node("Gather", ["types", "ids"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    weights = {"table": np.ones((500, 2), np.float32), "types": np.ones((40, 2), np.float32)}
+    model = model_of(nodes, {"ids": (INT64, ["batch", 64])}, weights)
+    assert index_bounds(model) == {"ids": 40}
+    (first, _) = made_up(model, Interpreter(model), Preferred(), KINDS).feeds
+    assert (first["ids"].min() >= 0, 30 < first["ids"].max() < 40) == (True, True)
+
+
+def test_values_are_tried_where_sizes_are_not_to_blame() -> None:
+    """A count of at most one of what there is one of: 2 and 3 are refused."""
+    nodes = [helper.make_node("Gather", ["x", "which"], ["y"], axis=1)]
+    model = model_of(nodes, {"x": (FLOAT, [4, 1]), "which": (INT64, [3])}, {})
+    (first, _) = made_up(model, Interpreter(model), Preferred(), KINDS).feeds
+    assert first["which"].max() == 0
+
+
+def test_results_that_are_numbers_are_preferred() -> None:
+    """Where a mask hides everything, a mean of nothing says nothing about the code."""
+    nodes = [
+        helper.make_node("Cast", ["mask"], ["m"], to=FLOAT),
+        helper.make_node("ReduceSum", ["m"], ["n"], keepdims=0),
+        helper.make_node("Div", ["x", "n"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (FLOAT, [1]), "mask": (INT64, ["length"])}, {})
+    for feed in made_up(model, Interpreter(model), Preferred(extent=1), KINDS).feeds:
+        assert np.isfinite(Interpreter(model)(feed)["y"]).all()
+
+
+def test_a_model_that_takes_nothing_is_given_up_on() -> None:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = model_of([node], {"x": (FLOAT, ["n", "m"])}, {"shape": np.array([7, 1009])})
+    run = Counting(model)
+    with pytest.raises(DataError):
+        made_up(model, run, Preferred(), KINDS)
+    assert 20 < run.runs <= TRIED * len(TOPS)
