@@ -62,6 +62,10 @@ def import_onnx(work: Lowering) -> None:
             work.program = found.program
             pairs = zip(found.program.regions, found.regions, strict=True)
             work.entries = [_entry(prepare(region.model), work, entry.function, {}) for entry, region in pairs]
+            work.demands = [
+                {"extents": region.extents(), "constraints": list(entry.constraints)}
+                for entry, region in zip(work.entries, found.regions, strict=True)
+            ]
         else:
             raise CompileError(
                 where="model.dims",
@@ -177,7 +181,7 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
-    program = {} if work.program is None else {"program": work.program.to_json()}
+    program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
         **program,
         "format": 1,

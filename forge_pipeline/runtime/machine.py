@@ -93,7 +93,7 @@ class Machine:
                 found = f"regions that take others than these {len(loaded.weights)}"
                 raise ArtifactError(where, "regions that take the library's weights", found, "build it anew") from error
             regions = [_with(entry, weights) for entry, weights in zip(entries, own, strict=True)]
-            loaded.main = Execution(program, regions, wrap)
+            loaded.main = Execution(program, regions, wrap, interface.demands)
             loaded.weights = []
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:

@@ -285,3 +285,14 @@ def test_a_program_is_the_same_by_any_generator_and_on_any_threads(generator: st
 def test_the_same_model_has_the_same_bytes() -> None:
     model = model_of("g (float[N] x) => (int64[1, K] y, float[J] z) { y = NonZero (x)  z = Unique (x) }")
     assert compiled(model).to_bytes() == compiled(model).to_bytes()
+
+
+def test_what_sizes_of_data_have_to_keep_is_checked_before_they_are_computed_with() -> None:
+    model = model_of("""
+        g (float[N, 3] x, bool[N] c) => (float[3] y) {
+          axes = Constant <value_ints = [0]> ()
+          p = Compress <axis = 0> (x, c)  s = Squeeze (p, axes)  y = Exp (s)
+        }""")
+    library = compare(model, [{"x": floats(3, 3), "c": np.array([False, True, False])}])
+    with pytest.raises(DataError):
+        Engine(library.to_bytes(), threads=1)(floats(3, 3), np.array([True, True, False]))
