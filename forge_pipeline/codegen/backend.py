@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ def import_onnx(work: Lowering) -> None:
             work.program = found.program
             pairs = zip(found.program.regions, found.regions, strict=True)
             work.entries = [_entry(prepare(region.model), work, entry.function, {}) for entry, region in pairs]
+            work.demands = [
+                {"extents": region.extents(), "constraints": list(entry.constraints)}
+                for entry, region in zip(work.entries, found.regions, strict=True)
+            ]
         else:
             raise CompileError(
                 where="model.dims",
@@ -89,7 +94,10 @@ def separate_weights(work: Lowering) -> None:
     if work.target.kind == "cuda":
         return
     halves: Halves = "rounded" if work.options.float16 else storage(_model(work))
-    separated = separate(work.module, as_halves=halves, file=work.section)
+    separated = separate(work.module, as_halves=halves, file=work.section, own_only=work.program is not None)
+    if work.program is not None:
+        regions = (replace(region, weights=separated.taken[region.function]) for region in work.program.regions)
+        work.program = replace(work.program, regions=tuple(regions))
     work.module, work.weight_section, work.weights = separated.module, separated.section, separated.table
 
 
@@ -173,7 +181,7 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
-    program = {} if work.program is None else {"program": work.program.to_json()}
+    program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
         **program,
         "format": 1,

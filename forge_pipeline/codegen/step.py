@@ -59,10 +59,10 @@ class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
     ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own,
-    ``constraints`` what the sizes of every call must keep, and
-    ``program`` calls them where they are regions. ``pass_config`` is the PassContext configuration that the kernels
-    need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what is being
-    worked on.
+    ``constraints`` what the sizes of every call must keep. ``program`` calls them where they are regions; ``demands``
+    are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
+    kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
+    is being worked on.
     """
 
     target: Target
@@ -74,6 +74,7 @@ class Lowering:
     table: list[dict[str, Any]] = field(default_factory=list)
     constraints: Sequence[Mapping[str, Any]] = ()
     program: Program | None = None
+    demands: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: tuple[Fallback, ...] = ()
     pass_config: Mapping[str, Any] = field(default_factory=dict)
     weight_section: bytes | FileRange = b""

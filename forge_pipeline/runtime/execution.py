@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from forge_pipeline.errors import DataError
+from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import program as p
 from forge_pipeline.runtime.arguments import Array, align
+from forge_pipeline.runtime.constraints import Constraints
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.program import Block, Program, Step
@@ -26,16 +28,57 @@ LARGEST: Final = 1 << 40
 """Elements along an axis that nobody has memory for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What the sizes of a region's inputs must keep; ``extents`` says on which input's which axis each is found."""
+
+    extents: Mapping[str, tuple[int, int]]
+    constraints: Constraints
+
+    @classmethod
+    def of(cls, rows: object, program: Program, *, where: str) -> tuple[Demands, ...]:
+        """Read those of all regions from a library's metadata. Raises ArtifactError for what is no list of them."""
+        try:
+            found = tuple(cls._of(row, where) for row in rows)  # type: ignore[attr-defined]
+            pairs = zip(found, program.regions, strict=True)
+            is_wrong = any(not 0 <= index < region.inputs for one, region in pairs for index, _ in one.extents.values())
+        except (TypeError, ValueError, KeyError, AttributeError):
+            is_wrong = True
+        if is_wrong:
+            raise ArtifactError(
+                f"demands of {where}", "one row for each region, on its inputs", "others", "build the library anew"
+            )
+        return found
+
+    @classmethod
+    def _of(cls, row: Mapping[str, Any], where: str) -> Demands:
+        extents = {str(name): (int(index), int(axis)) for name, (index, axis) in row["extents"].items()}
+        return cls(extents, Constraints.of(row, where=where))
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise DataError, with the operator that demands it, where they do not."""
+        try:
+            sizes = {name: tensors[index].shape[axis] for name, (index, axis) in self.extents.items()}
+        except IndexError as error:
+            raise _refused("inputs of a region with the axes that its demands name", str(error)) from error
+        self.constraints.check(sizes)
+
+
 class Execution:
     """A program and what it runs on: ``regions`` are the library's functions, ready to be called on tensors alone.
 
-    ``wrap`` makes TVM's tensor of an array, in place.
+    ``wrap`` makes TVM's tensor of an array, in place. ``demands`` are what the sizes of each region's inputs must keep.
     """
 
     def __init__(
-        self, program: Program, regions: Sequence[Callable[..., Any]], wrap: Callable[[Array], Tensor]
+        self,
+        program: Program,
+        regions: Sequence[Callable[..., Any]],
+        wrap: Callable[[Array], Tensor],
+        demands: Sequence[Demands] = (),
     ) -> None:
         self._program, self._regions, self._wrap = program, regions, wrap
+        self._demands = {at: found for at, found in enumerate(demands) if found.constraints.rows}
         self._steps = {id(block): self._planned(block) for block in p.blocks(program.main)}
         self._numbers: list[Tensor] = []
         self._yes = wrap(np.array(True))
@@ -66,7 +109,10 @@ class Execution:
         return [values[number] for number in block.outputs]
 
     def _call(self, step: p.Call, values: Values) -> None:
-        results = self._regions[step.region](*[values[number] for number in step.inputs])
+        tensors = [values[number] for number in step.inputs]
+        if step.region in self._demands:
+            self._demands[step.region].check(tensors)
+        results = self._regions[step.region](*tensors)
         if len(step.outputs) == 1:
             values[step.outputs[0]] = results
         else:

@@ -14,6 +14,7 @@ from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
 from forge_pipeline.runtime.constraints import FREE, Constraints
 from forge_pipeline.runtime.entries import NONE, Entries
+from forge_pipeline.runtime.execution import Demands
 from forge_pipeline.runtime.program import Program
 
 DTYPES = frozenset(
@@ -66,6 +67,7 @@ class Interface:
     entries: Entries = NONE
     constraints: Constraints = FREE
     program: Program | None = None
+    demands: tuple[Demands, ...] = ()
     """What calls the library's functions, where that is more than one call of `main`."""
     accepted: dict[tuple[tuple[int, ...], ...], Mapping[str, Extent]] = field(
         default_factory=dict, compare=False, repr=False
@@ -88,6 +90,7 @@ class Interface:
         table = list(metadata.get("weights", ()))
         arrays = [_weight(row, weights, f"weight {index} of {where}") for index, row in enumerate(table)]
         is_raw = [row.get("prepare", False) is True for row in table]
+        program = Program.of(metadata["program"], where=where) if "program" in metadata else None
         return cls(
             inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
             outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
@@ -95,7 +98,8 @@ class Interface:
             raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
             entries=Entries.of(metadata, where=where),
             constraints=Constraints.of(metadata, where=where),
-            program=Program.of(metadata["program"], where=where) if "program" in metadata else None,
+            program=program,
+            demands=() if program is None else Demands.of(metadata.get("demands"), program, where=where),
         )
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

@@ -89,8 +89,13 @@ class Machine:
         if program is None:
             loaded.main = entries[0]
         else:
-            regions = [_with(entry, loaded.weights) for entry in entries]
-            loaded.main = Execution(program, regions, wrap)
+            try:
+                own = [[loaded.weights[place] for place in region.weights] for region in program.regions]
+            except IndexError as error:
+                found = f"regions that take others than these {len(loaded.weights)}"
+                raise ArtifactError(where, "regions that take the library's weights", found, "build it anew") from error
+            regions = [_with(entry, weights) for entry, weights in zip(entries, own, strict=True)]
+            loaded.main = Execution(program, regions, wrap, interface.demands)
             loaded.weights = []
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:

@@ -26,11 +26,15 @@ MOST_AXES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A function of the library: it takes its inputs, then all weights. Two or more outputs come as a tuple."""
+    """A function of the library: it takes its inputs, then ``weights``. Two or more outputs come as a tuple.
+
+    ``weights`` are places in what `main` would take after its inputs: arrays as stored, and results of `prepare`.
+    """
 
     function: str
     inputs: int
     outputs: int
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +288,7 @@ class _Check:
 
     def all(self) -> None:
         for region in self.program.regions:
-            if region.inputs < 0 or region.outputs < 1:
+            if region.inputs < 0 or region.outputs < 1 or any(place < 0 for place in region.weights):
                 raise _Wrong(f"a region of {region.inputs} inputs and {region.outputs} outputs")
         self.block(self.program.main, [TENSOR] * len(self.program.main.inputs))
         if LIST in map(self.kind, self.program.main.outputs):

@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import ArtifactError, DataError
-from forge_pipeline.runtime.execution import Execution
+from forge_pipeline.runtime.execution import Demands, Execution
 from forge_pipeline.runtime.program import Program
 
 PROGRAM: dict[str, Any] = {
     "version": 1,
     "values": 12,
-    "regions": [{"function": "double", "inputs": 1, "outputs": 1}, {"function": "turn", "inputs": 3, "outputs": 3}],
+    "regions": [
+        {"function": "double", "inputs": 1, "outputs": 1, "weights": []},
+        {"function": "turn", "inputs": 3, "outputs": 3, "weights": [0, 2]},
+    ],
     "main": {
         "inputs": [0, 1],
         "steps": [
@@ -96,6 +99,8 @@ STEPS = ["main", "steps"]
         (["regions"], [], "region 0 of 0"),
         (["regions", 0, "inputs"], 2, "a call of 'double'"),
         (["regions", 0, "outputs"], 0, "0 outputs"),
+        (["regions", 1, "weights"], [-1], "a region of"),
+        (["regions", 1, "weights"], [0.5], "where int belongs"),
         ([*STEPS, 0, "do"], "exec", "an unknown step 'exec'"),
         ([*STEPS, 0, "do"], ["call"], "an unknown step"),
         ([*STEPS, 0, "inputs"], [7], "value 7, which is not defined"),
@@ -193,3 +198,22 @@ def test_a_list_is_cut_edited_and_joined() -> None:
     assert count == 2
     with pytest.raises(DataError, match="parts that are 3 long together"):
         run(table, [], X, np.array([2, 2]))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [None, [], [{}, {}], [{"extents": {"n": [3, 0]}, "constraints": []}, {"extents": {}, "constraints": []}]],
+)
+def test_demands_that_are_none_of_the_regions_are_refused(rows: object) -> None:
+    with pytest.raises(ArtifactError):
+        Demands.of(rows, of(PROGRAM), where="the library")
+
+
+def test_a_region_runs_only_on_sizes_that_keep_what_it_demands() -> None:
+    three = {"size": [[1, ["extent", "n"]], [-3]], "at_least": False, "text": "three of them"}
+    rows = [{"extents": {"n": [0, 0]}, "constraints": [three]}, {"extents": {}, "constraints": []}]
+    demands = Demands.of(rows, of(PROGRAM), where="the library")
+    run = Execution(of(PROGRAM), [double, turn], lambda array: array, demands)
+    assert len(run(X, np.array(1))) == 2
+    with pytest.raises(DataError, match="three of them"):
+        run(X[:2], np.array(1))

@@ -37,12 +37,13 @@ class Separated:
     """A module whose functions take ``table``'s arrays: entries after inputs, `prepare` those with ``prepare`` true.
 
     A row of ``table`` has ``dtype``, ``shape`` and ``offset``, in bytes from the start of ``section``, and ``prepare``.
-    Entries take the results of `prepare` last.
+    Entries take the results of `prepare` last. ``taken`` says by their names which of all these they take.
     """
 
     module: tvm.IRModule
     section: bytes | FileRange
     table: list[dict[str, Any]]
+    taken: dict[str, tuple[int, ...]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +67,13 @@ class _Stored:
         return self.found[key]
 
 
-def separate(module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFile | None = None) -> Separated:
+def separate(
+    module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFile | None = None, own_only: bool = False
+) -> Separated:
     """Move every constant of at least SMALLEST bytes into a section of its own; equal ones share a place.
 
-    The section is written to ``file``, if that is given, and is what lies there.
+    The section is written to ``file``, if that is given, and is what lies there. ``own_only``: a function takes the
+    arrays that it reads, not all.
     """
     direct, raw = _Stored(prefix="weight"), _Stored(prefix="raw")
     preparing = _Preparing(module=module, raw=raw, as_halves=as_halves)
@@ -92,10 +96,14 @@ def separate(module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFil
     functions = dict(module.functions)
     entries = [variable for variable, function in module.functions_items() if isinstance(function, relax.Function)]
     bodies = [Lift(module).visit_expr(functions[entry].body) for entry in entries]
+    weights, taken = [*direct.found.values(), *preparing.results], {}
     for entry, body in zip(entries, bodies, strict=True):
         main = functions[entry]
         attributes = {**dict(main.attrs or {}), "num_input": len(main.params)}
-        parameters = [*main.params, *direct.found.values(), *preparing.results]
+        read = set(relax.analysis.free_vars(body)) if own_only else set(weights)
+        own = tuple(at for at, weight in enumerate(weights) if weight in read)
+        taken[str(entry.name_hint)] = own
+        parameters = [*main.params, *(weights[at] for at in own)]
         lifted = relax.Function(parameters, body, main.ret_ty, main.is_pure).with_attrs(attributes)
         functions[entry] = relax.utils.copy_with_new_vars(lifted)  # no two functions may share a variable
     module = tvm.IRModule({**functions, **preparing.functions()}, attrs=module.attrs)
@@ -105,7 +113,8 @@ def separate(module: tvm.IRModule, *, as_halves: Halves = "never", file: OpenFil
             if content not in places:
                 places[content] = section.append(stored.arrays[content])
             table.append({"dtype": dtype, "shape": list(shape), "offset": places[content], "prepare": is_raw})
-    return Separated(module=relax.transform.Normalize()(module), section=section.content(), table=table)
+    normal = relax.transform.Normalize()(module)
+    return Separated(module=normal, section=section.content(), table=table, taken=taken)
 
 
 class _Section:

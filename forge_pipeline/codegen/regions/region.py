@@ -28,6 +28,15 @@ class Region:
     outputs: tuple[str, ...]
     model: ModelProto
 
+    def extents(self) -> dict[str, tuple[int, int]]:
+        """Return where the extents that the region knows by name are found: on which input's which axis."""
+        found: dict[str, tuple[int, int]] = {}
+        for index, value in enumerate(self.model.graph.input):
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                if dim.dim_param.isidentifier():
+                    found.setdefault(dim.dim_param, (index, axis))
+        return found
+
 
 def is_made_of_sizes(known: Known) -> bool:
     """Return whether a value's numbers are whole and follow from extents alone, so that any region can write them."""

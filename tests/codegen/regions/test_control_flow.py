@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 
-from tests.support.control_flow import compare, model_of, steps_of
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import ArtifactError, DataError
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+from tests.support.control_flow import compare, compiled, model_of, steps_of
 
 RANDOM = np.random.default_rng(0)
 
@@ -168,6 +174,16 @@ def test_weights_that_several_regions_read_are_stored_once() -> None:
         }}""")
     library = compare(model, [{"x": floats(3, 64), "c": np.array(flag)} for flag in (True, False)], tolerance=1e-4)
     assert len(library.weights) <= 64 * 64 * 4 * 1.1
+    taken = [region["weights"] for region in library.metadata["program"]["regions"]]
+    assert sorted(map(len, taken)) == [0, 1, 1]
+
+
+def test_a_region_that_takes_weights_which_are_not_there_is_refused() -> None:
+    model = model_of("g (float[N] x) => (int64[1, K] y) { y = NonZero (x) }")
+    library = compiled(model)
+    library.metadata["program"]["regions"][0]["weights"] = [7]
+    with pytest.raises(ArtifactError, match="regions that take the library's weights"):
+        Engine(library.to_bytes(), threads=1)
 
 
 def test_what_data_decides_within_a_loop_within_a_loop_reads_what_is_around_it() -> None:
@@ -225,3 +241,58 @@ def test_extents_that_change_from_turn_to_turn_are_used_in_the_same_turn() -> No
           >
         }""")
     compare(model, [{"x": floats(rows), "n": np.array(n)} for rows, n in ((3, 4), (1, 1), (2, 0))])
+
+
+BRANCHED = """
+    g (float[N, 4, K] x) => (float[A, B] y) {
+      last = Constant <value_ints = [2]> ()  one = Constant <value_ints = [1]> ()
+      s = Shape (x)  k = Gather (s, last)  c = Equal (k, one)
+      z = If (c) <
+        then_branch = t () => (float[A, B] a) { a = Squeeze (x, last) },
+        else_branch = e () => (float[A, B, C] b) { b = Identity (x) }
+      >
+      y = Exp (z)
+    }"""
+
+
+def test_an_axis_that_is_removed_if_it_is_one_has_to_be_one() -> None:
+    library = compare(model_of(BRANCHED), [{"x": floats(3, 4, 1)}])
+    assert steps_of(library) == []
+    with pytest.raises(DataError):
+        Engine(library.to_bytes(), threads=1)(floats(3, 4, 2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("generator", "level"), [("stock", 1), ("tiled", 1), ("tiled", 3)])
+def test_a_program_is_the_same_by_any_generator_and_on_any_threads(generator: str, level: int, threads: int) -> None:
+    model = model_of("""
+        g (float[N, 4] x, int64 n) => (float[M, 4] y, int64[2, K] at) {
+          at = NonZero (x)
+          y = Loop (n, "", x) <
+            body = b (int64 i, bool c, float[R, 4] s) => (bool go, float[S, 4] s2) {
+              go = Identity (c)  z = Softmax (s)  s2 = Concat <axis = 0> (s, z)
+            }
+          >
+        }""")
+    options = Options(generator=generator, opt_level=level, float16=False, channel_layout=None)
+    library = build(model, Target.from_tag("host"), options)
+    x, n = np.maximum(floats(3, 4), 0), np.array(2)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "n": n})
+    for want, have in zip(wanted, Engine(library.to_bytes(), threads=threads)(x, n), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5)
+
+
+def test_the_same_model_has_the_same_bytes() -> None:
+    model = model_of("g (float[N] x) => (int64[1, K] y, float[J] z) { y = NonZero (x)  z = Unique (x) }")
+    assert compiled(model).to_bytes() == compiled(model).to_bytes()
+
+
+def test_what_sizes_of_data_have_to_keep_is_checked_before_they_are_computed_with() -> None:
+    model = model_of("""
+        g (float[N, 3] x, bool[N] c) => (float[3] y) {
+          axes = Constant <value_ints = [0]> ()
+          p = Compress <axis = 0> (x, c)  s = Squeeze (p, axes)  y = Exp (s)
+        }""")
+    library = compare(model, [{"x": floats(3, 3), "c": np.array([False, True, False])}])
+    with pytest.raises(DataError):
+        Engine(library.to_bytes(), threads=1)(floats(3, 3), np.array([True, True, False]))
