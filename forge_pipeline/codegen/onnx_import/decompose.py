@@ -44,7 +44,11 @@ def defined(model: ModelProto, places: Sequence[int]) -> ModelProto | None:
 
 
 def _written_out(model: ModelProto, nodes: list[NodeProto]) -> ModelProto | None:
-    types = {value.name: value.type for value in _typed_values(onnx.shape_inference.infer_shapes(model).graph)}
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except onnx.shape_inference.InferenceError:  # an operator that ONNX does not know
+        inferred = model
+    types = {value.name: value.type for value in _typed_values(inferred.graph)}
     return onnx.inliner.inline_local_functions(model) if _replace(model, nodes, types) else None
 
 

@@ -173,6 +173,7 @@ def _slice(given: Given, f: Fragment) -> bool:
 
 
 def _resize(given: Given, f: Fragment) -> bool:
+    """Resize by scales that are data: sizes beside them, from which the result has its extents."""
     if given.has(3):
         return _as_operand(3, given, f)
     if not given.is_data(2) or given.count(2) in (None, 0):
@@ -184,7 +185,7 @@ def _resize(given: Given, f: Fragment) -> bool:
     sizes = f.integers(f.node("Floor", f.node("Mul", dims, given.name(2))))
     node = NodeProto()
     node.CopyFrom(given.node)
-    node.input[:] = [given.name(0), given.name(1), "", ""]
+    node.input[:] = [given.name(0), given.name(1), given.name(2), ""]  # where results lie is told by the scales
     f.copy(node, 3, f.node("Shape", f.own(own.EXTENTS, sizes)))
     return True
 

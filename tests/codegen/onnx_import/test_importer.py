@@ -35,11 +35,11 @@ def chain(*operators: str, **attributes: object) -> onnx.ModelProto:
 
 def test_every_unsupported_node_is_named_before_any_work_starts() -> None:
     with pytest.raises(CompileError) as refusal:
-        import_model(prepare(chain("RandomNormalLike", "Relu", "Nothing", "RandomNormalLike")))
+        import_model(prepare(chain("RandomNormalLike", "Relu", "RandomUniformLike", "Nothing")))
     reason = "random numbers: a compiled model gives the same results for the same inputs"
     assert refusal.value.found == (
-        f"3 node(s) that cannot (Nothing, RandomNormalLike): RandomNormalLike 'n0' ({reason}); "
-        f"Nothing 'n2' (no converter); RandomNormalLike 'n3' ({reason})"
+        f"3 node(s) that cannot (Nothing, RandomNormalLike, RandomUniformLike): RandomNormalLike 'n0' ({reason}); "
+        f"RandomUniformLike 'n2' ({reason}); Nothing 'n3' (no converter)"
     )
 
 

@@ -118,7 +118,7 @@ def _mod(node: NodeImport) -> Any:
             x, y = read(a, at), read(b, at)
             zero = tirx.const(0, dtype)
             if is_float:
-                rest = tirx.fmod(x, y)
+                rest = tirx.truncmod(x, y)
                 if is_fmod:
                     return rest
                 differs = tirx.all(rest != zero, (rest < zero) != (y < zero))

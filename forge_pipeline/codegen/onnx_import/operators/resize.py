@@ -77,8 +77,8 @@ def _open(node: NodeImport, value: Any, position: int, axis: Open, asked: _Asked
         way = replace(way, nearest="ceil" if axis.scale is not None and axis.scale < 1 else "floor")
     wanted = [node.result_shape()[position]]
     if asked.scales is not None and axis.scale is None:
-        if node.opset < 11:
-            raise NotImplementedError("scales that are computed")
+        if node.opset < 11 or way.transformation == "align_corners":
+            raise NotImplementedError(f"{way.transformation} by scales that are computed")
         place = asked.named.index(position)
 
         def scaled(image: Any, factors: Any, output: Any) -> Any:
