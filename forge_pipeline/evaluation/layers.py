@@ -102,9 +102,11 @@ def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
 
 
 def _comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:
-    """Return the values that are floating-point numbers of one shape in both models."""
+    """Return the values that are floating-point numbers of one shape in both models; those of subgraphs are not seen."""
     return [
-        name for name, tap in pairs.items() if wanted[name].dtype.kind == "f" and wanted[name].shape == found[tap].shape
+        name
+        for name, tap in pairs.items()
+        if name in wanted and tap in found and wanted[name].dtype.kind == "f" and wanted[name].shape == found[tap].shape
     ]
 
 
