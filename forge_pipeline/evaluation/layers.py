@@ -102,7 +102,7 @@ def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
 
 
 def _comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:
-    """Return the values that are floating-point numbers of one shape in both models; those of subgraphs are not seen."""
+    """Return the values that are floats of one shape in both models; those of subgraphs are not seen."""
     return [
         name
         for name, tap in pairs.items()
