@@ -31,6 +31,8 @@ _DLPACK = (1, 0)  # the first version that can say "read-only"
 _TVM_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError)
 _RUNS_KEPT = 256
 """Runs after which TVM's memory is released in any case: sizes may follow from values too, not from shapes alone."""
+_PROGRAMS_KEPT = 8
+"""Runs of a program after which it is: there, data decide sizes, and each may be another one."""
 
 
 class Machine:
@@ -49,6 +51,7 @@ class Machine:
         self._release = ffi.get_global_func("vm.builtin.memory_manager.clear")
         self._shapes: list[tuple[int, ...]] = []
         self._runs = 0
+        self._runs_kept = _RUNS_KEPT if interface.program is None else _PROGRAMS_KEPT
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library
         self._slots = [Slot(wrap) for _ in interface.inputs]
         places = interface.places()
@@ -104,7 +107,7 @@ class Machine:
         with self._lock:
             shapes = [array.shape for array in arrays]
             self._runs += 1
-            if shapes == self._shapes and self._runs % _RUNS_KEPT:
+            if shapes == self._shapes and self._runs % self._runs_kept:
                 return use_of_threads.compute(self._run, arrays, self._threads)
             self._release()
             loaded = self._loaded
