@@ -121,7 +121,7 @@ def _mod(node: NodeImport) -> Any:
                 rest = tirx.truncmod(x, y)
                 if is_fmod:
                     return rest
-                differs = tirx.all(rest != zero, (rest < zero) != (y < zero))
+                differs = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
                 return tirx.Select(differs, rest + y, rest)
             safe = tirx.Select(y.equal(zero), tirx.const(1, dtype), y)
             rest = tirx.truncmod(x, safe) if is_fmod else tirx.floormod(x, safe)
@@ -288,20 +288,23 @@ def _reciprocal(node: NodeImport) -> Any:
 
 
 def _bit_shift(node: NodeImport) -> Any:
-    """BitShift; by as many bits as there are, or more, everything is shifted out."""
+    """BitShift; by as many bits as there are, or more, or less than none, the sign alone stays, of what moves right."""
     from tvm import te, tirx
 
     dtype, bits = node.dtype(), 8 * np.dtype(node.dtype()).itemsize
-    to_left = node.text("direction", "LEFT") == "LEFT"
+    to_left, is_signed = node.text("direction", "LEFT") == "LEFT", not node.dtype().startswith("uint")
 
     def shifted(a: Any, b: Any) -> Any:
         shape, read = broadcast(a, b)
+        zero, most = tirx.const(0, dtype), tirx.const(bits - 1, dtype)
 
         def element(*at: Any) -> Any:
             x, by = read(a, at), read(b, at)
-            least = tirx.min(by, tirx.const(bits - 1, dtype))
-            moved = x << least if to_left else x >> least
-            return tirx.Select(by > tirx.const(bits - 1, dtype), tirx.const(0, dtype), moved)
+            inside = tirx.all(by >= zero, by <= most) if is_signed else by <= most
+            kept = tirx.max(tirx.min(by, most), zero)
+            if to_left:
+                return tirx.Select(inside, x << kept, zero)
+            return tirx.Select(inside, x >> kept, x >> most if is_signed else zero)
 
         return te.compute(shape, element, name="shift")
 
