@@ -18,7 +18,7 @@ from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
 from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
-from forge_pipeline.codegen.onnx_import.operators.quantization import MEASURE
+from forge_pipeline.codegen.onnx_import.operators.integers.quantization import MEASURE
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 

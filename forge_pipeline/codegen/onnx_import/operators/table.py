@@ -8,30 +8,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators import (
-    activation,
-    attention,
-    blocks,
-    convolution,
     creation,
     data_movement,
     einsum,
     elementwise,
     fourier,
     indexing,
-    integer,
     linear,
-    normalization,
     ordering,
-    pooling,
-    quantization,
-    recurrent,
     reduction,
     refused,
+    selection,
+    trees,
+)
+from forge_pipeline.codegen.onnx_import.operators.integers import (
+    blocks,
+    integer,
+    quantization,
+)
+from forge_pipeline.codegen.onnx_import.operators.network import (
+    activation,
+    attention,
+    convolution,
+    normalization,
+    pooling,
+    recurrent,
     regions,
     resize,
     sampling,
-    selection,
-    trees,
 )
 from forge_pipeline.ir.ml.builder import ML
 from forge_pipeline.ir.program_operators import DOMAIN

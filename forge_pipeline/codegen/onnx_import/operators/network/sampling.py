@@ -11,9 +11,9 @@ from math import prod
 from typing import Any, Final
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.operators.convolution import kernel_of
 from forge_pipeline.codegen.onnx_import.operators.elementwise import FLOATS
-from forge_pipeline.codegen.onnx_import.operators.window import Window
+from forge_pipeline.codegen.onnx_import.operators.network.convolution import kernel_of
+from forge_pipeline.codegen.onnx_import.operators.network.window import Window
 from forge_pipeline.ir.sizes.expression import product
 
 KEYS: Final = -0.75

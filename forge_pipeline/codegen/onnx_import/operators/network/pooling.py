@@ -11,7 +11,7 @@ import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
-from forge_pipeline.codegen.onnx_import.operators.window import Window
+from forge_pipeline.codegen.onnx_import.operators.network.window import Window
 
 
 def _pool(name: str, node: NodeImport) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
-from forge_pipeline.codegen.onnx_import.operators.window import Window
+from forge_pipeline.codegen.onnx_import.operators.network.window import Window
 from forge_pipeline.ir.sizes.expression import Whole, floordiv
 
 LAYOUTS = {1: "W", 2: "HW", 3: "DHW"}

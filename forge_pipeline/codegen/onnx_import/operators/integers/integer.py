@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.operators.convolution import convolved
+from forge_pipeline.codegen.onnx_import.operators.network.convolution import convolved
 from forge_pipeline.ir.sizes.expression import Whole
 
 Array = np.ndarray[Any, Any]

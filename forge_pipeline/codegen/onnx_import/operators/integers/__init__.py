@@ -1,0 +1,1 @@
+"""Operators between floats and integers, and on integers alone."""

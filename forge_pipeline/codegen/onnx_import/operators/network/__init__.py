@@ -1,0 +1,1 @@
+"""Operators of neural networks: windows over images, activations, normalizations, attention, recurrence."""
