@@ -165,6 +165,11 @@ def _with(entry: Callable[..., Any], weights: list[Any]) -> Callable[..., Any]:
 
 
 def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:
+    if not array.size:  # numpy's strides of nothing are other than a library expects
+        strides = [array.itemsize]
+        for extent in array.shape[:0:-1]:
+            strides.insert(0, strides[0] * extent)
+        array = np.lib.stride_tricks.as_strided(array, strides=strides[-array.ndim :])
     return from_dlpack(array.__dlpack__(max_version=_DLPACK))
 
 

@@ -250,7 +250,22 @@ def _real(real: Any, variables: Mapping[str, Any]) -> Any:
         return parts[0].astype(real.dtype)
     functions = {
         **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg},
-        **{"min": tirx.min, "max": tirx.max, "abs": tirx.abs, "floor": tirx.floor, "ceil": tirx.ceil},
+        **{"min": tirx.min, "max": tirx.max, "abs": tirx.abs, "floor": _floor, "ceil": _ceil},
         **{"round": tirx.nearbyint, "sqrt": tirx.sqrt},
     }
     return functions[real.op](*parts)
+
+
+def _floor(value: Any) -> Any:
+    """Return a float rounded down, by casts: Relax knows no type of a call of `floor` between extents."""
+    from tvm import tirx
+
+    dtype = str(value.ty)
+    whole = value.astype("int64")  # towards zero
+    return whole.astype(dtype) - tirx.Cast(dtype, whole.astype(dtype) > value)
+
+
+def _ceil(value: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.const(0, str(value.ty)) - _floor(tirx.const(0, str(value.ty)) - value)

@@ -92,6 +92,8 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
         {"x": ([4, 6], FLOAT), "s": np.abs(array(2, 6)), "z": integers(*range(12), dtype="int8").reshape(2, 6)},
         {"block_size": 2, "axis": 0, "opset": 21}, TensorProto.INT8,
     ),
+    "sum of nothing": ("ReduceSum", {"x": ([2, 0, 3], FLOAT), "a": integers(1)}, {}, FLOAT),
+    "nothing, negated": ("Neg", {"x": ([2, 0, 3], FLOAT)}, {}, FLOAT),
     "mod with fmod": ("Mod", {"x": ([4], FLOAT), "y": array(4)}, {"fmod": 1}, FLOAT),
 }  # fmt: skip
 

@@ -188,7 +188,6 @@ UNKNOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"z": np.array([1, 3, 6, 9])}, {"mode": "cubic", "coordinate_transformation_mode": "align_corners"},
     ),
     "nearest, of operator set 10": ({"s": factors(1, 1, 0.6, 2)}, {"opset": 10}),
-    "linear, by factors of the call": ({"s": ([4], FLOAT)}, {"mode": "linear"}),
     "cubic, halved": ({"s": factors(1, 1, 0.5, 0.5)}, {"mode": "cubic", "exclude_outside": 1}),
 }  # fmt: skip
 
