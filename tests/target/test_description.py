@@ -24,7 +24,7 @@ from forge_pipeline.target import (
     list_x86_tags,
     tags,
 )
-from forge_pipeline.target.features import CPUINFO_WORDS
+from forge_pipeline.target.features import CPUINFO_FLAGS
 
 DOT_PRODUCTS = {"vnni": "avx512_vnni", "avx_vnni": "avx_vnni", "sdot": "asimddp", "i8mm": "i8mm"}
 BY_TAG = {target.tag: target for target in described()}
@@ -41,7 +41,7 @@ def test_the_flags_that_a_target_asks_for_are_those_that_llvm_uses_for_its_cpu(t
     from tvm.target import codegen
 
     target = BY_TAG[tag]
-    words = CPUINFO_WORDS[target.arch]
+    words = CPUINFO_FLAGS[target.arch]
     uses = set(map(str, codegen.llvm_get_cpu_features(dataclasses.replace(target, kind="llvm", cuda_arch=None).tvm())))
     assert sorted(words[name] for name in uses if name in words) == sorted(target.cpu_flags)
 
