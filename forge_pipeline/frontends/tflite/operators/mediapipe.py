@@ -13,8 +13,8 @@ import numpy as np
 from forge_pipeline.frontends.tflite.builder import FIRST, Builder, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
 from forge_pipeline.frontends.tflite.operators import custom_options
-from forge_pipeline.frontends.tflite.operators.elementwise import angle
 from forge_pipeline.frontends.tflite.operators.convolution import window
+from forge_pipeline.frontends.tflite.operators.elementwise import angle
 
 _SAME: Final = 1  # TfLitePadding; 2 is VALID
 _POOL: Final = 6  # integers of TfLitePoolParams that count: padding, strides x and y, filter x and y, activation
