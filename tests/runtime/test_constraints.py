@@ -1,0 +1,106 @@
+"""What the sizes of a call must keep: read from metadata as a stranger's, and checked before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import ArtifactError, DataError
+from forge_pipeline.ir.sizes import expression as e
+from forge_pipeline.ir.sizes.encoding import to_json
+from forge_pipeline.runtime.constraints import DEEPEST, Constraints
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.runtime.unpacked import loaded
+from forge_pipeline.target import Target
+
+OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A sum of two images whose extents have other names, and a pool with a window of four."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["d"], kernel_shape=[4, 4], strides=[2, 2]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("a", FLOAT, ["n", 1, "h", "w"]),
+        helper.make_tensor_value_info("b", FLOAT, ["m", 1, "h2", 5]),
+    ]
+    outputs = [helper.make_tensor_value_info("d", FLOAT, ["n", 1, "p", "q"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+    return loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+
+
+def zeros(*shape: int) -> np.ndarray[Any, Any]:
+    return np.zeros(shape, np.float32)
+
+
+def test_sizes_that_go_together_run(engine: Engine) -> None:
+    assert engine(zeros(2, 1, 7, 5), zeros(2, 1, 7, 5))[0].shape == (2, 1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ((2, 1, 7, 5), (3, 1, 7, 5), r"m=3.*Add.*\(n and m\)"),
+        ((2, 1, 3, 5), (2, 1, 3, 5), r"MaxPool: axis 2 is smaller than the window"),
+        ((2, 1, 7, 6), (2, 1, 7, 5), r"Add.*\(w and 5\)"),
+    ],
+)
+def test_others_are_refused_with_the_operator_that_demands_it(
+    engine: Engine, a: tuple[int, ...], b: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        engine(zeros(*a), zeros(*b))
+
+
+def test_every_kind_of_expression_is_computed_as_it_was_written() -> None:
+    n, m = e.extent("n"), e.extent("m")
+    sizes = [
+        e.floordiv(n * 3 + m, 4),
+        e.maximum(n - m, 0) - 7,
+        e.select(e.equal(n, m), n * m, n + m),
+        e.at_least(n, m + 2),
+        e.minimum(n, m) * 5 - n,
+    ]
+    for size in sizes:
+        for extents in ({"n": 3, "m": 3}, {"n": 9, "m": 2}, {"n": 1, "m": 8}):
+            wanted = e.evaluate(size, extents)
+            rows = [{"size": to_json(size - wanted), "at_least": False, "text": "t"}]
+            Constraints.of({"constraints": rows}, where="library").check(extents)
+            wrong = [{"size": to_json(size - wanted - 1), "at_least": True, "text": "t"}]
+            with pytest.raises(DataError, match="sizes that go together"):
+                Constraints.of({"constraints": wrong}, where="library").check(extents)
+
+
+def _deep() -> object:
+    tree: object = 1
+    for _ in range(DEEPEST + 2):
+        tree = [[1, ["positive", tree]]]
+    return tree
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "n",
+        [["n"]],
+        [[1, ["power", 2, 3]]],
+        [[1, ["floordiv", 1]]],
+        [[1, ["truncation", ["add", "int8"]]]],
+        _deep(),
+        None,
+    ],
+)
+def test_what_is_no_expression_is_a_damaged_library(size: object) -> None:
+    with pytest.raises(ArtifactError, match="constraints on sizes"):
+        Constraints.of({"constraints": [{"size": size, "at_least": False, "text": ""}]}, where="library")
