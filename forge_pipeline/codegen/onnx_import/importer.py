@@ -70,7 +70,29 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return expanded(with_bytes(write_out(written_out(model).model)), has_converter)
+    return expanded(with_bytes(write_out(written_out(_with_names(model)).model)), has_converter)
+
+
+def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` with a name for every open extent of its inputs, as ``load`` gives them."""
+    import onnx
+
+    from forge_pipeline.ir.open_extents import clear_impossible, name_open
+
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input]
+    outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.output]
+    for value in (*inputs, *outputs):
+        clear_impossible(value.type)
+    name_open([value for value in inputs if value.name not in weights], outputs)
+    if inputs == list(model.graph.input) and outputs == list(model.graph.output):
+        return model
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    del named.graph.input[:], named.graph.output[:]
+    named.graph.input.extend(inputs)
+    named.graph.output.extend(outputs)
+    return named
 
 
 def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None) -> tvm.IRModule:

@@ -48,6 +48,8 @@ FAMILIES: Final = (
     integer, linear, normalization, pooling, quantization, recurrent, reduction, refused, regions, resize, sampling,
     ordering,
 )  # fmt: skip
+WINDOWED: Final = ("AveragePool", "LpPool", "MaxPool")
+"""Operators that refuse images without a result: ONNX Runtime may have one where ONNX has none."""
 STANDARD: Final[Mapping[str, Converter]] = {
     name: converter for family in FAMILIES for name, converter in family.CONVERTERS.items()
 }
@@ -72,6 +74,7 @@ def _unless_empty(converter: Converter, node: NodeImport) -> Any:
     """Emit a node, or its results where they have no elements: there is nothing to compute."""
     outputs = [index for index in range(len(node.proto.output)) if node.wants(index)]
     shapes = {index: node.result(index).shape for index in outputs}
-    if not outputs or not all(shape is not None and 0 in shape for shape in shapes.values()):
+    is_empty = bool(outputs) and all(shape is not None and 0 in shape for shape in shapes.values())
+    if not is_empty or node.proto.op_type in WINDOWED:
         return converter(node)
     return [node.nothing(index) if index in outputs else None for index in range(len(node.proto.output))]
