@@ -6,13 +6,15 @@ from collections import Counter
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.families import handlers_of
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
+
+KERNEL = "relax.call_tir"
 
 
 def lay_out(
@@ -76,8 +78,18 @@ def _value(graph: Graph, expression: relax.Expr) -> Value:
         return Value(plain=graph.emit(relax.TupleGetItem(graph.plain(source), expression.index)))
     if not isinstance(expression, relax.Call):
         return Value(plain=graph.emit(expression))
-    for handler in handlers_of(getattr(expression.op, "name", "")):
+    name = getattr(expression.op, "name", "")
+    for handler in handlers_of(name):
         value = handler(graph, expression)
         if value is not None:
-            return value
+            return cast(graph, value, expression.ty) if name == KERNEL and _is_open(expression) else value
     return graph.unchanged(expression)
+
+
+def _is_open(call: relax.Call) -> bool:
+    """Return whether a kernel of the importer makes an image whose extents have names of their own.
+
+    The kernel that a family puts in its place has them as expressions.
+    """
+    shape = getattr(call.ty, "shape", None)
+    return shape is not None and any(isinstance(extent, tirx.Var) for extent in shape.values[2:])

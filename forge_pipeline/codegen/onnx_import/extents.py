@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from forge_pipeline.ir.open_extents import unlike
 from forge_pipeline.ir.sizes.expression import Size, Whole, substitute
 from forge_pipeline.ir.sizes.polynomial import Atom
 
@@ -42,7 +43,7 @@ class Extents:
         if name is not None:
             return self.given.setdefault(name, tirx.Var(name, "int64"))
         if size not in self.computed:
-            self.computed[size] = tirx.Var(f"extent{len(self.computed)}", "int64")
+            self.computed[size] = tirx.Var(unlike(f"extent{len(self.computed)}", self.given), "int64")
         return self.computed[size]
 
 
