@@ -27,7 +27,7 @@ SAMPLE = {
     "test_onehot_out_of_range_indices": "pass",
     "test_l1normalization_axis_0": "pass",
     "test_if": "pass",  # its condition is an array without dimensions
-    "test_split_zero_size_splits_opset18": "refused",
+    "test_split_zero_size_splits_opset18": "pass",
     "test_training_dropout_default": "refused",
 }
 

@@ -141,7 +141,7 @@ def test_the_compiled_library_is_the_same_to_the_last_byte(built: Any) -> None:
 
 def test_it_was_verified_and_runs(built: Any, path: Path) -> None:
     library = built[OUTSIDE]["compile"]
-    assert set(library.report["verification"]) == {"tolerance", "samples", "error"}
+    assert set(library.report["verification"]) == {"tolerance", "samples", "inputs", "error"}
     x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     expected = ONNXModule.from_file(path).get_inference_function()(x)
     assert_same_sums(Engine(library.output.to_bytes())(x)[0], expected, terms=TERMS)

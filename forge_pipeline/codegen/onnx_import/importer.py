@@ -237,6 +237,8 @@ def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: s
     from forge_pipeline.codegen.onnx_import.node import NodeImport
     from forge_pipeline.codegen.onnx_import.operators.table import converter_of
 
+    if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+        return _emit_branches(node, opsets, scope)
     converter = converter_of(node.domain, node.op_type)
     if converter is None:
         return "no converter" if node.domain in ("", "ai.onnx") else "not an ONNX operator"
@@ -260,6 +262,30 @@ def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: s
         raise node_error(name, node.op_type, error) from error
     missing = [output for output in node.output if output in scope.used and output not in scope.values]
     return f"its result {missing[0]!r} is not computed" if missing else ""
+
+
+def _emit_branches(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope) -> str:
+    """Emit both branches of an If, and choose between their results; return why it is refused, or the empty string.
+
+    A library never has one: its branches are regions of a program. A Relax module has nothing but operators.
+    """
+    from tvm.relax import op
+
+    branches = {entry.name: entry.g for entry in node.attribute}
+    graphs = [branches["then_branch"], branches["else_branch"]]
+    for graph in graphs:
+        scope.tensors = {**scope.tensors, **{tensor.name: tensor for tensor in graph.initializer}}
+        scope.used |= {value.name for value in graph.output} | {name for inner in graph.node for name in inner.input}
+        for inner in graph.node:
+            reason = _emit(inner, opsets, scope, inner.name or inner.op_type)
+            if reason:
+                return f"{inner.op_type} in a branch: {reason}"
+    for output, *names in zip(node.output, *([value.name for value in graph.output] for graph in graphs), strict=True):
+        first, second = map(scope.known, names)
+        if first.shape is None or first.shape != second.shape:
+            return "branches whose results differ in shape"
+        scope.bind(output, op.where(scope.value(node.input[0]), *map(scope.value, names)))
+    return ""
 
 
 def _identifier(name: str) -> str:

@@ -104,7 +104,7 @@ def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goe
     model = unsized(net.finish(net.pair(net.node(operator, y, kernel_shape=[3, 3], strides=[2, 2]), OUT)), 2, 3)
     engine = compiled(model)
     for size in ((2, 9), (9, 2), (1, 1)):
-        with pytest.raises(DataError, match="expected sizes that the model can compute with"):
+        with pytest.raises(DataError, match=r"expected sizes that (go together|the model can compute with)"):
             engine(np.ones((1, 16, *size), np.float32))
     x = (net.random.standard_normal((1, 16, 9, 12)) * 40).astype(np.float32)
     np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
@@ -118,7 +118,7 @@ def test_a_clipped_result_whose_extents_are_claimed_to_be_others_keeps_its_bound
     floor = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
     enlarged = net.node("Resize", half, "", twice, mode="nearest", **floor)
     model = unsized(net.finish(net.node("Add", enlarged, net.node("Relu", convolution(net, 16, 16, 1)))), 2, 3)
-    engine = compiled(model, in_float="add")
+    engine = compiled(model)
     for size in ((4, 6), (18, 10)):
         x = (net.random.standard_normal((1, 16, *size)) * 40).astype(np.float32)
         np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
