@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from tests.support.sums import assert_same_sums
 
 FLOAT, BOOL, INT64, INT32 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64, TensorProto.INT32
 Make = Callable[..., onnx.ModelProto]
@@ -216,3 +217,21 @@ def test_one_library_serves_any_number_of_steps(operator: str, generator: str, m
         x = array(steps, batch, 3)
         for want, have in zip(session.run(None, {"x": x}), engine(x), strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_of_a_window_larger_than_the_image_is_that_of_the_image_where_results_are_rounded_up() -> None:
+    node = helper.make_node(
+        "AveragePool", ["x"], ["y"], kernel_shape=[9, 9], strides=[9, 9], ceil_mode=1, count_include_pad=1
+    )
+    graph = helper.make_graph(
+        [node],
+        "whole",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 1, 1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    x = np.random.default_rng(0).standard_normal((1, 4, 2, 3)).astype(np.float32)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+    (found,) = Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)(x)
+    assert_same_sums(found, wanted, terms=6)

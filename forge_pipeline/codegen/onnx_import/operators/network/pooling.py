@@ -31,6 +31,7 @@ def pooled(node: NodeImport, name: str, image: Any, *, counts_padding: bool) -> 
         raise NotImplementedError(f"a pool over {space} axes")
     ceil_mode = False
     if node.attributes.get("ceil_mode", 0):
+        counts_padding = counts_padding and any((*window.before, *window.after))  # what is rounded up is not counted
         window, ceil_mode = _rounded_up(window, is_counted=name == "avg_pool" and counts_padding)
     _check_results(window)
     padding = window.padding
