@@ -137,11 +137,14 @@ def _transformed(node: NodeImport, value: Any, outer: list[Whole], transform: _T
 
 
 def _stft(node: NodeImport) -> Any:
-    """STFT: frames of a signal (batch, time, parts), each times the window, transformed."""
+    """STFT: frames of a signal (batch, time, parts), each times the window, transformed.
+
+    Exporters leave the last axis out where a signal is real.
+    """
     from tvm import te
     from tvm.relax import op
 
-    batch, time, parts = node.shape()
+    batch, time, parts = node.shape() if node.rank() == 3 else (*node.shape(), 1)
     _, frames, wanted, _ = node.result_shape()
     (step,) = node.contents(1, "a step")
     if node.has(3):
@@ -161,7 +164,8 @@ def _stft(node: NodeImport) -> Any:
 
         return te.compute(extents, element, name="frames")
 
-    tensors = [node.input(0), node.input(2)] if node.has(2) else [node.input(0)]
+    signal = node.reshape(node.input(0), (batch, time, parts))
+    tensors = [signal, node.input(2)] if node.has(2) else [signal]
     value = node.kernel(framed, *tensors, sizes=(step, batch, frames, parts, length), name="frames")
     transform = _Transform(length=length, given=length, wanted=wanted, is_real=parts == 1)
     return op.permute_dims(_transformed(node, value, [batch, frames], transform), [0, 1, 3, 2])
