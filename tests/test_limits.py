@@ -9,17 +9,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from forge_pipeline import limits
 from tests.support.classifier import classifier
 from tests.support.paths import ROOT
 
 
+def _laborious() -> onnx.ModelProto:
+    """Return products of a hundred sizes, each a kernel of its own: some seconds of compiling on any CPU."""
+    weights = {f"w{size}": np.zeros((size, size + 1), np.float32) for size in range(16, 116)}
+    nodes = [helper.make_node("MatMul", [f"x{size}", f"w{size}"], [f"x{size + 1}"]) for size in range(16, 116)]
+    ends = [helper.make_tensor_value_info(f"x{size}", onnx.TensorProto.FLOAT, [4, size]) for size in (16, 116)]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "laborious", ends[:1], ends[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
 def _build(folder: Path, limit: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "tmp").mkdir()
-    onnx.save(classifier(), folder / "model.onnx")
+    onnx.save(_laborious() if limit.startswith("-S -t") else classifier(), folder / "model.onnx")
     forge = [sys.executable, "-m", "forge_pipeline", "run", "model.path=model.onnx", "quantize=none"]
     return subprocess.run(
         ["bash", "-c", f'ulimit {limit} && exec "$@"', "bash", *forge, "out=out", "store.path=store", *arguments],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import SBlockRealize
@@ -26,6 +27,14 @@ NARROW = "forge.narrow"
 """The attribute of a function that is to be scheduled with tiles of one pixel."""
 
 
+def _holds_a_tile(extent: Any, tile: int) -> bool:
+    """Return whether there is room for a tile in whatever is not empty, as in 95 rows of any width for one of 30."""
+    analyzer = Analyzer()
+    for variable in tirx.analysis.undefined_vars(extent):
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(tirx.IntImm("int64", 1), tirx.IntImm("int64", 1 << 31)))
+    return bool(analyzer.can_prove(extent >= tile))
+
+
 def has_tail_tiles(function: tirx.PrimFunc) -> bool:
     """Return whether a scheduled kernel has tiles whose last one may reach too far."""
     return bool(_over_tiles(function))
@@ -40,7 +49,10 @@ def shift_tail_tiles(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.Pri
     shifted, least = _shift_loops(function.body), {}
     for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
-        least[str(extent)] = extent >= tile
+        if not _holds_a_tile(extent, tile):
+            least[str(extent)] = extent >= tile
+    if not least:
+        return function.with_body(shifted)
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
     first, second = shifted.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
     body = tirx.IfThenElse(fits, first.body, second.body)
