@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import imported, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import demanded, imported, interface, prepare
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
@@ -32,6 +32,7 @@ from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
 from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
+from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
@@ -84,9 +85,21 @@ def join_entries(work: Lowering) -> None:
     """Make one module of all entries, each of which works out its extents by itself, and a table of those that have
     sizes of their own."""
     work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
-    work.constraints = work.entries[0].constraints if work.program is None else ()
+    work.constraints = _constraints(work)
     modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
     work.module = modules[MAIN] if list(modules) == [MAIN] else join(modules)
+
+
+def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
+    """Return what the sizes of every call must keep; a program's regions have demands of their own.
+
+    The open model's hold for all entries. Where it is left out of the library, those of one entry say that its own sizes
+    are the only ones.
+    """
+    first = work.entries[0]
+    if work.program is not None:
+        return ()
+    return tuple(demanded(analyse(_model(work)))) if first.sizes and work.model is not None else first.constraints
 
 
 def separate_weights(work: Lowering) -> None:

@@ -135,3 +135,20 @@ def test_tvms_own_pipeline_makes_entries_too() -> None:
     engine = Engine(library.to_bytes(), threads=1)
     for sequence in (4, 8, 5):
         assert_computes(engine, 2, sequence)
+
+
+def test_a_library_of_listed_sizes_alone_takes_each_of_them_where_two_inputs_must_agree() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        "sum",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, size]) for name, size in (("a", "n"), ("b", "m"))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, "n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    options = dataclasses.replace(TILED, dims={"n": (4, 8)}, open_form=False)
+    engine = Engine(build(model, HOST, options).to_bytes(), threads=1)
+    for size in (4, 8):
+        a = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+        np.testing.assert_array_equal(engine(a, a)[0], a + a)
+    with pytest.raises(DataError, match="sizes that go together"):
+        engine(np.zeros((3, 8), np.float32), np.zeros((3, 4), np.float32))

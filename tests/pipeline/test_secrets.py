@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forge_pipeline.exits import SIGNALS
 from tests.support.paths import ROOT
 
 CANARY = "hunter2canary"
@@ -50,6 +53,16 @@ def files_with(needle: str, *folders: Path) -> list[Path]:
     ]
 
 
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Undo what a program does to its signals when it ends: the processes that later tests start would inherit it."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_secret_on_the_command_line_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], spelling: str

@@ -192,12 +192,12 @@ def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
     return Imported(
         module=module,
         extents=tuple((str(variable.name), size) for size, variable in extents.computed.items()),
-        constraints=tuple(_demanded(scope.sizes)),
+        constraints=tuple(demanded(scope.sizes)),
     )
 
 
-def _demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Yield what every call must keep, but what hangs on sizes that only data decides."""
+def demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Yield what every call must keep, as metadata.json has it, but what hangs on sizes that only data decides."""
     from forge_pipeline.ir.sizes.encoding import to_json
     from forge_pipeline.ir.sizes.expression import names
 
