@@ -68,6 +68,12 @@ def test_one_library_serves_images_of_any_size() -> None:
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_a_convolution_that_halves_an_open_image_is_one_kernel_with_its_bias_and_activation() -> None:
+    engine = Engine(build(pyramid(), Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    names = {kernel.name for kernel in engine.profile(np.zeros((1, 3, 16, 16), np.float32), runs=1)}
+    assert any("conv2d_planar_add_relu" in name for name in names), names
+
+
 @pytest.mark.parametrize("names", [(None, None, None), ("batch-size", "w/2", "w/4")])
 def test_extents_without_a_name_or_with_any_name_are_each_their_own(names: tuple[str | None, ...]) -> None:
     weight = np.random.default_rng(1).standard_normal((8, 3, 3, 3)).astype(np.float32)

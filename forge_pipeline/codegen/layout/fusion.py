@@ -52,15 +52,14 @@ def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
-    """Return whether a kernel takes numbers, or has results with extents that none of its first ``operands`` has."""
+    """Return whether a kernel has results with extents that none of its first ``operands`` has, or is."""
     from tvm import tirx
 
     def variables(parameter: Any) -> set[Any]:
-        return {extent for extent in parameter.ty.shape if isinstance(extent, tirx.Var)}
+        extents = parameter.ty.shape if hasattr(parameter.ty, "shape") else [parameter]
+        return {extent for extent in extents if isinstance(extent, tirx.Var)}
 
     given, results = function.params[:operands], function.params[operands:]
-    if not all(hasattr(parameter.ty, "shape") for parameter in given):
-        return True
     known, own = (set[Any]().union(*map(variables, parameters)) for parameters in (given, results))
     return not own <= known
 
