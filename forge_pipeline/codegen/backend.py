@@ -93,8 +93,8 @@ def join_entries(work: Lowering) -> None:
 def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
     """Return what the sizes of every call must keep; a program's regions have demands of their own.
 
-    The open model's hold for all entries. Where it is left out of the library, those of one entry say that its own sizes
-    are the only ones.
+    The open model's hold for all entries. Where it is left out of the library, those of an entry say that its own
+    sizes are the only ones.
     """
     first = work.entries[0]
     if work.program is not None:
