@@ -119,6 +119,17 @@ CASES: dict[str, tuple[list[int | str], tuple[list[Node], dict[str, np.ndarray]]
     "a product of one row": ([1, 200], ([("MatMul", ["@", "w"], {})], {"w": normal(200, 70)})),
     "a product with a tail": ([3, 29, 64], ([("MatMul", ["@", "w"], {}), ("Relu", ["@"], {})], {"w": normal(64, 100)})),
     "a product of a symbolic batch": (["N", 64], ([("MatMul", ["@", "w"], {})], {"w": normal(64, 48)})),
+    "products of one row and one column, and what follows": (
+        [2, 8, 1, 16],
+        (
+            [
+                ("Transpose", ["@"], {"perm": [0, 1, 3, 2]}),
+                ("MatMul", ["x", "@"], {}),
+                ("Div", ["@", "four"], {}),
+            ],
+            {"four": np.array(4, np.float32)},
+        ),
+    ),
     "softmax": ([4, 9, 64], ([("Softmax", ["@"], {"axis": -1})], {})),
     "layer normalization": (
         [2, 7, 96],

@@ -11,6 +11,7 @@ import numpy as np
 from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN
 from forge_pipeline.codegen.onnx_import.extents import Extents
+from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.expression import Size, Whole
@@ -143,7 +144,8 @@ class Scope:
             function = function.with_attr(PATTERN, OPAQUE)
         back = {variable: outer for outer, variable in own.items()}
         kinds = [
-            relax.TensorType([back.get(extent, extent) for extent in tensor.shape], tensor.dtype) for tensor in results
+            relax.TensorType([rewriting.substitute(extent, back.get) for extent in tensor.shape], tensor.dtype)
+            for tensor in results
         ]
         called = self.builder.add_func(function, name)
         return self.builder.emit(relax.call_tir(called, [*tensors, *loose], kinds[0] if len(kinds) == 1 else kinds))

@@ -136,8 +136,13 @@ def ancestors(sch: Schedule, block: SBlockRV) -> list[SBlockRV]:
 
 
 def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: int) -> None:
-    """Turn a block's innermost loop into vectors and unroll the loops from depth ``below`` down to it."""
+    """Turn a block's innermost loop into vectors and unroll the loops from depth ``below`` down to it.
+
+    A loop that runs other blocks too is left as it is: one element of each of them is all that it has.
+    """
     loops = sch.get_loops(block)
+    if _is_shared(sch, loops[-1], block):
+        return
     innermost = extent(sch, loops[-1])
     if innermost is not None and innermost > lanes and innermost % lanes == 0:
         sch.split(loops[-1], [None, lanes])
@@ -150,6 +155,13 @@ def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: i
     for loop in loops[below:-1]:
         if extent(sch, loop) is not None:
             sch.unroll(loop)
+
+
+def _is_shared(sch: Schedule, loop: LoopRV, block: SBlockRV) -> bool:
+    """Return whether a loop around ``block`` is around other blocks as well."""
+    variable, own = sch.get(loop).loop_var, sch.get(block).name_hint
+    others = (other for other in blocks(sch) if sch.get(other).name_hint != own)
+    return any(sch.get(outer).loop_var.same_as(variable) for other in others for outer in sch.get_loops(other))
 
 
 def vectorize_where_filled(sch: Schedule, block: SBlockRV, lanes: int) -> None:

@@ -219,6 +219,17 @@ def test_one_library_serves_any_number_of_steps(operator: str, generator: str, m
             np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("inverse", [0, 1])
+def test_one_library_transforms_signals_of_any_length(inverse: int, model_of: Make, stock: Options) -> None:
+    model = model_of("DFT", {"x": ([2, "length", 2], FLOAT)}, axis=1, inverse=inverse, opset=17)
+    options = dataclasses.replace(stock, generator="auto", opt_level=3)
+    engine = Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for length in (1, 6, 31):
+        x = array(2, length, 2)
+        np.testing.assert_allclose(engine(x)[0], session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)
+
+
 def test_a_mean_of_a_window_larger_than_the_image_is_that_of_the_image_where_results_are_rounded_up() -> None:
     node = helper.make_node(
         "AveragePool", ["x"], ["y"], kernel_shape=[9, 9], strides=[9, 9], ceil_mode=1, count_include_pad=1
