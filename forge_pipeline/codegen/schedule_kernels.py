@@ -94,7 +94,7 @@ def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Return how TVM says that a schedule cannot be: what it cannot do is TVM's to find out."""
-    return ScheduleError, ValueError
+    return ScheduleError, ValueError, tvm.error.InternalError
 
 
 def _short(error: Exception) -> str:

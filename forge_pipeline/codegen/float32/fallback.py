@@ -24,4 +24,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             primitives.schedule_elementwise(sch, block, machine)
             continue
         work = primitives.product(primitives.extent(sch, loop) for loop in loops)
-        primitives.parallel_if_worth(sch, primitives.fuse(sch, loops[:outer]), work)
+        primitives.parallel_if_worth(sch, primitives.fuse_where_provable(sch, loops[:outer]), work)

@@ -60,7 +60,7 @@ class NodeImport:
         value = self.input(index)
         if self.shape(index) == tuple(extents):
             return value
-        return self.scope.builder.match_cast(value, relax.TensorType(self.sizes(extents), self.dtype(index)))
+        return self.scope.told(value, relax.TensorType(self.sizes(extents), self.dtype(index)))
 
     def inputs(self) -> list[relax.Expr | None]:
         """Return all operands, None for an absent one."""

@@ -85,9 +85,22 @@ class Scope:
             raise TypeError(f"{name!r} is {found.ty}, not {wanted}")
         is_constant = isinstance(found, GenericConst)
         bound = found if is_constant or isinstance(found, relax.Var) else self.builder.emit(found)
-        if not same_extents(bound.ty.shape, wanted.shape):
-            bound = self.builder.match_cast(bound, wanted)
-        self.values[name] = bound
+        self.values[name] = bound if same_extents(bound.ty.shape, wanted.shape) else self.told(bound, wanted)
+
+    def told(self, value: relax.Expr, wanted: relax.TensorType) -> relax.Expr:
+        """Return a value with extents that every call makes its own, whatever they are called.
+
+        An extent of the inputs comes of no cast: TVM would put what is cast in its place everywhere, also in the
+        expressions over it that this is computed from.
+        """
+        from tvm import relax
+
+        own, given = value.ty.shape, self.extents.given.values()
+        for axis, extent in enumerate(wanted.shape.values):
+            is_given = any(extent.same_as(variable) for variable in given)
+            if is_given and hasattr(own, "values") and not extent.same_as(own.values[axis]):
+                return self.builder.emit(relax.op.reshape(value, wanted.shape))
+        return self.builder.match_cast(value, wanted)
 
     def is_made_of_sizes(self, name: str) -> bool:
         """Return whether a value is known, number by number, from sizes alone, and has few that are computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
@@ -201,6 +202,17 @@ def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
+def fuse_where_provable(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Fuse loops, or return the outermost where TVM cannot prove that a fused loop has the same iterations.
+
+    It divides by sums of open extents then, and gives up with an internal error instead of a refusal.
+    """
+    try:
+        return fuse(sch, loops)
+    except tvm.error.InternalError:
+        return loops[0]
+
+
 def product(extents: Iterable[Any]) -> int:
     """Return the product of the known extents."""
     result = 1
@@ -234,14 +246,14 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         outer = outer if last <= lanes else outer[:-1]
         if None in extents[1:] and len(outer) > 1:
             outer = outer[:-1]  # to tell pixels apart in a fused loop takes a division by their number in a row
-        parallel_if_worth(sch, fuse(sch, outer), work)
+        parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
         return
     if None in extents:
         rest, inner = loops[:-1], loops[-1]
         if last is not None and last in (lanes, lanes // 2, lanes // 4):
             sch.vectorize(inner)
         if rest:
-            parallel_if_worth(sch, fuse(sch, rest), work)
+            parallel_if_worth(sch, fuse_where_provable(sch, rest), work)
         return
     if work < lanes:
         return

@@ -18,6 +18,7 @@ from forge_pipeline.codegen.onnx_import.importer import imported, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.unpacked import loaded
 from forge_pipeline.target import Target
+from tests.support.sums import assert_same_sums
 
 OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 
@@ -83,3 +84,58 @@ def test_bytes_do_not_hang_on_addresses(seed: int, tmp_path: Path) -> None:
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
     here = build(model(), Target.from_tag("x86-64/v3"), OPTIONS).elf
     assert found == hashlib.sha256(here).hexdigest()
+
+
+SHIFTED = """
+<ir_version: 10, opset_import: ["" : 18]>
+shifted (float[batch, sequence, 8] x) => (float[batch, sequence, sequence] y)
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {-1}, int64[1] far = {9999},
+ int64[6] after = {0, 0, 0, 0, 1, 0}, int64[6] before = {0, 1, 0, 0, 0, 0}>
+{
+    length = Shape<start = 1, end = 2>(x)
+    rows = Slice(table, zero, length, one)
+    placed = Add(x, rows)
+    tail = Slice(placed, one, far, one)
+    next = Pad(tail, after)
+    head = Slice(placed, zero, end, one)
+    last = Pad(head, before)
+    joined = Concat<axis = 2>(next, placed, last)
+    turned = Transpose<perm = [0, 2, 1]>(joined)
+    y = MatMul(joined, turned)
+}
+"""
+
+IN_FOURS = """
+<ir_version: 10, opset_import: ["" : 18]>
+in_fours (float[batch, sequence, 8] x) => (float[batch, sequence, sequence] y)
+<int64[1] four = {4}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] eight = {8}>
+{
+    length = Shape<start = 1, end = 2>(x)
+    quarters = Div(length, four)
+    shape = Concat<axis = 0>(zero, quarters, four, eight)
+    fours = Reshape(x, shape)
+    most = ReduceMax<keepdims = 0>(fours)
+    total = Mul(quarters, four)
+    flat = Concat<axis = 0>(zero, total, eight)
+    again = Reshape(fours, flat)
+    less = Sub(again, most)
+    rows = Slice(table, zero, length, one)
+    placed = Add(x, rows)
+    sum = Add(placed, less)
+    turned = Transpose<perm = [0, 2, 1]>(sum)
+    y = MatMul(sum, turned)
+}
+"""
+
+
+@pytest.mark.parametrize(("text", "sizes"), [(SHIFTED, (1, 2, 9)), (IN_FOURS, (4, 12))])
+def test_a_size_that_comes_back_to_an_inputs_is_that_inputs(text: str, sizes: tuple[int, ...]) -> None:
+    model = onnx.parser.parse_model(text)
+    table = np.random.default_rng(0).standard_normal((1, 16, 8)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    assert "match_cast" not in imported(prepare(model)).module["main"].script()  # it would be put in the extent's place
+    engine = loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for size in sizes:
+        x = np.random.default_rng(size).standard_normal((2, size, 8)).astype(np.float32)
+        assert_same_sums(engine(x)[0], session.run(None, {"x": x})[0], terms=24)
