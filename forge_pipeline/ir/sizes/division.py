@@ -36,7 +36,15 @@ def floordiv(a: Whole, b: Whole) -> Whole:
     (low, _), (least, _), (room, _) = bounds(rest), bounds(b), bounds(b - 1 - rest)
     if rest == 0 or (low is not None and low >= 0 and room is not None and room >= 0 and least is not None):
         return quotient
+    if least is not None and least >= 0 and _is_just_below_zero(rest, b):
+        return quotient - 1
     return quotient + atom_of("floordiv", f"floor({_factor(rest)}/{_factor(b)})", (rest, b))
+
+
+def _is_just_below_zero(rest: Whole, b: Size) -> bool:
+    """Return whether ``-b <= rest < 0`` for a ``b`` that is 1 at least."""
+    (_, high), (room, _) = bounds(rest), bounds(b + rest)
+    return high is not None and high < 0 and (rest == -1 or (room is not None and room >= 0))
 
 
 def ceildiv(a: Whole, b: Whole) -> Whole:
