@@ -21,6 +21,9 @@ from forge_pipeline.runtime.profile import PLACING
 DATA, BYTE_OFFSET = 1, 8
 """TVM's codes for two fields of a DLTensor."""
 
+MOST_PLACED = 64
+"""Tensors that one function places: LLVM's time for one function grows faster than its arguments do."""
+
 
 def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module``, whose functions call kernels on tensors that they allocate, with one allocation in each.
@@ -78,10 +81,11 @@ def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: 
             tensor = relax.op.memory.alloc_tensor(storage, offset, shape, kind)
             start.append(relax.VarBinding(binding.var, tensor))
             moved += [binding.var] if offset else []
-    if moved:
-        place = builder.add_func(_placing(len(moved)), PLACING)
+    for at in range(0, len(moved), MOST_PLACED):
+        some = moved[at : at + MOST_PLACED]
+        place = builder.add_func(_placing(len(some)), PLACING)
         nothing = relax.Var("placed", relax.TupleType([]))
-        start.append(relax.VarBinding(nothing, relax.Call(place, moved)))
+        start.append(relax.VarBinding(nothing, relax.Call(place, some)))
     rest = [binding for at, binding in enumerate(bindings) if binding.var not in lives and at not in saved]
     body = relax.SeqExpr([relax.BindingBlock([*start, *rest])], function.body.body)
     planned = relax.Function(function.params, body, function.ret_ty, function.is_pure).with_attrs(
