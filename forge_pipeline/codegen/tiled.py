@@ -25,6 +25,7 @@ from forge_pipeline.codegen.layout.fusion import (
 )
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
+from forge_pipeline.codegen.layout.views import open_reshapes
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
@@ -118,7 +119,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
         *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),
         *cpu_generic.pipeline.library_dispatch_passes(work.target.tvm()),  # sorting and running sums
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps(open_reshapes()),
         relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
     ]
     entry.module = tvm.transform.Sequential(passes)(entry.module)
