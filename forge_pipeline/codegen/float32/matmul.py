@@ -53,7 +53,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=family))
     width = open_matmul.PACKED_VECTORS * graph.machine.lanes
     panels = graph.kernel(multiply_batched, *tensors, name="matmul", packs=width)
-    return Value(plain=graph.kernel(open_matmul.crop, panels, name="crop", columns=columns))
+    return Value(plain=graph.kernel(open_matmul.crop, panels, columns, name="crop"))
 
 
 def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.float32.open_matmul import crop
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -23,11 +24,15 @@ def normalize(graph: Graph, call: relax.Call) -> Value | None:
     if len(shape) < 2 or axis not in (-1, len(shape) - 1) or isinstance(shape[-1], int):
         return None
     tensor = graph.plain(graph.look(operand))
-    return Value(plain=graph.kernel(softmax, tensor, name="softmax", lanes=graph.machine.lanes))
+    vectors = graph.kernel(softmax, tensor, name="softmax", lanes=graph.machine.lanes)
+    return Value(plain=graph.kernel(crop, vectors, shape[-1], name="crop"))
 
 
 def softmax(x: te.Tensor, lanes: int) -> te.Tensor:
-    """Describe softmax along the last axis, with partial maxima and sums for each of ``lanes``."""
+    """Describe softmax along the last axis, with partial maxima and sums for each of ``lanes``.
+
+    The result is (..., vectors, lanes), of which the last vector may have too much.
+    """
     *rows, length = x.shape
     count = tirx.floordiv(length + (lanes - 1), lanes)
     vectors = [te.reduce_axis((0, count), name) for name in ("vector", "summed")]
@@ -47,18 +52,15 @@ def softmax(x: te.Tensor, lanes: int) -> te.Tensor:
     sums = te.compute((*rows, lanes), lambda *i: te.sum(powers(*i[:-1], vectors[1], i[-1]), axis=[vectors[1]]), name="sums")
     total = te.compute(tuple(rows), lambda *i: te.sum(sums(*i, lane[1]), axis=[lane[1]]), name="total")
 
-    def share(*index: Any) -> Any:
-        *own, column = index
-        vector, place = tirx.floordiv(column, lanes), tirx.floormod(column, lanes)
-        return powers(*own, vector, place) / total(*own)
-
-    return te.compute((*rows, length), share, name="shares", attrs={primitives.FAMILY: NAME})
+    return te.compute(
+        (*rows, count, lanes), lambda *i: powers(*i) / total(*i[:-2]), name="shares", attrs={primitives.FAMILY: NAME}
+    )
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute everything that a row needs while that row is in the first cache."""
     last = primitives.find(sch, NAME)
-    rows = sch.get_loops(last)[:-1]
+    rows = sch.get_loops(last)[:-2]
     shared = primitives.fuse(sch, rows)
     before = primitives.ancestors(sch, last)
     for block in reversed(before):
@@ -72,6 +74,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.vectorize(place)
         elif name == "powers":
             sch.vectorize(sch.get_loops(block)[-1])
+    sch.vectorize(sch.get_loops(last)[-1])
 
 
 HANDLERS = {"relax.nn.softmax": normalize}
