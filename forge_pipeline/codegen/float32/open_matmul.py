@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -56,7 +56,8 @@ def panel_vectors(machine: Machine, steps: int, columns: int) -> int:
 def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick: Any, width: int) -> te.Tensor:
     """Describe (..., rows, steps) times (..., steps, columns), whose columns are packed into panels of ``width``.
 
-    The result has panels too, (..., rows, panels, width): what reads it knows how many columns there are. ``leading`` are the result's extents before rows; ``pick(index, extents)`` is where an operand with these leading
+    The result has panels too, (..., rows, panels, width): what reads it knows how many columns there are. ``leading``
+    are the result's extents before rows; ``pick(index, extents)`` is where an operand with these leading
     extents is read.
     """
     step = te.reduce_axis((0, left.shape[-1]), "step")
@@ -119,9 +120,7 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
     return machine.lanes * min(divisors(vectors, 4), key=lambda nr: (choose_rows(machine, nr, steps)[0] / nr, -nr))
 
 
-def _split_rows(
-    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int
-) -> tuple[LoopRV, LoopRV, LoopRV]:
+def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows. Of a known number of rows, tiles divide them."""
     known = primitives.extent(sch, m)
     rows = 1 if NARROW in (sch.mod["main"].attrs or {}) else choose_rows(machine, vectors, steps)[1]

@@ -49,7 +49,9 @@ def softmax(x: te.Tensor, lanes: int) -> te.Tensor:
     )
     most = te.compute(tuple(rows), lambda *i: te.max(maxima(*i, lane[0]), axis=[lane[0]]), name="most")
     powers = te.compute((*rows, count, lanes), lambda *i: te.exp(row(*i) - most(*i[:-2])), name="powers")
-    sums = te.compute((*rows, lanes), lambda *i: te.sum(powers(*i[:-1], vectors[1], i[-1]), axis=[vectors[1]]), name="sums")
+    sums = te.compute(
+        (*rows, lanes), lambda *i: te.sum(powers(*i[:-1], vectors[1], i[-1]), axis=[vectors[1]]), name="sums"
+    )
     total = te.compute(tuple(rows), lambda *i: te.sum(sums(*i, lane[1]), axis=[lane[1]]), name="total")
 
     return te.compute(
