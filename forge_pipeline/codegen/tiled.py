@@ -10,7 +10,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
-from forge_pipeline.codegen.float32 import concat, weight_decode, winograd_weight
+from forge_pipeline.codegen.float32 import concat, open_softmax, weight_decode, winograd_weight
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
@@ -25,6 +25,7 @@ from forge_pipeline.codegen.layout.fusion import (
 )
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
+from forge_pipeline.codegen.layout.views import open_reshapes
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
 from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
@@ -37,7 +38,7 @@ FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
 other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
 
-CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS)
+CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS, open_softmax.NAME)
 """Families whose kernels nothing is fused with."""
 PREPARED = (winograd_weight.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""
@@ -118,7 +119,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
         *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),
         *cpu_generic.pipeline.library_dispatch_passes(work.target.tvm()),  # sorting and running sums
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps(open_reshapes()),
         relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
     ]
     entry.module = tvm.transform.Sequential(passes)(entry.module)

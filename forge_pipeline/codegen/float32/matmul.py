@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.float32 import open_matmul
+from forge_pipeline.codegen.float32.open_matmul import PANEL
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
 NAME = "matmul"
-PANEL = "forge.panel"
-"""The annotation with the width of a packed panel of weights; 0 for a product of two activations."""
-
 VECTOR_PANEL = 4
 """Vectors in a panel when one row is multiplied: as many sums side by side as hide the latency of the additions."""
 
@@ -26,33 +26,48 @@ SERIAL_WORK = 1 << 17
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
-    """Take products of float32 tensors of known size."""
+    """Take products of float32 tensors."""
     left, right = call.args
     operands = graph.look(left), graph.look(right)
     ranks = [len(shape_of(side)) for side in (left, right) if has_known_shape(side, symbolic_axes=range(8))]
     if len(ranks) < 2 or min(ranks) < 2 or call.attrs.out_dtype not in (None, "", "void", "float32"):
         return None
-    if not isinstance(shape_of(left)[-1], int) or not isinstance(shape_of(right)[-1], int):
-        return None
+    rows, steps, columns = *shape_of(left)[-2:], shape_of(right)[-1]
+    family = NAME if all(isinstance(extent, int) for extent in (rows, steps, columns)) else open_matmul.NAME
     weight = operands[1].constant
     if weight is not None and weight.ndim == 2:
-        packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[-2], *weight.shape))
+        packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[:-1], *weight.shape))
         plain = graph.kernel(
-            multiply_panels, graph.plain(operands[0]), graph.constant(packed), name="dense", columns=weight.shape[1]
+            multiply_panels,
+            graph.plain(operands[0]),
+            graph.constant(packed),
+            name="dense",
+            columns=weight.shape[1],
+            family=family,
         )
         return Value(plain=plain)
     if ranks[0] != ranks[1] and min(ranks) != 2:
         return None
-    return Value(plain=graph.kernel(multiply_batched, *(graph.plain(operand) for operand in operands), name="matmul"))
+    tensors = [graph.plain(operand) for operand in operands]
+    if family == NAME or (isinstance(columns, int) and columns % graph.machine.lanes == 0):
+        return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=family))
+    width = open_matmul.PACKED_VECTORS * graph.machine.lanes
+    panels = graph.kernel(multiply_batched, *tensors, name="matmul", packs=width)
+    return Value(plain=graph.kernel(open_matmul.crop, panels, columns, name="crop"))
 
 
-def panel_width(machine: Machine, rows: Any, steps: int, columns: int) -> int:
-    """Return the number of columns that a panel of weights holds; any number of rows shares it with one row."""
+def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int) -> int:
+    """Return the number of columns that a panel of weights holds, which are multiplied by ``rows``, in batches or not.
+
+    Any number of rows that is the size of a batch shares it with one row.
+    """
     vectors = -(-columns // machine.lanes)
-    if rows == 1 or not isinstance(rows, int):
+    if rows[-1] == 1 or (len(rows) == 1 and not isinstance(rows[-1], int)):
         return min(VECTOR_PANEL, vectors) * machine.lanes
+    if not isinstance(rows[-1], int):
+        return open_matmul.panel_vectors(machine, steps, columns) * machine.lanes
     widths = [nr for nr in (4, 3, 2, 1) if nr <= vectors]
-    best = min(widths, key=lambda nr: (_cost(machine, rows, nr, vectors, steps), -nr))
+    best = min(widths, key=lambda nr: (_cost(machine, rows[-1], nr, vectors, steps), -nr))
     return best * machine.lanes
 
 
@@ -71,7 +86,7 @@ def pack_weight(weight: Array, width: int) -> Array:
     return full.reshape(steps, panels, width).transpose(1, 0, 2)
 
 
-def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
+def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int, family: str = NAME) -> te.Tensor:
     """Describe (..., rows, steps) times packed weights.
 
     The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
@@ -84,14 +99,18 @@ def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tens
         return te.sum(left(*row, step) * panels[column // width, step, column % width], axis=[step])
 
     rows = left.shape[:-1]
-    product = te.compute((*rows, count * width), element, name="product", attrs={primitives.FAMILY: NAME, PANEL: width})
+    attributes = {primitives.FAMILY: family, PANEL: width}
+    product = te.compute((*rows, count * width), element, name="product", attrs=attributes)
     if count * width == columns:
         return product
     return te.compute((*rows, columns), lambda *index: product(*index), name="crop")  # noqa: PLW0108 - TVM reads its signature
 
 
-def multiply_batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
-    """Describe (..., rows, steps) times (..., steps, columns), with the leading axes broadcast."""
+def multiply_batched(left: te.Tensor, right: te.Tensor, family: str = NAME, packs: int = 0) -> te.Tensor:
+    """Describe (..., rows, steps) times (..., steps, columns), with the leading axes broadcast.
+
+    With ``packs``, columns are packed into panels of that many, and the result has panels too.
+    """
     step = te.reduce_axis((0, left.shape[-1]), "step")
     leading = left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2]
     both = [left.shape[:-2], right.shape[:-2]]
@@ -105,13 +124,16 @@ def multiply_batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
         own = index[len(index) - len(shape) :]
         return [0 if _is_one(extent) else position for position, extent in zip(own, shape, strict=True)]
 
+    if packs:
+        return open_matmul.multiply_packing(left, right, leading, pick, packs)
+
     def element(*index: Any) -> Any:
         *batch, row, column = index
         a, b = (pick(tuple(batch), shape) for shape in both)
         return te.sum(left(*a, row, step) * right(*b, step, column), axis=[step])
 
     shape = (*leading, left.shape[-2], right.shape[-1])
-    return te.compute(shape, element, name="product", attrs={primitives.FAMILY: NAME, PANEL: 0})
+    return te.compute(shape, element, name="product", attrs={primitives.FAMILY: family, PANEL: 0})
 
 
 def _is_one(extent: Any) -> bool:

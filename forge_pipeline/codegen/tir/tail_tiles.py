@@ -166,12 +166,17 @@ def _shift_loop(loop: tirx.For) -> Any:
             start = analyzer.simplify(rewriting.at_zero(value, inside))
             starts[str(start)] = start
             values.append(tirx.min(start, extent - tile) + analyzer.simplify(value - start))
+        kept: Any = True
         for condition in rewriting.conjuncts(realize.predicate):
-            if not rewriting.reads(condition, counter):
-                if any(rewriting.reads(condition, variable) for variable in inside):
+            if rewriting.reads(condition, counter):
+                continue
+            if any(rewriting.reads(condition, variable) for variable in inside):
+                if realize.block.writes[0].source.scope() == "local":
                     raise ValueError(f"the condition {condition} is inside of a tile")
+                kept = condition if kept is True else tirx.And(kept, condition)
+            else:
                 outer[str(condition)] = condition
-        return s_tir.SBlockRealize(values, True, realize.block)
+        return s_tir.SBlockRealize(values, kept, realize.block)
 
     body = rewriting.map_realizes(loop.body, move)
     (start,) = starts.values()

@@ -1,0 +1,136 @@
+"""Matrix products of which rows, columns or steps are as many as a call brings: a sequence of any length.
+
+Rows are computed in register tiles, the last of which is moved back to end with the rows (``tir.tail_tiles``). Columns
+of any number are packed into panels while the kernel runs, the last one filled with zeros, and what reads the result
+leaves the filling out: whole vectors everywhere, and no test inside a tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir.tail_tiles import NARROW, TILES
+
+NAME = "open_matmul"
+
+ROWS = (8, 20, 50, 128, 197)
+"""Lengths for which tiles are chosen: short and long sequences, and such that no tile divides all of them."""
+
+STEPS = 64
+"""What an open number of steps is taken for."""
+
+PANEL = "forge.panel"
+"""The annotation with the width of a packed panel of weights; 0 for a product of two activations."""
+
+PACKS = "forge.packs"
+"""The annotation of a product whose columns are packed by the kernel itself."""
+
+PACKED_VECTORS = 2
+"""Vectors in a panel that a kernel packs: where columns are few, little of it is filling."""
+
+
+def choose_rows(machine: Machine, vectors: int, steps: int) -> tuple[float, int]:
+    """Return the cycles that a row takes on average in the best tile ``vectors`` wide, and how many rows that has."""
+    found = []
+    for rows in range(1, machine.registers):
+        if rows == 1 or machine.fits(rows, vectors):
+            tile = machine.step_cycles(rows, vectors) * steps + machine.tile_cycles(rows, vectors)
+            found.append((sum(-(-length // rows) * tile / length for length in ROWS), -rows))
+    cycles, rows = min(found)
+    return cycles, -rows
+
+
+def panel_vectors(machine: Machine, steps: int, columns: int) -> int:
+    """Return how many vectors a panel of ``columns`` columns best has; what fills the last one is computed too."""
+    vectors = -(-columns // machine.lanes)
+    widths = [width for width in (4, 3, 2, 1) if width <= vectors]
+    return min(widths, key=lambda width: (-(-vectors // width) * choose_rows(machine, width, steps)[0], -width))
+
+
+def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick: Any, width: int) -> te.Tensor:
+    """Describe (..., rows, steps) times (..., steps, columns), whose columns are packed into panels of ``width``.
+
+    The result has panels too, (..., rows, panels, width): what reads it knows how many columns there are. ``leading``
+    are the result's extents before rows; ``pick(index, extents)`` is where an operand with these leading
+    extents is read.
+    """
+    step = te.reduce_axis((0, left.shape[-1]), "step")
+    columns = right.shape[-1]
+    count = tirx.floordiv(columns + (width - 1), width)
+
+    def packed(*index: Any) -> Any:
+        *batch, panel, k, lane = index
+        column = panel * width + lane
+        return tirx.if_then_else(column < columns, right(*batch, k, column), tirx.const(0, right.dtype))
+
+    def element(*index: Any) -> Any:
+        *batch, row, panel, lane = index
+        a, b = (pick(tuple(batch), side.shape[:-2]) for side in (left, right))
+        return te.sum(left(*a, row, step) * panels(*b, panel, step, lane), axis=[step])
+
+    panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name="panels")
+    attributes = {primitives.FAMILY: NAME, PACKS: 1}
+    return te.compute((*leading, left.shape[-2], count, width), element, name="product", attrs=attributes)
+
+
+def crop(panels: te.Tensor, columns: Any) -> te.Tensor:
+    """Describe the first ``columns`` columns of panels (..., rows, panels, width), as (..., rows, columns)."""
+    width = panels.shape[-1]
+
+    def element(*index: Any) -> Any:
+        *row, column = index
+        return panels(*row, tirx.floordiv(column, width), tirx.floormod(column, width))
+
+    return te.compute((*panels.shape[:-2], columns), element, name="crop")
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Hold a tile of rows by vectors in registers along all steps, for rows that stay in the second cache."""
+    anchor = primitives.find(sch, NAME)
+    before, last = primitives.split_around(sch, anchor)
+    if PACKS in sch.get(anchor).annotations:
+        *leading, m, n, column, k = sch.get_loops(anchor)
+    else:
+        *leading, m, n, k = sch.get_loops(anchor)
+        width = int(sch.get(anchor).annotations[PANEL]) or _plain_width(sch, machine, n, k)
+        n, column = sch.split(n, [None, width])
+    for block in before:
+        primitives.schedule_elementwise(sch, block, machine)
+    vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
+    m_block, m_out, m_in = _split_rows(sch, machine, m, vectors, steps)
+    n_in, lane = sch.split(column, [None, machine.lanes])
+    sch.reorder(*leading, m_block, n, m_out, k, m_in, n_in, lane)
+    shared = primitives.fuse(sch, [*leading, m_block, n])
+    sch.reverse_compute_at(last, m_out)
+    primitives.parallel_if_worth(sch, shared, primitives.UNKNOWN**2 * vectors * machine.lanes * steps)
+    sch.vectorize(lane)
+    primitives.unroll_tile(sch, anchor, last, k, (m_in, n_in), below=2, lanes=machine.lanes)
+
+
+def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
+    """Return how many columns of an operand that is not packed a tile has: as many vectors as divide them."""
+    vectors = primitives.static(sch, n) // machine.lanes
+    steps = primitives.extent(sch, k) or STEPS
+    return machine.lanes * min(divisors(vectors, 4), key=lambda nr: (choose_rows(machine, nr, steps)[0] / nr, -nr))
+
+
+def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """Return loops over blocks of rows, tiles and rows. Of a known number of rows, tiles divide them."""
+    known = primitives.extent(sch, m)
+    rows = 1 if NARROW in (sch.mod["main"].attrs or {}) else choose_rows(machine, vectors, steps)[1]
+    if known is not None:
+        rows = max(divisors(known, rows))
+    tiles = max(1, machine.l2 // 2 // (4 * steps * rows))
+    m_out, m_in = sch.split(m, [None, rows])
+    if known is not None:
+        tiles = max(divisors(known // rows, tiles))
+    m_block, m_out = sch.split(m_out, [None, tiles])
+    if known is None and rows > 1:
+        sch.annotate(m_out, TILES, rows)
+    return m_block, m_out, m_in

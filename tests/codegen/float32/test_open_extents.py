@@ -1,0 +1,128 @@
+"""Products, softmax and reshapes whose extents a call brings: as ONNX Runtime has them, whatever the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.target import Target
+from tests.support.sums import assert_same_sums
+
+TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+Shape = Sequence[int | str]
+LENGTHS = (0, 1, 2, 5, 17, 64, 100)
+"""None, one, less than any tile, and such as tiles, panels and vectors divide or do not."""
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, Shape], weights: dict[str, np.ndarray] | None = None
+) -> onnx.ModelProto:
+    """Return a model of ``inputs`` with the one output `y`."""
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def assert_same(source: onnx.ModelProto, sizes: Sequence[dict[str, int]], *, terms: int) -> None:
+    """Compare with ONNX Runtime at each of ``sizes``; no kernel is left to plain loops."""
+    library = build(source, Target.from_tag("host"), TILED)
+    assert library.metadata["compile"]["fallbacks"] == []
+    engine, session = Engine(library.to_bytes(), threads=2), onnxruntime.InferenceSession(source.SerializeToString())
+    rng = np.random.default_rng(3)
+    for given in sizes:
+        feeds = {}
+        for value in source.graph.input:
+            axes = [axis.dim_value or given[axis.dim_param] for axis in value.type.tensor_type.shape.dim]
+            feeds[value.name] = rng.standard_normal(axes).astype(np.float32)
+        (expected,) = session.run(None, feeds)
+        (found,) = engine(**feeds)
+        assert found.shape == expected.shape, given
+        assert_same_sums(found, expected, terms=terms)
+
+
+@pytest.mark.parametrize("columns", [70, 128])
+def test_any_number_of_rows_times_weights(columns: int) -> None:
+    rng = np.random.default_rng(1)
+    weights = {
+        "w": rng.standard_normal((40, columns)).astype(np.float32),
+        "b": rng.standard_normal(columns).astype(np.float32),
+    }
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
+    sizes = [{"batch": batch, "rows": rows} for rows in LENGTHS for batch in (1, 3)]
+    assert_same(model(nodes, {"x": ("batch", "rows", 40)}, weights), [*sizes, {"batch": 0, "rows": 4}], terms=41)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (2, 1)])
+def test_any_number_of_columns_of_any_number_of_rows(heads: Shape) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "t"], ["p"]),
+        helper.make_node("Tanh", ["p"], ["y"]),
+    ]
+    source = model(nodes, {"q": (2, 2, "rows", 24), "k": (*heads, "columns", 24)})
+    assert_same(source, [{"rows": r, "columns": c} for r in LENGTHS for c in LENGTHS], terms=24)
+
+
+@pytest.mark.parametrize("columns", [32, 20])
+def test_any_number_of_steps(columns: int) -> None:
+    inputs: dict[str, Shape] = {"p": (2, "rows", "steps"), "v": (2, "steps", columns)}
+    source = model([helper.make_node("MatMul", ["p", "v"], ["y"])], inputs)
+    sizes = [{"rows": rows, "steps": steps} for rows in (1, 2, 17) for steps in LENGTHS if steps]
+    assert_same(source, sizes, terms=100)
+
+
+def test_a_product_without_a_step_is_zero() -> None:
+    source = model([helper.make_node("MatMul", ["p", "v"], ["y"])], {"p": (3, "steps"), "v": ("steps", 20)})
+    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    (found,) = engine(np.zeros((3, 0), np.float32), np.zeros((0, 20), np.float32))
+    assert found.shape == (3, 20)
+    assert not found.any()
+
+
+def test_one_row_by_as_many_columns_as_there_are() -> None:
+    source = model([helper.make_node("MatMul", ["q", "k"], ["y"])], {"q": (2, 1, 24), "k": (2, 24, "columns")})
+    assert_same(source, [{"columns": columns} for columns in LENGTHS], terms=24)
+
+
+def test_softmax_of_any_length() -> None:
+    source = model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": (2, "rows", "columns")})
+    assert_same(source, [{"rows": 3, "columns": length} for length in LENGTHS], terms=100)
+
+
+def test_softmax_leaves_out_what_is_masked_and_is_nan_where_all_is() -> None:
+    source = model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": ("rows", "columns")})
+    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    session = onnxruntime.InferenceSession(source.SerializeToString())
+    x = np.random.default_rng(1).standard_normal((4, 21)).astype(np.float32) * 30
+    x[0, 3:], x[1, ::2], x[2] = -np.inf, -np.inf, -1e38
+    (expected,), (found,) = session.run(None, {"x": x}), engine(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    assert np.isnan(engine(np.full((1, 5), -np.inf, np.float32))[0]).all()
+
+
+def test_reshapes_of_open_extents_copy_nothing() -> None:
+    shapes = {"apart": np.array([0, 2, 6, -1]), "together": np.array([0, -1, 4])}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Reshape", ["a", "apart"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["c", "together"], ["y"]),
+    ]
+    source = model(nodes, {"x": ("batch", 12, "height", 4)}, shapes)
+    assert_same(source, [{"batch": b, "height": h} for b, h in ((1, 1), (2, 7), (1, 0), (3, 16))], terms=1)
+    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    names = {kernel.name for kernel in engine.profile(np.ones((1, 12, 5, 4), np.float32), runs=1)}
+    assert not any("reshape" in name for name in names), names
