@@ -33,7 +33,7 @@ from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
-from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.bundle import VERSION, Library
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
 
@@ -197,7 +197,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
     program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
         **program,
-        "format": 1,
+        "format": VERSION,
         "target": {
             "tag": target.tag,
             "kind": target.kind,
