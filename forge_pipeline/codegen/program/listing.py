@@ -8,6 +8,7 @@ from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.operations import (
     Argument,
     Call,
+    Compute,
     Function,
     Heap,
     Match,
@@ -44,8 +45,9 @@ def _function(function: Function, kernels: Sequence[str]) -> Iterator[str]:
 def _operation(operation: Operation, rows: Rows, kernels: Sequence[str]) -> str:
     touched = ", ".join(f"t{rows[tensor]}" for tensor in operation.tensors)
     if isinstance(operation, Call):
-        arguments = ", ".join(_argument(argument, rows) for argument in operation.arguments)
-        return f"CALL {kernels[operation.kernel]}({arguments})"
+        return f"CALL {_call(operation, rows, kernels)}"
+    if isinstance(operation, Compute):
+        return f"COMPUTE {operation.slot} {_call(operation.call, rows, kernels)}"
     if isinstance(operation, Match):
         return f"MATCH {touched} {', '.join(f'{code.name} {value}' for code, value in operation.axes)}"
     if isinstance(operation, Reserve):
@@ -55,6 +57,10 @@ def _operation(operation: Operation, rows: Rows, kernels: Sequence[str]) -> str:
     if isinstance(operation, View):
         return f"VIEW {touched} {_shape(operation.tensor.shape)}"
     return f"RETURN {touched}"
+
+
+def _call(call: Call, rows: Rows, kernels: Sequence[str]) -> str:
+    return f"{kernels[call.kernel]}({', '.join(_argument(argument, rows) for argument in call.arguments)})"
 
 
 def _argument(argument: Argument, rows: Rows) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,13 @@ class Tensor:
         return all(isinstance(extent, int) for extent in self.shape)
 
 
+@dataclass(frozen=True, slots=True)
 class Heap:
-    """The sizes of one run of a function, as an argument of a kernel that computes sizes."""
+    """The first ``size`` slots, as an argument of a kernel that computes sizes."""
+
+    size: int
 
 
-HEAP: Final = Heap()
 Argument: TypeAlias = Tensor | Number | Heap
 Rows: TypeAlias = Mapping[Tensor, int]
 """The number of each tensor of a function."""
@@ -184,7 +186,25 @@ class Return:
         return [len(self.tensors), *(rows[tensor] for tensor in self.tensors)]
 
 
-Operation: TypeAlias = Call | Match | Reserve | Place | View | Return
+@dataclass(slots=True)
+class Compute:
+    """Call a kernel that returns a whole number, and put that into a slot."""
+
+    code: ClassVar[int] = 11
+    slot: Slot
+    call: Call
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that it touches."""
+        return self.call.tensors
+
+    def words(self, rows: Rows) -> list[int]:
+        """Return the words that follow the operation's number and their count."""
+        return [self.slot.index, *self.call.words(rows)]
+
+
+Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +234,9 @@ def _argument(argument: Argument, rows: Rows) -> int:
         return rows[argument] << 2 | TENSOR_ARGUMENT
     if isinstance(argument, Slot):
         return argument.index << 2 | SLOT_ARGUMENT
-    return HEAP_ARGUMENT if isinstance(argument, Heap) else argument << 2 | NUMBER_ARGUMENT
+    if isinstance(argument, Heap):
+        return argument.size << 2 | HEAP_ARGUMENT
+    return argument << 2 | NUMBER_ARGUMENT
 
 
 def _number(number: Number) -> tuple[int, int]:

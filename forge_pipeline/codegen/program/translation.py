@@ -16,9 +16,9 @@ from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import array_view
 from forge_pipeline.codegen.program.operations import (
-    HEAP,
     Call,
     Code,
+    Compute,
     Function,
     Heap,
     Kind,
@@ -123,13 +123,20 @@ class _Translation:
             raise self._refused(f"a call of {name}")
         return _BUILTINS[name](self, call)
 
-    def _kernel(self, name: str, call: relax.Call) -> None:
+    def _kernel(self, name: str, call: relax.Call) -> Slot | None:
         if name == PLACING:
-            return
+            return None
         arguments = tuple(self.value(argument) for argument in call.args)
         if not all(isinstance(argument, Tensor | int | Slot | Heap) for argument in arguments):
             raise self._refused(f"{name} of {', '.join(type(argument).__name__ for argument in arguments)}")
-        self.code.append(Call(self.pool.kernel(name), arguments))
+        made = Call(self.pool.kernel(name), arguments)
+        if not isinstance(call.ty, tvm.ir.PrimType):
+            self.code.append(made)
+            return None
+        slot = Slot(self.heap)
+        self.heap += 1
+        self.code.append(Compute(slot, made))
+        return slot
 
     def _constant(self, tensor: Any) -> Tensor:
         array = array_view(tensor)
@@ -142,11 +149,11 @@ class _Translation:
         """Make the heap: its size is the one argument."""
         (size,) = self.value(call.args[1])
         self.heap = size
-        return HEAP
+        return Heap(size)
 
     def nothing(self, _call: relax.Call) -> Heap:
-        """Stand for a heap that is not there, or for nothing at all."""
-        return HEAP
+        """Stand for a heap without slots, or for nothing at all."""
+        return Heap(0)
 
     def match_shape(self, call: relax.Call) -> None:
         """Compare or store extents of a tensor or shape; leave out what is known to hold."""
