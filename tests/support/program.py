@@ -18,6 +18,10 @@ from forge_pipeline.runtime.bundle import Library
 INPUT, WEIGHT, PREPARED, CONSTANT, SCRATCH, KEPT, DYNAMIC = range(7)
 CALL, MATCH, _, STORAGE, TENSOR, VIEW, _, _, _, RETURN, COMPUTE = range(1, 12)
 MAIN, ENTRY, PREPARE = range(3)
+FLOATS: dict[int, Callable[..., Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
+BINARY = {13: np.add, 14: np.subtract, 15: np.multiply, 16: np.divide, 17: np.minimum, 18: np.maximum}
+UNARY = {19: np.negative, 20: np.abs, 21: np.floor, 22: np.ceil, 23: np.rint, 24: np.sqrt}
+FUNCTIONS: dict[int, Callable[..., Any]] = {11: np.float64, 25: np.float64, **BINARY, **UNARY}
 KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
 
 
@@ -218,7 +222,7 @@ class Model:
                 known = sizes.setdefault(extent, size) if isinstance(extent, str) else extent
                 assert size == known
         for kind, text, words in self.table.constraints:
-            found = self.evaluate(words, sizes)
+            found = evaluate(words, [sizes.get(name, 0) for name in self.table.extents])
             assert found >= 0 if kind else found == 0, text
         functions = [function for function in self.table.functions if function.role != PREPARE]
         function = next(item for item in functions if all(sizes[name] == size for name, size in item.fixed.items()))
@@ -227,25 +231,6 @@ class Model:
             own.append(aligned(array.nbytes).view(array.dtype).reshape(array.shape))
             own[-1][...] = array
         return [array.copy() for array in self._run(function, own)]
-
-    def evaluate(self, words: Sequence[int], sizes: Mapping[str, int]) -> int:
-        """Return the value of an expression over whole numbers."""
-        stack: list[int] = []
-        rest = iter(words)
-        for operation in rest:
-            if operation < 2:
-                value = next(rest)
-                stack.append(sizes[self.table.extents[value]] if operation else value)
-                continue
-            if operation in (9, 10):
-                a = stack.pop()
-                stack.append(int(a == 0 if operation == 9 else a >= 0))
-                continue
-            b, a = stack.pop(), stack.pop()
-            found = {2: a + b, 3: a - b, 4: a * b, 5: a // (b or 1), 7: min(a, b), 8: max(a, b)}[operation]
-            stack.append(found if b or operation != 5 else 0)
-        (value,) = stack
-        return value
 
     def _run(self, function: Function, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         heap, scratch, kept = (
@@ -317,3 +302,29 @@ def aligned(size: int) -> np.ndarray:
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size]
+
+
+def evaluate(words: Sequence[int], extents: Sequence[int]) -> int:
+    """Return the value of an expression."""
+    stack: list[Any] = []
+    rest = iter(words)
+    for operation in rest:
+        if operation in (0, 1, 12):
+            value = next(rest)
+            as_float = np.int64(value).view(np.float64)
+            stack.append({0: value, 1: extents[value] if operation == 1 else 0, 12: as_float}[operation])
+        elif operation < 9:
+            b, a = stack.pop(), stack.pop()
+            quotient = a // b if b else 0
+            found = {2: a + b, 3: a - b, 4: a * b, 5: quotient, 6: a - b * quotient, 7: min(a, b), 8: max(a, b)}
+            stack.append(found[operation] if b or operation != 6 else 0)
+        elif operation in (9, 10, 26):
+            a = stack.pop()
+            cut = int(a) if operation == 26 and np.isfinite(a) else 0
+            stack.append({9: int(a == 0), 10: int(a >= 0), 26: cut}[operation])
+        else:
+            kind = FLOATS[next(rest)]
+            last = [stack.pop() for _ in range(2 if operation in BINARY else 1)]
+            stack.append(np.float64(kind(FUNCTIONS[operation](*reversed(last)))))
+    (value,) = stack
+    return int(value)

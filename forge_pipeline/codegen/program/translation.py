@@ -76,12 +76,6 @@ def translated(name: str, function: relax.Function, parameters: Sequence[Tensor]
     return Function(name=name, code=work.code, heap=work.heap)
 
 
-def tensor_of(kind: Kind, where: int, parameter: relax.Var) -> Tensor:
-    """Return the tensor that a function takes as ``parameter``."""
-    shape = [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in parameter.ty.shape.values]
-    return Tensor(dtype=str(parameter.ty.dtype), shape=tuple(shape), kind=kind, where=where)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Translation:
     name: str
@@ -216,18 +210,15 @@ def _number(is_slot: int, value: int) -> Number:
 
 def _left(wanted: tuple[Code, int], have: Number | None) -> tuple[Code, int]:
     """Return what of a demand is still to be done."""
-    code, _ = wanted
-    if code is Code.IGNORE or (code is not Code.STORE and have == _known(wanted, have)):
-        return Code.IGNORE, 0
-    return wanted
+    code, value = wanted
+    holds = {Code.EQUAL: have == value, Code.EQUAL_TO_SLOT: have == Slot(value), Code.IGNORE: True}.get(code, False)
+    return (Code.IGNORE, 0) if holds else wanted
 
 
 def _known(wanted: tuple[Code, int], have: Number | None) -> Number | None:
-    """Return the extent once a demand is kept."""
+    """Return which slot holds an extent once a demand is kept; a number that was not known before is not told."""
     code, value = wanted
-    if code is Code.IGNORE or isinstance(have, int):
-        return have
-    return value if code is Code.EQUAL else Slot(value)
+    return Slot(value) if have is None and code in (Code.STORE, Code.EQUAL_TO_SLOT) else have
 
 
 _BUILTINS: Final[dict[str, Callable[[_Translation, relax.Call], Any]]] = {

@@ -11,9 +11,9 @@ from tvm import relax
 
 from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program.encoding import Program
-from forge_pipeline.codegen.program.operations import Function, Kind
+from forge_pipeline.codegen.program.operations import Function, Kind, Tensor
 from forge_pipeline.codegen.program.placement import place
-from forge_pipeline.codegen.program.translation import Pool, tensor_of, translated
+from forge_pipeline.codegen.program.translation import Pool, translated
 from forge_pipeline.runtime.entries import MAIN, Entries
 
 
@@ -48,18 +48,36 @@ class _Writer:
     def function(self, name: str, fixed: Mapping[str, int]) -> Function:
         """Return a function of the module as the program has it."""
         function: relax.Function = self.module[name]
-        origins = self._origins(name, len(function.params))
-        parameters = [tensor_of(*origin, item) for origin, item in zip(origins, function.params, strict=True)]
+        parameters = self._parameters(name, function.params, fixed)
         made = translated(name, function, parameters, self.pool)
         made.fixed = dict(sorted(fixed.items()))
         place(made, keeps_results=name == PREPARE)
         return made
 
-    def _origins(self, name: str, count: int) -> Sequence[tuple[Kind, int]]:
-        """Return what each parameter of a function is, and which."""
+    def _parameters(self, name: str, variables: Sequence[relax.Var], fixed: Mapping[str, int]) -> list[Tensor]:
+        """Return what a function takes: of inputs, what the interface and the fixed extents say and no more."""
         if name == PREPARE:
-            return [(Kind.WEIGHT, place) for place in self.raw]
-        inputs = [(Kind.INPUT, place) for place in range(len(self.metadata["inputs"]))]
-        weights = [(Kind.WEIGHT, place) for place in self.direct]
-        prepared = range(count - len(inputs) - len(weights))
-        return [*inputs, *weights, *((Kind.PREPARED, place) for place in prepared)]
+            return [_tensor(Kind.WEIGHT, *item) for item in zip(self.raw, variables, strict=True)]
+        rows = self.metadata["inputs"]
+        behind = len(rows) + len(self.direct)
+        inputs = [
+            Tensor(dtype=row["dtype"], shape=_extents(row["shape"], fixed), kind=Kind.INPUT, where=place)
+            for place, row in enumerate(rows)
+        ]
+        weights = zip(self.direct, variables[len(rows) : behind], strict=True)
+        prepared = enumerate(variables[behind:])
+        return [
+            *inputs,
+            *(_tensor(Kind.WEIGHT, *item) for item in weights),
+            *(_tensor(Kind.PREPARED, *item) for item in prepared),
+        ]
+
+
+def _extents(shape: Sequence[int | str], fixed: Mapping[str, int]) -> tuple[int | None, ...]:
+    return tuple(fixed.get(extent) if isinstance(extent, str) else extent for extent in shape)
+
+
+def _tensor(kind: Kind, where: int, variable: relax.Var) -> Tensor:
+    """Return a tensor of known size."""
+    shape = tuple(int(extent) for extent in variable.ty.shape.values)
+    return Tensor(dtype=str(variable.ty.dtype), shape=shape, kind=kind, where=where)
