@@ -125,6 +125,8 @@ class Table:
         found = Function(role, fixed, heap, scratch, kept, buffers, rows, code)
         assert code[-1][0] == RETURN
         assert (kept == 0 and len(code[-1][1]) == 1 + len(self.outputs)) or role == PREPARE
+        inputs = [] if role == PREPARE else list(enumerate(self.inputs))
+        assert all((rows[place].kind, rows[place].where) == (INPUT, place) for place, _ in inputs)
         for row in rows:
             self._check(found, row)
         for operation, words in code:

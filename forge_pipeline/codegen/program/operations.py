@@ -209,10 +209,15 @@ Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute
 
 @dataclass(slots=True, kw_only=True)
 class Function:
-    """Straight-line code. ``heap`` is how many slots it has, ``scratch`` and ``kept`` are in bytes."""
+    """Straight-line code.
+
+    ``inputs`` are those of the model, read or not. ``heap`` is how many slots it has, ``scratch`` and ``kept`` are in
+    bytes.
+    """
 
     name: str
     code: list[Operation]
+    inputs: Sequence[Tensor] = ()
     heap: int = 0
     scratch: int = 0
     kept: int = 0
@@ -221,10 +226,11 @@ class Function:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in the order in which they are touched first."""
+        """All tensors: its inputs, then the others in the order in which they are touched first."""
         return list(dict.fromkeys(self._touched()))
 
     def _touched(self) -> Iterator[Tensor]:
+        yield from self.inputs
         for operation in self.code:
             yield from operation.tensors
 

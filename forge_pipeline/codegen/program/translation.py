@@ -73,7 +73,8 @@ def translated(name: str, function: relax.Function, parameters: Sequence[Tensor]
             work.bind(binding)
     result = work.value(function.body.body)
     work.code.append(Return(result if isinstance(result, tuple) else (result,)))
-    return Function(name=name, code=work.code, heap=work.heap)
+    inputs = [parameter for parameter in parameters if parameter.kind is Kind.INPUT]
+    return Function(name=name, code=work.code, inputs=inputs, heap=work.heap)
 
 
 @dataclass(slots=True, kw_only=True)

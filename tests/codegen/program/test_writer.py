@@ -149,6 +149,15 @@ def test_what_passes_through_is_returned(tmp_path: Path) -> None:
     assert_equal(build(passing, HOST, TILED), tmp_path, [[np.ones((3, 2), np.float32)], [np.ones((1, 2), np.float32)]])
 
 
+def test_an_input_that_nobody_reads_is_checked_all_the_same(tmp_path: Path) -> None:
+    value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("a", "b", "y")}
+    graph = helper.make_graph([helper.make_node("Neg", ["b"], ["y"])], "graph", [value["a"], value["b"]], [value["y"]])
+    negative = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    run = assert_equal(build(negative, HOST, TILED), tmp_path, [inputs(3, 2)])
+    with pytest.raises(AssertionError):
+        run([inputs(2, 2)[0], inputs(3, 2)[0]])
+
+
 def test_a_model_with_control_flow_has_none() -> None:
     text = "agraph (float[n] x) => (int64[1, k] y) { y = NonZero(x) }"
     regions = build(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}'), HOST, TILED)
