@@ -23,7 +23,7 @@ GROUPS = (
     ("kernels without loops", "codegen/float32, int8", ("layout", "legalize", "fuse")),
     ("kernels with loops", "codegen/tir", ("schedule", "rewrite", "join")),
     ("calls with addresses", "codegen/memory", ("weights", "memory", "finalize")),
-    ("bytes", "LLVM, LLD", ("code", "link")),
+    ("bytes", "codegen/program, LLVM, LLD", ("program", "code", "link")),
 )
 LIFE = (
     ("tile", "the machine model", "6 pixels x 2 vectors: the fewest cycles expected"),
@@ -32,8 +32,8 @@ LIFE = (
     ("fused", "06-fuse.txt", "fused_conv2d_add_relu: four blocks, one kernel"),
     ("loops", "07-schedule.txt", "parallel, unroll, vectorized; sums stay in registers"),
     ("rewritten", "08-rewrite.txt", "padding peeled, tails moved, instructions put in"),
-    ("assembly", "13-code.txt", "12 vfmadd231ps for 8 loads"),
-    ("called", "the virtual machine", "fused_conv2d_add_relu in: %3, %1, c[7], %4"),
+    ("assembly", "14-code.txt", "12 vfmadd231ps for 8 loads"),
+    ("called", "13-program.txt", "CALL __tvm_ffi_fused_conv2d_add_relu(t1, t2, t3, t4)"),
 )
 
 

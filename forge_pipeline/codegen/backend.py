@@ -25,6 +25,8 @@ from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
 from forge_pipeline.codegen.onnx_import.importer import demanded, imported, interface, prepare
+from forge_pipeline.codegen.program.listing import listing
+from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
@@ -33,7 +35,7 @@ from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
-from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.bundle import VERSION, Library
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
 
@@ -144,6 +146,17 @@ def finalize(work: Lowering) -> None:
         work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
 
+def write_program(work: Lowering) -> None:
+    """Write what a device runs without TVM's virtual machine: not on a GPU, nor where regions are run."""
+    if work.target.kind != "cuda" and work.program is None:
+        work.device_program = program_of(work.module, _describe(work))
+
+
+def program_text(work: Lowering) -> str:
+    """Return the program in lines, nothing where there is none."""
+    return "" if work.device_program is None else listing(work.device_program)
+
+
 def generate_code(work: Lowering) -> None:
     """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
     install()
@@ -179,7 +192,8 @@ def link_objects(work: Lowering) -> None:
 
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
         work.executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
-    work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work))
+    program = b"" if work.device_program is None else work.device_program.to_bytes()
+    work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work), program=program)
 
 
 def library_text(work: Lowering) -> str:
@@ -187,7 +201,7 @@ def library_text(work: Lowering) -> str:
     library = work.library
     if library is None:
         return ""
-    sizes = {"code": len(library.elf), "weights": len(library.weights)}
+    sizes = {"code": len(library.elf), "weights": len(library.weights), "program": len(library.program)}
     return json.dumps({"bytes": sizes, **library.metadata}, indent=2) + "\n"
 
 
@@ -197,7 +211,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
     program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
         **program,
-        "format": 1,
+        "format": VERSION,
         "target": {
             "tag": target.tag,
             "kind": target.kind,

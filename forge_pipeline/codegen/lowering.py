@@ -90,6 +90,12 @@ END = (
         run=backend.finalize,
     ),
     Step(
+        name="program",
+        does="Calls, places and sizes become the table that a device runs without TVM's virtual machine.",
+        run=backend.write_program,
+        text=backend.program_text,
+    ),
+    Step(
         name="code",
         does="LLVM makes machine code of the kernels, TVM bytecode of the functions that call them.",
         run=backend.generate_code,

@@ -11,6 +11,7 @@ import tvm
 
 from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
@@ -59,7 +60,8 @@ class Lowering:
     """A model on its way to a library. A step replaces what it changes; what it leaves alone stays.
 
     ``entries`` are joined to one at last; ``table`` has a row of the metadata for each that has sizes of its own,
-    ``constraints`` what the sizes of every call must keep. ``program`` calls them where they are regions; ``demands``
+    ``constraints`` what the sizes of every call must keep. ``program`` calls them where they are regions,
+    ``device_program`` is what the library carries where they are not; ``demands``
     are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
     is being worked on.
@@ -79,6 +81,7 @@ class Lowering:
     pass_config: Mapping[str, Any] = field(default_factory=dict)
     weight_section: bytes | FileRange = b""
     weights: list[dict[str, Any]] = field(default_factory=list)
+    device_program: DeviceProgram | None = None
     executable: Any = None
     library: Library | None = None
 

@@ -1,6 +1,6 @@
-"""The library file: one ELF shared object that also carries its weights, its metadata and its own digest.
+"""The library file: one ELF shared object that also carries weights, program, metadata and its own digest.
 
-    [ELF] [zeros up to a multiple of 4096] [weights] [metadata] [footer, 64 bytes]
+    [ELF] [zeros to a multiple of 4096] [weights] [zeros to a multiple of 64] [program] [metadata] [footer, 96 bytes]
 
 A dynamic linker maps what the ELF headers name and never looks behind them, so the file stays an ordinary
 shared object to ``dlopen`` and ``objdump``, while the footer lets the runtime notice a truncated or altered
@@ -16,53 +16,60 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge_pipeline.content import Buffer, Content, FileRange, Made, OpenFile, in_memory, pieces
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
 
 MAGIC = b"\x89MLLIB\r\n"
-VERSION = 1
+VERSION = 2
 PAGE = 4096
 """Alignment of the weights in the file, so that a mapping of the file maps them too."""
+LINE = 64
+"""Alignment of the program in the file: its constants are read in place."""
 
-_HEAD = struct.Struct(">8sHHIQQ")  # magic, version, reserved, metadata length, ELF length, weights length
+_HEAD = struct.Struct(">8sHHIQQQ24s")  # magic, version, reserved, lengths of metadata, ELF, weights, program, reserved
 _DIGEST = hashlib.sha256().digest_size
 FOOTER = _HEAD.size + _DIGEST
+OLD_FOOTER = 64
+"""The length of the footer of format 1, which is told apart from what is no library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A compiled model for one target: machine code, interface and, where kept apart from it, weights.
+    """A compiled model for one target: machine code, interface, weights where they are kept apart, and program.
 
-    The weights may be a range of a file, to be read when they are needed.
+    The weights may be a range of a file, to be read when they are needed. The program says which kernels to run, on
+    what, without TVM's virtual machine; it is empty where that alone runs the model.
     """
 
     elf: Buffer = field(repr=False)
     metadata: Mapping[str, Any]
     weights: Buffer | FileRange = field(default=b"", repr=False)
+    program: Buffer = field(default=b"", repr=False)
 
     def metadata_bytes(self) -> bytes:
         """Return the metadata as canonical JSON, exactly as it stands in the file."""
         return canonical_json(dict(self.metadata))
 
     def to_bytes(self) -> bytes:
-        """Return the file. The same three parts always give the same bytes."""
+        """Return the file. The same parts always give the same bytes."""
         return b"".join(self._pieces())
 
     def content(self) -> Content:
         """Return the file as ``to_bytes`` does; where the weights are in a file, to be read in pieces."""
         if not isinstance(self.weights, FileRange):
             return self.to_bytes()
-        elf = len(self.elf) + _padding(len(self.elf))
-        return Made(elf + len(self.weights) + len(self.metadata_bytes()) + FOOTER, self._pieces)
+        lengths = _Lengths(len(self.metadata_bytes()), len(self.elf), len(self.weights), len(self.program))
+        return Made(lengths.file, self._pieces)
 
     def _pieces(self) -> Iterator[Buffer]:
         metadata = self.metadata_bytes()
-        head = _HEAD.pack(MAGIC, VERSION, 0, len(metadata), len(self.elf), len(self.weights))
+        lengths = _Lengths(len(metadata), len(self.elf), len(self.weights), len(self.program))
+        padded = (self.elf, bytes(lengths.after_elf), self.weights, bytes(lengths.after_weights), self.program)
         digest = hashlib.sha256()
-        parts: tuple[Content, ...] = (self.elf, bytes(_padding(len(self.elf))), self.weights, metadata, head)
+        parts: tuple[Content, ...] = (*padded, metadata, _HEAD.pack(MAGIC, VERSION, 0, *lengths, b""))
         for part in parts:
             for piece in pieces(part):
                 digest.update(piece)
@@ -75,82 +82,119 @@ class Library:
         file, where = OpenFile.of(path), str(path)
         size = file.size
         data = memoryview(mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) if size else b"")
-        metadata_length, elf_length, weights_length = _lengths(data, where)
+        lengths = _lengths(data, where)
         digest = hashlib.sha256()
         for piece in FileRange(file, 0, size - _DIGEST).pieces():
             digest.update(piece)
         _check_digest(digest.digest(), data, where)
-        weights = elf_length + _padding(elf_length)
-        metadata = weights + weights_length
         return cls(
-            elf=bytes(data[:elf_length]),
-            metadata=_parse_metadata(bytes(data[metadata : metadata + metadata_length]), where),
-            weights=FileRange(file, weights, weights_length),
+            elf=bytes(data[: lengths.elf]),
+            metadata=_parse_metadata(bytes(data[lengths.behind_program : -FOOTER]), where),
+            weights=FileRange(file, lengths.before_weights, lengths.weights),
+            program=bytes(data[lengths.before_program : lengths.behind_program]),
         )
 
     @classmethod
     def from_bytes(cls, buffer: Buffer, *, where: str = "model library") -> Library:
-        """Return a copy of the three parts after checking every byte of the file.
+        """Return a copy of the parts after checking every byte of the file.
 
         Raises ArtifactError, naming ``where`` the bytes come from, when the file is truncated, extended,
         altered, of another format version, or no library at all. ``from_bytes(data).to_bytes() == data``.
         """
         view = cls.view(buffer, where=where)
-        return cls(elf=bytes(view.elf), metadata=view.metadata, weights=bytes(in_memory(view.weights)))
+        weights, program = bytes(in_memory(view.weights)), bytes(view.program)
+        return cls(elf=bytes(view.elf), metadata=view.metadata, weights=weights, program=program)
 
     @classmethod
     def view(cls, buffer: Buffer, *, where: str = "model library", digest: bytes | None = None) -> Library:
-        """Do as ``from_bytes`` does, with ``elf`` and ``weights`` as read-only windows onto ``buffer``.
+        """Do as ``from_bytes`` does, with ``elf``, ``weights`` and ``program`` as read-only windows onto ``buffer``.
 
         ``digest`` is the SHA-256 of all before the last 32 bytes, if it is known.
         """
         data = memoryview(buffer).toreadonly().cast("B")
-        metadata_length, elf_length, weights_length = _lengths(data, where)
+        lengths = _lengths(data, where)
         _check_digest(digest or hashlib.sha256(data[:-_DIGEST]).digest(), data, where)
-        weights = elf_length + _padding(elf_length)
-        metadata = weights + weights_length
         return cls(
-            elf=data[:elf_length],
-            metadata=_parse_metadata(bytes(data[metadata : metadata + metadata_length]), where),
-            weights=data[weights:metadata],
+            elf=data[: lengths.elf],
+            metadata=_parse_metadata(bytes(data[lengths.behind_program : -FOOTER]), where),
+            weights=data[lengths.before_weights : lengths.before_weights + lengths.weights],
+            program=data[lengths.before_program : lengths.behind_program],
         )
 
 
-def _padding(elf_length: int) -> int:
-    return -elf_length % PAGE
+class _Lengths(NamedTuple):
+    """The lengths of a library's parts, in the order of the footer, and what follows from them."""
+
+    metadata: int
+    elf: int
+    weights: int
+    program: int
+
+    @property
+    def after_elf(self) -> int:
+        """Zeros between the ELF part and the weights."""
+        return -self.elf % PAGE
+
+    @property
+    def before_weights(self) -> int:
+        """Where the weights start."""
+        return self.elf + self.after_elf
+
+    @property
+    def after_weights(self) -> int:
+        """Zeros between the weights and the program."""
+        return -self.weights % LINE
+
+    @property
+    def before_program(self) -> int:
+        """Where the program starts."""
+        return self.before_weights + self.weights + self.after_weights
+
+    @property
+    def behind_program(self) -> int:
+        """Where the metadata start."""
+        return self.before_program + self.program
+
+    @property
+    def file(self) -> int:
+        """The length of the whole."""
+        return self.behind_program + self.metadata + FOOTER
 
 
-def _lengths(data: memoryview, where: str) -> tuple[int, int, int]:
-    """Return the lengths of metadata, ELF and weights; they account for the file to the last byte."""
+def _lengths(data: memoryview, where: str) -> _Lengths:
+    """Return the lengths of all parts; they account for the file to the last byte, and zeros lie between them."""
     lengths = check_end(data[-FOOTER:], len(data), where)
-    _, elf_length, _ = lengths
-    if any(data[elf_length : elf_length + _padding(elf_length)]):
-        expected, fix = f"zeros after {elf_length} bytes, as the footer says", "copy the file again, or build it anew"
+    before_weights, before_program = lengths.before_weights, lengths.before_program
+    between = data[lengths.elf : before_weights], data[before_weights + lengths.weights : before_program]
+    if any(map(any, between)):
+        expected, fix = "zeros between its parts, where the footer says", "copy the file again, or build it anew"
         raise ArtifactError(where, expected, "other bytes", fix)
     return lengths
 
 
-def check_end(footer: Buffer, length: int, where: str) -> tuple[int, int, int]:
-    """Return the lengths of metadata, ELF and weights of a file that is ``length`` bytes long, from its last ones."""
+def check_end(footer: Buffer, length: int, where: str) -> _Lengths:
+    """Return the lengths of the parts of a file that is ``length`` bytes long, from its last ones."""
     expected = "a model library: an ELF file with a forge-pipeline footer"
     rebuild = "copy the file again from where it was built, or build it anew"
+    if bytes(footer[-OLD_FOOTER:])[: len(MAGIC) + 2] == MAGIC + b"\0\1":
+        fix = "build it anew with this release of forge-pipeline, or load it with the one that built it"
+        raise ArtifactError(where, f"library format {VERSION}", "format 1, of an older release", fix)
     if len(footer) < FOOTER:
         raise ArtifactError(where, expected, f"{len(footer)} bytes, less than the footer alone", rebuild)
-    head = footer[:-_DIGEST]
-    magic, version, reserved, metadata_length, elf_length, weights_length = _HEAD.unpack(head)
+    magic, version, reserved, *found, zeros = _HEAD.unpack(footer[:-_DIGEST])
     if magic != MAGIC:
         raise ArtifactError(where, expected, "no footer at its end: truncated, or another kind of file", rebuild)
-    if version != VERSION or reserved != 0:
+    if version != VERSION or reserved != 0 or any(zeros):
         raise ArtifactError(
             where,
             f"library format {VERSION}",
-            f"format {version}, reserved field {reserved}",
+            f"format {version}" if version != VERSION else "reserved fields that are not 0",
             "load it with the release of forge-pipeline that built it, or build it anew",
         )
-    size = elf_length + _padding(elf_length) + weights_length + metadata_length + FOOTER
-    if size != length:
-        raise ArtifactError(where, f"{size} bytes, as the footer says", f"{length} bytes", rebuild)
-    return metadata_length, elf_length, weights_length
+    lengths = _Lengths(*found)
+    if lengths.file != length:
+        raise ArtifactError(where, f"{lengths.file} bytes, as the footer says", f"{length} bytes", rebuild)
+    return lengths
 
 
 def _check_digest(found: bytes, data: memoryview, where: str) -> None:

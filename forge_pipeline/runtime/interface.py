@@ -12,6 +12,7 @@ import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
+from forge_pipeline.runtime.bundle import VERSION
 from forge_pipeline.runtime.constraints import FREE, Constraints
 from forge_pipeline.runtime.entries import NONE, Entries
 from forge_pipeline.runtime.execution import Demands
@@ -80,10 +81,10 @@ class Interface:
 
         The arrays are windows onto ``weights``, in the order of the table: nothing is copied.
         """
-        if metadata.get("format") != 1:
+        if metadata.get("format") != VERSION:
             raise ArtifactError(
                 f"metadata of {where}",
-                "format 1",
+                f"format {VERSION}",
                 f"format {metadata.get('format')!r}",
                 "use the release of forge-pipeline that built the library, or build it anew",
             )

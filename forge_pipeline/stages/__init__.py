@@ -31,7 +31,7 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=46, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=47, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump"),
             ),
@@ -42,7 +42,7 @@ STAGES = Registry(
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
             ),
             Stage(
-                name="encrypt", version=1, takes={"library": "compile"}, gives="sealed",
+                name="encrypt", version=2, takes={"library": "compile"}, gives="sealed",
                 tools=(), per_target=True, folder=DELIVERED,
                 deliverables=("model_library.so", "modelKey.bin", "metadata.json"), wants=("password", "entropy"),
             ),

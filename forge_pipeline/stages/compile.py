@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 NAMESPACE = uuid.UUID("6d0c1a53-9a3e-5b55-8a6e-2f6c0b8f7d10")
 TOOLS = ("apache-tvm", "apache-tvm-ffi", "ziglang")
 """The distributions that decide the artifact's bytes."""
+PARTS = {"code": "elf", "weights": "weights", "program": "program"}
+"""The parts of a library whose sizes are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +115,11 @@ def run(
     checked = compiled.verification or {"skipped": unverified}
     if checked.get("unverified"):
         metadata["unverified"] = sorted(checked["unverified"])
+    sizes = {part: len(getattr(compiled.library, field)) for part, field in PARTS.items()}
     report: dict[str, Any] = {
         "verification": checked,
         "fallbacks": metadata["compile"]["fallbacks"],
-        "sizes": {"code": len(compiled.library.elf), "weights": len(compiled.library.weights)},
+        "sizes": sizes,
     }
     notes = _notes(checked)
     if notes:

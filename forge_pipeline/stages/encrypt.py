@@ -18,7 +18,7 @@ from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 
-PAYLOAD = "forge-library/1"
+PAYLOAD = "forge-library/2"
 PUBLIC = ("format", "inputs", "outputs", "target", "tools")
 """What of the library's metadata may be read without the password; the rest tells how the model is built."""
 

@@ -50,7 +50,7 @@ def test_the_header_tells_the_target_and_only_keyed_digests_of_what_would_confir
     size = int.from_bytes(delivery.model[20:24], "big")
     meta = json.loads(delivery.model[96 : 96 + size])
     assert meta["target"] == {"tag": "x86-64/v3", "triple": "x86_64-linux-gnu"}
-    assert meta["payload"] == "forge-library/1"
+    assert meta["payload"] == "forge-library/2"
     assert bytes.fromhex(meta["uuid"].replace("-", "")) == delivery.model[80:96] == delivery.key[56:72]
     assert meta.keys() == {"target", "payload", "uuid", "fingerprint", "stage_key"}
     assert b"f" * 64 not in delivery.model

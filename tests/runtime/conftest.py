@@ -42,7 +42,7 @@ def describe(inputs: list[tuple[Any, ...]], outputs: list[tuple[Any, ...]], **mo
 
     arch = Host.this().arch
     return {
-        "format": 1,
+        "format": 2,
         "uuid": "6f0c4f6e-0000-4000-8000-000000000000",
         "stage_key": "5" * 64,
         "fingerprint": "f" * 64,

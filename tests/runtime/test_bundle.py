@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.runtime.bundle import FOOTER, PAGE, Library
+from forge_pipeline.runtime.bundle import FOOTER, LINE, MAGIC, PAGE, Library
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -32,24 +33,31 @@ METADATA = st.dictionaries(st.text(), JSON, max_size=4).filter(encodable)
 
 @pytest.fixture
 def library() -> Library:
-    return Library(elf=b"\x7fELF" + bytes(range(200)), metadata={"b": [1, 2.5], "a": "ü"}, weights=b"w" * 100)
+    metadata = {"b": [1, 2.5], "a": "ü"}
+    return Library(elf=b"\x7fELF" + bytes(range(200)), metadata=metadata, weights=b"w" * 100, program=b"p" * 70)
 
 
-@given(elf=NEAR_A_PAGE, metadata=METADATA, weights=NEAR_A_PAGE)
-def test_what_goes_into_a_library_comes_out_again(elf: bytes, metadata: dict[str, Any], weights: bytes) -> None:
-    library = Library(elf=elf, metadata=metadata, weights=weights)
+@given(elf=NEAR_A_PAGE, metadata=METADATA, weights=NEAR_A_PAGE, program=st.binary())
+def test_what_goes_into_a_library_comes_out_again(
+    elf: bytes, metadata: dict[str, Any], weights: bytes, program: bytes
+) -> None:
+    library = Library(elf=elf, metadata=metadata, weights=weights, program=program)
     data = library.to_bytes()
     assert Library.from_bytes(data) == library
     assert Library.from_bytes(data).to_bytes() == data
     assert Library.view(data) == library
 
 
-@given(elf=NEAR_A_PAGE, weights=NEAR_A_PAGE)
-def test_weights_start_on_a_page_of_the_file(elf: bytes, weights: bytes) -> None:
-    data = Library(elf=elf, metadata={}, weights=weights).to_bytes()
+@given(elf=NEAR_A_PAGE, weights=NEAR_A_PAGE, program=st.binary())
+def test_weights_start_on_a_page_of_the_file_and_the_program_on_a_cache_line(
+    elf: bytes, weights: bytes, program: bytes
+) -> None:
+    data = Library(elf=elf, metadata={}, weights=weights, program=program).to_bytes()
     start = -(-len(elf) // PAGE) * PAGE
+    behind = start + -(-len(weights) // LINE) * LINE
     assert data[: len(elf)] == elf
     assert data[start : start + len(weights)] == weights
+    assert data[behind : behind + len(program)] == program
 
 
 def test_equal_metadata_in_another_order_gives_equal_bytes() -> None:
@@ -145,21 +153,39 @@ def test_what_is_no_library_is_said_to_be_none(data: bytes, found: str) -> None:
 
 def test_another_format_version_is_named(library: Library) -> None:
     data = bytearray(library.to_bytes())
-    data[-FOOTER + 9] = 2
+    data[-FOOTER + 9] = 3
     with pytest.raises(ArtifactError) as refusal:
         Library.view(data)
-    assert (refusal.value.expected, refusal.value.found) == ("library format 1", "format 2, reserved field 0")
+    assert (refusal.value.expected, refusal.value.found) == ("library format 2", "format 3")
 
 
-@pytest.mark.parametrize(("start", "size"), [(12, 4), (16, 8), (24, 8)], ids=["metadata", "ELF", "weights"])
+@pytest.mark.parametrize("offset", [10, 40, 63])
+def test_reserved_fields_are_zero(library: Library, offset: int) -> None:
+    data = bytearray(library.to_bytes())
+    data[-FOOTER + offset] = 1
+    with pytest.raises(ArtifactError, match="reserved fields that are not 0"):
+        Library.view(data)
+
+
+def test_a_library_of_format_1_is_to_be_built_anew() -> None:
+    body = b"\x7fELF".ljust(PAGE, b"\0") + b"{}"
+    old = body + struct.pack(">8sHHIQQ", MAGIC, 1, 0, 2, PAGE, 0)
+    with pytest.raises(ArtifactError, match="format 1, of an older release") as refusal:
+        Library.view(old + hashlib.sha256(old).digest())
+    assert refusal.value.fix.startswith("build it anew")
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [(12, 4), (16, 8), (24, 8), (32, 8)], ids=["metadata", "ELF", "weights", "program"]
+)
 @pytest.mark.parametrize("change", [-1, 1, 1 << 31])
 def test_lengths_that_do_not_account_for_the_file_are_refused_even_with_a_right_digest(
     library: Library, start: int, size: int, change: int
 ) -> None:
-    elf_of_one_page = Library(elf=b"e" * PAGE, metadata=library.metadata, weights=library.weights)
-    data = bytearray(elf_of_one_page.to_bytes())
+    whole = Library(elf=b"e" * PAGE, metadata=library.metadata, weights=b"w" * LINE, program=b"p")
+    data = bytearray(whole.to_bytes())
     field = slice(len(data) - FOOTER + start, len(data) - FOOTER + start + size)
     data[field] = (int.from_bytes(data[field], "big") + change).to_bytes(size, "big")
     data[-32:] = hashlib.sha256(data[:-32]).digest()
-    with pytest.raises(ArtifactError, match="bytes, as the footer says, found"):
+    with pytest.raises(ArtifactError, match="the footer says, found"):
         Library.view(data)

@@ -285,7 +285,7 @@ def test_a_library_for_a_gpu_is_refused(bound_library: Library, retarget: Retarg
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"target": None},
         {"inputs": [{"name": "x"}]},
         {"inputs": [{"name": "x", "dtype": "bfloat16", "shape": [1]}]},

@@ -63,7 +63,13 @@ def test_the_library_runs_and_says_what_it_is(built: Result) -> None:
 
 def test_the_report_has_errors_sizes_and_the_text_that_was_asked_for(built: Result) -> None:
     assert built.report["verification"]["error"]["logits"] <= 1e-4
-    assert built.report["sizes"]["code"] == len(built.output.elf)
+    library = built.output
+    assert built.report["sizes"] == {
+        "code": len(library.elf),
+        "weights": len(library.weights),
+        "program": len(library.program),
+    }
+    assert len(library.program) > 0
     assert "R.nn.conv2d" in built.report["relax"]
     canonical_json(dict(built.report))
 

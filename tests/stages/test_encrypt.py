@@ -25,7 +25,7 @@ PASSWORD = Secret(b"correct horse")
 CHEAP = Config(method="password", key_ref="test", chunk_kib=64, kdf=Kdf(memory_kib=19 << 10, passes=1, lanes=1))
 PLAIN = Config(method="none", key_ref=None, chunk_kib=None, kdf=None)
 METADATA: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "uuid": "0" * 32,
     "stage_key": "5" * 64,
     "fingerprint": "f" * 64,

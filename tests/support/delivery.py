@@ -14,7 +14,7 @@ from forge_pipeline.crypto.secret import Secret
 CHEAP = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
 CHUNK_BITS = 16
 PASSWORD = Secret(b"correct horse")
-META = {"payload": "forge-library/1", "target": {"tag": "x86-64/v3", "triple": "x86_64-linux-gnu"}}
+META = {"payload": "forge-library/2", "target": {"tag": "x86-64/v3", "triple": "x86_64-linux-gnu"}}
 CONFIRMABLE = {"fingerprint": "f" * 64, "stage_key": "5" * 64}
 
 
