@@ -119,7 +119,7 @@ class _Translation:
         return _BUILTINS[name](self, call)
 
     def _kernel(self, name: str, call: relax.Call) -> Slot | None:
-        if name == PLACING:
+        if name.startswith(PLACING):
             return None
         arguments = tuple(self.value(argument) for argument in call.args)
         if not all(isinstance(argument, Tensor | int | Slot | Heap) for argument in arguments):
