@@ -13,6 +13,7 @@ from forge_pipeline.codegen import backend, stock, tiled
 from forge_pipeline.codegen.onnx_import.importer import first_line
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Entry, Lowering, Step
+from forge_pipeline.codegen.tir.deterministic_order import extents_in_order
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.registry import Registry
 from forge_pipeline.target import Target
@@ -145,8 +146,9 @@ def pick_generator(options: Options, target: Target) -> Generator:
 def lower(module: tvm.IRModule, target: Target, options: Options) -> Lowering:
     """Return an imported ``module`` as calls of scheduled kernels, by the middle of the list."""
     work = Lowering(target=target, options=options, entries=[Entry(module=module)])
-    for step in _middle(work):
-        step.run(work)
+    with extents_in_order():
+        for step in _middle(work):
+            step.run(work)
     return work
 
 
@@ -167,7 +169,7 @@ def run_steps(work: Lowering, dump: Path | None = None) -> None:
 
 def _apply(number: int, step: Step, work: Lowering, dump: Path | None) -> None:
     work.progress(step.name)
-    with _explained(f"{step.name} for {work.target.tag}"):
+    with _explained(f"{step.name} for {work.target.tag}"), extents_in_order():
         step.run(work)
     if dump is not None:
         _write(dump / f"{number:02}-{step.name}.txt", step.text(work))

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir, tirx
 from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
+from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.target import Target
 
 LAYOUTS = {
@@ -32,11 +33,25 @@ def kernels(work: Lowering) -> None:
     """Turn operators into kernels with TVM's default schedules."""
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
     if work.target.kind == "llvm":
+        for entry in work.entries:
+            entry.module = _with_starts(entry.module)
         work.fallbacks = tuple(
             Fallback(operator=name, shape=shape, share=share)
             for entry in work.entries
             for name, shape, share in share_by_kernel(entry.module)
         )
+
+
+def _with_starts(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` with kernels whose sums over nothing are what sums start from; a GPU's schedules see to it."""
+    changed = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            sch = s_tir.Schedule(function)
+            apart = [primitives.starts_apart(sch, block) for block in primitives.blocks(sch)]
+            if any(apart):
+                changed[variable] = sch.mod["main"]
+    return changed
 
 
 def _run(work: Lowering, passes: list[Any]) -> None:

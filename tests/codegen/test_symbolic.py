@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -341,3 +343,21 @@ def test_an_extent_that_cannot_be_minus_one_is_known_not_to_be_when_the_model_is
     engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
     b = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(engine(np.zeros((3, 4), np.float32), b)[0], np.broadcast_to(b, (3, 4)))
+
+
+@pytest.mark.parametrize("generator", ["tiled", "stock"])
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_a_sum_over_nothing_is_zero_and_a_product_one(generator: str, level: int) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        none (float[n, 5] x) => (float[5] sum, float[5] product, float[5, 5] matrix)
+        {
+            axis = Constant<value_ints=[0]>()  turned = Transpose<perm=[1, 0]>(x)  matrix = MatMul(turned, x)
+            sum = ReduceSum<keepdims=0>(x, axis)  product = ReduceProd<keepdims=0>(x, axis)
+        }""")
+    options = dataclasses.replace(TILED, generator=generator, opt_level=level)
+    engine = Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
+    for rows in (3, 0, 3):
+        x = np.full((rows, 5), 2, np.float32)
+        expected = (x.sum(0), x.prod(0), x.T @ x)
+        for found, wanted in zip(engine(x), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)

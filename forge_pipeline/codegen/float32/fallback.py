@@ -16,8 +16,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         outer = kinds.index(True) if True in kinds else len(loops)
         if len(loops) != len(kinds) or not loops:
             continue
-        if True in kinds and any(not primitives.extent(sch, loop) for loop in loops[outer:]):
-            sch.decompose_reduction(block, loops[outer])  # what reduces nothing is as it was before the first step
+        primitives.starts_apart(sch, block)
         if not outer:
             continue
         if True not in kinds:

@@ -76,6 +76,21 @@ def static(sch: Schedule, loop: LoopRV) -> int:
     return value
 
 
+def starts_apart(sch: Schedule, block: SBlockRV) -> bool:
+    """Give results of a reduction over an open axis their start before its loops: it may be over nothing.
+
+    TVM's lowering sets them in the first step. Returns whether there was such a reduction in a nest of its own.
+    """
+    loops, kinds = sch.get_loops(block), [int(variable.iter_type) for variable in sch.get(block).iter_vars]
+    if len(loops) != len(kinds) or REDUCTION not in kinds:
+        return False
+    outer = kinds.index(REDUCTION)
+    if all(extent(sch, loop) for loop in loops[outer:]):
+        return False
+    sch.decompose_reduction(block, loops[outer])
+    return True
+
+
 def is_reduction(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block sums (or the like) over an axis."""
     return any(int(variable.iter_type) == REDUCTION for variable in sch.get(block).iter_vars)
