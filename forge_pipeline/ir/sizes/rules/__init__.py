@@ -15,7 +15,6 @@ from forge_pipeline.ir.sizes.rules import (
     elementwise,
     indexing,
     linear,
-    microsoft,
     ml,
     normalization,
     program,
@@ -26,7 +25,6 @@ from forge_pipeline.ir.sizes.rules import (
     shapes,
     signal,
     slicing,
-    text,
     vision,
     windows,
 )
@@ -45,7 +43,6 @@ RULES: Final[Mapping[str, Rule]] = {
     **shapes.RULES,
     **signal.RULES,
     **slicing.RULES,
-    **text.RULES,
     **vision.RULES,
     **windows.RULES,
 }
@@ -54,7 +51,6 @@ DOMAINS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "": RULES,
     "ai.onnx": RULES,
     "ai.onnx.ml": ml.RULES,
-    "com.microsoft": microsoft.RULES,
     DOMAIN: program.RULES,
 }
 """Operators by domain and name."""
