@@ -53,15 +53,9 @@ class Request:
     an open file, too, for the library's weights. ``only_reads``: the model is looked at, and nothing is compiled.
     """
 
-    model: bytes
+    job: Job
     files: tuple[tuple[str, int], ...]
     section: int
-    target: Target
-    options: Options
-    checks: Checks | None
-    relax_text: bool
-    dump: Path | None
-    feeds: Sequence[Feed]
     only_reads: bool
 
 
@@ -83,7 +77,7 @@ def compile_in_subprocess(job: Job) -> Compiled:
     The library's weights are in a temporary file.
     """
     section = OpenFile.temporary()
-    answer = _answer(_request(job, section, only_reads=False))
+    answer = _answer(job, section, only_reads=False)
     if answer is None:
         raise AssertionError("a job that is not only read is compiled")
     library = replace(answer.library, weights=FileRange(section, 0, section.size))
@@ -92,32 +86,19 @@ def compile_in_subprocess(job: Job) -> Compiled:
 
 def check_in_subprocess(job: Job) -> None:
     """Look at ``job`` in a child process. Raises what ``build.check`` raises, in the time that it takes to load TVM."""
-    _answer(_request(job, OpenFile.temporary(), only_reads=True))
+    _answer(job, OpenFile.temporary(), only_reads=True)
 
 
-def _request(job: Job, section: OpenFile, *, only_reads: bool) -> Request:
+def _answer(job: Job, section: OpenFile, *, only_reads: bool) -> Compiled | None:
     from forge_pipeline.ir.external_data.mapped import mapped_files
 
-    return Request(
-        model=bytes(job.model.SerializeToString()),
-        files=tuple((mapped.location, mapped.file.descriptor) for mapped in mapped_files(job.model)),
-        section=section.descriptor,
-        target=job.target,
-        options=job.options,
-        checks=job.checks,
-        relax_text=job.relax_text,
-        dump=job.dump,
-        feeds=job.feeds,
-        only_reads=only_reads,
-    )
-
-
-def _answer(request: Request) -> Compiled | None:
+    files = tuple((mapped.location, mapped.file.descriptor) for mapped in mapped_files(job.model))
+    request = Request(job=job, files=files, section=section.descriptor, only_reads=only_reads)
     command = children.python("-m", "forge_pipeline.codegen.compile_worker")
-    inherited = (*(descriptor for _, descriptor in request.files), request.section)
+    inherited = (*(descriptor for _, descriptor in files), request.section)
     child = children.run_apart(command, pickle.dumps(request), files=inherited)
     if child.status != 0:
-        raise _crash(child, request.target)
+        raise _crash(child, job.target)
     answer = pickle.loads(child.answer)  # noqa: S301 - written by our own child a moment ago
     if isinstance(answer, ForgeError):
         raise answer

@@ -21,30 +21,27 @@ COLLECTION = 100_000
 """New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""
 
 
-def run(job: Request) -> Compiled | None:
-    """Compile ``job`` in this process; None where it is only read."""
-    import onnx
-
+def run(request: Request) -> Compiled | None:
+    """Do the job of ``request`` in this process; None where its model is only read."""
     from forge_pipeline.codegen.build import build, check, relax_text
     from forge_pipeline.codegen.verify import verify
     from forge_pipeline.ir.external_data.mapped import MappedFile, spilling
 
-    files = [MappedFile(OpenFile(descriptor), location=location) for location, descriptor in job.files]
-    model = onnx.load_model_from_string(job.model)
+    job = request.job
+    files = [MappedFile(OpenFile(descriptor), location=location) for location, descriptor in request.files]
     with spilling(bool(files), named=False):
-        if job.only_reads:
-            check(model, job.target, job.options)
+        if request.only_reads:
+            check(job.model, job.target, job.options)
             return None
-        library = build(
-            model, job.target, job.options, progress=_progress, section=OpenFile(job.section), dump=job.dump
-        )
+        section = OpenFile(request.section)
+        library = build(job.model, job.target, job.options, progress=_progress, section=section, dump=job.dump)
         for mapped in files:
             mapped.release()
         verification = None
         if job.checks is not None:
             _progress("verify")
-            verification = verify(model, library, job.checks, float16=job.options.float16, feeds=job.feeds)
-        text = relax_text(model) if job.relax_text else None
+            verification = verify(job.model, library, job.checks, float16=job.options.float16, feeds=job.feeds)
+        text = relax_text(job.model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 
 
@@ -58,10 +55,10 @@ def main() -> None:
     limits.end_with_parent()
     gc.set_threshold(COLLECTION)
     answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
-    job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
+    request = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
     try:
         with torch_hidden():
-            answer: Compiled | ForgeError | None = run(job)
+            answer: Compiled | ForgeError | None = run(request)
     except ForgeError as error:
         error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
         answer = error
