@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.constant_node import constant_tensor
 from forge_pipeline.ir.traversal import needs
 
 OPSET = 13  # the first with an axis on QuantizeLinear, for a scale per channel
@@ -161,30 +162,15 @@ def layer(node: NodeProto) -> str:
 def _constants_to_initializers(model: ModelProto) -> None:
     kept = []
     for node in model.graph.node:
-        tensor = _constant(node)
-        if tensor is None:
+        tensor = constant_tensor(node)
+        if tensor is None or tensor.data_type == TensorProto.STRING:
             kept.append(node)
         else:
-            tensor.name = node.output[0]
             model.graph.initializer.append(tensor)
+            model.graph.initializer[-1].name = node.output[0]
     if len(kept) < len(model.graph.node):
         del model.graph.node[:]
         model.graph.node.extend(kept)
-
-
-def _constant(node: NodeProto) -> TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    item = node.attribute[0]
-    value = onnx.helper.get_attribute_value(item)
-    if item.name == "value":
-        tensor = TensorProto()
-        tensor.CopyFrom(value)
-        return tensor
-    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    if item.name not in dtypes:
-        return None  # strings and sparse tensors are no operands of what is quantized
-    return numpy_helper.from_array(np.asarray(value, dtypes[item.name]))
 
 
 def _plain_gemms(model: ModelProto) -> None:

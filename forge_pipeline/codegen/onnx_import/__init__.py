@@ -1,1 +1,1 @@
-"""From canonical ONNX to a Relax module: TVM's importer, with its operators corrected and completed."""
+"""From canonical ONNX to a Relax module: sizes first, then each operator by its converter."""

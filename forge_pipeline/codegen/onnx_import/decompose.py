@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, ModelProto, NodeProto, defs, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, defs, helper
 
 DOMAIN = "forge.expanded"
 ROUNDS = 8
@@ -95,7 +94,6 @@ def _body(node: NodeProto, types: dict[str, onnx.TypeProto], opsets: dict[str, i
         return None
     body = FunctionProto.FromString(content)
     _fill_in(body.node, {attribute.name: attribute for attribute in filled.attribute})
-    _plain_constants(body.node)
     del body.attribute[:], body.attribute_proto[:], body.opset_import[:]
     body.opset_import.extend(helper.make_opsetid(name, version) for name, version in opsets.items())
     return body
@@ -141,18 +139,6 @@ def _fill_in(nodes: list[NodeProto], values: dict[str, onnx.AttributeProto]) -> 
             kept.append(copy)
         del node.attribute[:]
         node.attribute.extend(kept)
-
-
-def _plain_constants(nodes: list[NodeProto]) -> None:
-    """Give every Constant its value as a tensor, the one form that TVM's importer reads."""
-    for node in nodes:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name in _ELEMENTS:
-            (attribute,) = node.attribute
-            array = np.array(helper.get_attribute_value(attribute), _ELEMENTS[attribute.name])
-            node.attribute[0].CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
-
-
-_ELEMENTS = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
 
 
 def _typed_values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:

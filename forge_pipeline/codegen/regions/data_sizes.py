@@ -17,10 +17,9 @@ from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.codegen.regions.fragment import Fragment
 from forge_pipeline.ir import program_operators as own
+from forge_pipeline.ir.constant_node import STANDARD
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
-
-STANDARD: Final = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-STANDARD = ("", "ai.onnx")
+from forge_pipeline.ir.constant_node import constant_tensor
 
 
 def normal_form(model: ModelProto) -> ModelProto:
@@ -60,15 +59,16 @@ def _bring(
     kept: list[NodeProto] = []
     for node in graph.node:
         node.input[:] = [scope.get(name, name) for name in node.input]
-        for inner in _graphs(node):
+        for inner in graphs_of(node):
             _bring(inner, scope, names, weights)
         node.output[:] = [define(name) for name in node.output]
-        tensor_of = _constant(node)
-        if tensor_of is None:
+        tensor = constant_tensor(node)
+        if tensor is None or tensor.data_type == TensorProto.STRING:
             kept.append(node)
         else:
-            weights.append(tensor_of)
-    nodes = [_copied(node) for node in kept]
+            weights.append(TensorProto.FromString(tensor.SerializeToString()))
+            weights[-1].name = node.output[0]
+    nodes = [copied(node) for node in kept]
     del graph.node[:]
     graph.node.extend(nodes)
     for value in graph.output:
@@ -76,27 +76,13 @@ def _bring(
     del graph.value_info[:]
 
 
-def _copied(node: NodeProto) -> NodeProto:
+def copied(node: NodeProto) -> NodeProto:
+    """Return a copy of a node."""
     copy = NodeProto()
     copy.CopyFrom(node)
     return copy
 
 
-def _graphs(node: NodeProto) -> Iterator[GraphProto]:
+def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs of a node, in the order of its attributes."""
     return (entry.g for entry in node.attribute if entry.type == AttributeProto.GRAPH)
-
-
-def _constant(node: NodeProto) -> TensorProto | None:
-    """Return the content of a Constant, None for another node, or one that holds no numbers."""
-    if node.op_type != "Constant" or node.domain not in STANDARD:
-        return None
-    (entry,) = node.attribute
-    if entry.name == "value" and entry.t.data_type != TensorProto.STRING:
-        tensor = TensorProto()
-        tensor.CopyFrom(entry.t)
-        tensor.name = node.output[0]
-        return tensor
-    kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-    if entry.name not in kinds:
-        return None
-    return numpy_helper.from_array(np.array(helper.get_attribute_value(entry), kinds[entry.name]), node.output[0])

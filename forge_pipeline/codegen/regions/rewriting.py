@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.codegen.regions.data_sizes import taken_apart
-from forge_pipeline.codegen.regions.normal_form import STANDARD
+from forge_pipeline.codegen.regions.normal_form import copied, graphs_of
 from forge_pipeline.codegen.regions.scans import as_loop
+from forge_pipeline.ir.constant_node import STANDARD
 from forge_pipeline.ir.sizes.analysis import Sizes, analyse
 from forge_pipeline.ir.sizes.value import UNKNOWN
 
@@ -56,7 +57,7 @@ class _Rewriter:
             for inner in [] if found is not None else graphs_of(node):
                 changed |= self.graph(inner)
         if changed:
-            copies = [_copy(node) for node in nodes]
+            copies = [copied(node) for node in nodes]
             del graph.node[:]
             graph.node.extend(copies)
         return changed
@@ -95,14 +96,3 @@ def _squeezes(then_branch: GraphProto, else_branch: GraphProto) -> bool:
     """
     kinds = [[node.op_type for node in graph.node] for graph in (then_branch, else_branch)]
     return kinds[0] == ["Squeeze"] and kinds[1] in ([], ["Identity"])
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    return copy
-
-
-def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield the graphs of a node."""
-    return (entry.g for entry in node.attribute if entry.type == AttributeProto.GRAPH)

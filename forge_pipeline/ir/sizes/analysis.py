@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.constant_node import STANDARD, constant_tensor
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.evaluation import evaluated
@@ -35,7 +35,6 @@ MOST_CHOICES: Final = 16
 """How many Ifs are tried both ways, where their branches differ in rank."""
 DEEPEST: Final = 4
 """Graphs within graphs that are gone into where loops are among them, whose bodies are gone through several times."""
-STANDARD: Final = ("", "ai.onnx")
 MALFORMED: Final = (ValueError, IndexError, TypeError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
 """What a rule raises for a node that is not as the standard has it."""
 
@@ -284,16 +283,10 @@ def tensor_of(tensor: TensorProto) -> Known:
 
 def constant_of(node: NodeProto) -> Known:
     """Return the content of a Constant in any of its forms."""
+    tensor = constant_tensor(node)
+    if tensor is not None:
+        return tensor_of(tensor)
     for entry in node.attribute:
-        if entry.name == "value":
-            return tensor_of(entry.t)
         if entry.name == "sparse_value":
             return Known(entry.sparse_tensor.values.data_type, tuple(map(int, entry.sparse_tensor.dims)))
-        if entry.name in ("value_int", "value_ints"):
-            return of_array(np.array(helper.get_attribute_value(entry), np.int64))
-        if entry.name in ("value_float", "value_floats"):
-            return of_array(np.array(helper.get_attribute_value(entry), np.float32))
-        if entry.name in ("value_string", "value_strings"):
-            several = entry.type == AttributeProto.STRINGS
-            return Known(TensorProto.STRING, (len(entry.strings),) if several else ())
     return UNKNOWN

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto
 
+from forge_pipeline.ir.constant_node import constant_tensor
 from forge_pipeline.ir.external_data.content import content
 from forge_pipeline.ir.external_data.mapped import windows_of
 from forge_pipeline.ir.traversal import subgraphs
@@ -22,10 +22,6 @@ RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 SEQUENCES = frozenset({"Optional", "SequenceConstruct", "SequenceEmpty", "SplitToSequence"})
-_TYPED_CONSTANTS = {
-    "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
-    "value_string": np.object_, "value_strings": np.object_,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +63,13 @@ class FoldConstants(Transformation[FoldOptions]):
     def _unwrap(graph: Graph, node: NodeProto) -> bool:
         """Make a Constant node an initializer, whatever its size."""
         name = node.output[0]
-        tensor = constant_tensor(node)
-        if tensor is None or graph.is_output(name):
+        found = constant_tensor(node)
+        if found is None or graph.is_output(name):
             return False
-        graph.remove(node)
+        tensor = TensorProto()
+        tensor.CopyFrom(found)
         tensor.name = name
+        graph.remove(node)
         graph.set_tensor(tensor)
         return True
 
@@ -88,20 +86,6 @@ class FoldConstants(Transformation[FoldOptions]):
         if not is_op(node, "DequantizeLinear"):
             return True
         return not attribute(node, "block_size") and not _beside_quantized_activations(graph, node)
-
-
-def constant_tensor(node: NodeProto) -> TensorProto | None:
-    """Return the value of a Constant node as a tensor of its own; None for a sparse one."""
-    value = attribute(node, "value")
-    if value is not None:
-        tensor = TensorProto()
-        tensor.CopyFrom(value)
-        return tensor
-    for name, dtype in _TYPED_CONSTANTS.items():
-        typed = attribute(node, name)
-        if typed is not None:
-            return numpy_helper.from_array(np.array(typed, dtype))
-    return None
 
 
 def _is_random_dropout(graph: Graph, node: NodeProto) -> bool:

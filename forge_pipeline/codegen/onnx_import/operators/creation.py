@@ -12,16 +12,12 @@ from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 
 def _constant(node: NodeImport) -> Any:
     from forge_pipeline.codegen.layout.constants import constant
+    from forge_pipeline.ir.constant_node import constant_tensor
     from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 
-    for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32)):
-        if name in node.attributes:
-            return constant(np.array(node.attributes[name], dtype))
-    if "value_floats" in node.attributes:
-        return constant(np.array(node.attributes["value_floats"], np.float32))
-    if "value" not in node.attributes:
+    tensor = constant_tensor(node.proto)
+    if tensor is None or tensor.data_type == tensor.STRING:
         raise NotImplementedError("a constant of text, or a sparse one")
-    tensor = node.attributes["value"]
     return constant(array_of(tensor), is_on_file=is_mapped(tensor))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -12,136 +14,101 @@ from forge_pipeline.frontends.tflite.model import Operator
 _FLOATS: Final = ("float16", "float32", "float64")
 
 
-def unary(op_type: str, **attributes: Any) -> Converter:
-    """One operand, element by element, any layout."""
+def each(compute: Callable[..., str]) -> Converter:
+    """Return the converter of what ``compute(b, op, *operands)`` adds: element by element, broadcast, in any layout."""
 
     def convert(b: Builder, op: Operator) -> None:
-        layout = b.layout(op.inputs[0])
-        b.put(op.outputs[0], b.node(op_type, [b.real(op.inputs[0], layout)], **attributes), layout)
+        fits = all(b.rank(index) <= 4 for index in op.inputs) and b.rank(op.outputs[0]) == 4
+        layout = b.layout(*op.inputs) if fits else LAST  # a constant of more dimensions has no channels second
+        b.put(op.outputs[0], compute(b, op, *(b.real(index, layout) for index in op.inputs)), layout)
 
     return convert
+
+
+def plain(op_type: str, **attributes: Any) -> Converter:
+    """Return the converter of what is one operator of ONNX."""
+    return each(lambda b, _, *operands: b.node(op_type, list(operands), **attributes))
 
 
 def binary(op_type: str) -> Converter:
-    """Two operands that are broadcast against each other, and a fused activation."""
-
-    def convert(b: Builder, op: Operator) -> None:
-        layout = common(b, op)
-        name = b.node(op_type, [b.real(index, layout) for index in op.inputs])
-        b.put(op.outputs[0], b.activated(name, bound(op), op.outputs[0]), layout)
-
-    return convert
+    """Return the converter of one operator of ONNX, and a fused activation."""
+    return each(lambda b, op, *operands: b.activated(b.node(op_type, list(operands)), bound(op), op.outputs[0]))
 
 
-def plain(op_type: str) -> Converter:
-    """As ``binary``, for operators whose options hold no activation."""
-
-    def convert(b: Builder, op: Operator) -> None:
-        layout = common(b, op)
-        b.put(op.outputs[0], b.node(op_type, [b.real(index, layout) for index in op.inputs]), layout)
-
-    return convert
+def clipped(low: float, high: float) -> Converter:
+    """Return the converter of RELU6 and its like, as operators of their own."""
+    return each(lambda b, op, x: b.node("Clip", [x, *(b.number(limit, op.inputs[0]) for limit in (low, high))]))
 
 
-def common(b: Builder, op: Operator) -> str:
-    """Return channels first where all computed operands have them there and no constant has more dimensions."""
-    fits = all(b.rank(index) <= 4 for index in op.inputs)
-    return b.layout(*op.inputs) if fits and b.rank(op.outputs[0]) == 4 else LAST
-
-
-def sum_of_all(b: Builder, op: Operator) -> None:
+@each
+def sum_of_all(b: Builder, _: Operator, *operands: str) -> str:
     """ADD_N."""
-    layout = common(b, op)
-    name = b.real(op.inputs[0], layout)
-    for index in op.inputs[1:]:
-        name = b.node("Add", [name, b.real(index, layout)])
-    b.put(op.outputs[0], name, layout)
+    return reduce(lambda left, right: b.node("Add", [left, right]), operands)
 
 
-def squared_difference(b: Builder, op: Operator) -> None:
+@each
+def squared_difference(b: Builder, _: Operator, left: str, right: str) -> str:
     """SQUARED_DIFFERENCE."""
-    layout = common(b, op)
-    name = b.node("Sub", [b.real(index, layout) for index in op.inputs])
-    b.put(op.outputs[0], b.node("Mul", [name, name]), layout)
+    difference = b.node("Sub", [left, right])
+    return b.node("Mul", [difference, difference])
 
 
-def not_equal(b: Builder, op: Operator) -> None:
+@each
+def not_equal(b: Builder, _: Operator, left: str, right: str) -> str:
     """NOT_EQUAL."""
-    layout = common(b, op)
-    name = b.node("Equal", [b.real(index, layout) for index in op.inputs])
-    b.put(op.outputs[0], b.node("Not", [name]), layout)
+    return b.node("Not", [b.node("Equal", [left, right])])
 
 
-def floor_mod(b: Builder, op: Operator) -> None:
+@each
+def floor_mod(b: Builder, op: Operator, left: str, right: str) -> str:
     """FLOOR_MOD: the result has the divisor's sign, which ONNX's Mod does for integers only."""
-    layout = common(b, op)
-    left, right = (b.real(index, layout) for index in op.inputs)
-    if _is_real(b, op.inputs[0]):
-        quotient = b.node("Floor", [b.node("Div", [left, right])])
-        b.put(op.outputs[0], b.node("Sub", [left, b.node("Mul", [quotient, right])]), layout)
-    else:
-        b.put(op.outputs[0], b.node("Mod", [left, right]), layout)
+    if not _is_real(b, op.inputs[0]):
+        return b.node("Mod", [left, right])
+    quotient = b.node("Floor", [b.node("Div", [left, right])])
+    return b.node("Sub", [left, b.node("Mul", [quotient, right])])
 
 
-def floor_div(b: Builder, op: Operator) -> None:
+@each
+def floor_div(b: Builder, op: Operator, left: str, right: str) -> str:
     """FLOOR_DIV: ONNX divides integers towards zero, so that what is left over is taken off first."""
-    layout = common(b, op)
-    left, right = (b.real(index, layout) for index in op.inputs)
     if _is_real(b, op.inputs[0]):
-        name = b.node("Floor", [b.node("Div", [left, right])])
-    else:
-        name = b.node("Div", [b.node("Sub", [left, b.node("Mod", [left, right])]), right])
-    b.put(op.outputs[0], name, layout)
+        return b.node("Floor", [b.node("Div", [left, right])])
+    return b.node("Div", [b.node("Sub", [left, b.node("Mod", [left, right])]), right])
 
 
 def _is_real(b: Builder, index: int) -> bool:
     return b.tensor(index).dtype in _FLOATS or b.is_quantized(index)
 
 
-def square(b: Builder, op: Operator) -> None:
+@each
+def square(b: Builder, _: Operator, x: str) -> str:
     """SQUARE."""
-    layout = b.layout(op.inputs[0])
-    name = b.real(op.inputs[0], layout)
-    b.put(op.outputs[0], b.node("Mul", [name, name]), layout)
+    return b.node("Mul", [x, x])
 
 
-def rsqrt(b: Builder, op: Operator) -> None:
+@each
+def rsqrt(b: Builder, _: Operator, x: str) -> str:
     """RSQRT."""
-    layout = b.layout(op.inputs[0])
-    b.put(op.outputs[0], b.node("Reciprocal", [b.node("Sqrt", [b.real(op.inputs[0], layout)])]), layout)
+    return b.node("Reciprocal", [b.node("Sqrt", [x])])
 
 
-def clipped(low: float, high: float) -> Converter:
-    """RELU6 and its like, as operators of their own."""
-
-    def convert(b: Builder, op: Operator) -> None:
-        layout = b.layout(op.inputs[0])
-        bounds = [b.number(low, op.inputs[0]), b.number(high, op.inputs[0])]
-        b.put(op.outputs[0], b.node("Clip", [b.real(op.inputs[0], layout), *bounds]), layout)
-
-    return convert
-
-
-def leaky(b: Builder, op: Operator) -> None:
+@each
+def leaky(b: Builder, op: Operator, x: str) -> str:
     """LEAKY_RELU."""
-    layout = b.layout(op.inputs[0])
-    slope = float(option(op, "Alpha", 0.0))
-    b.put(op.outputs[0], b.node("LeakyRelu", [b.real(op.inputs[0], layout)], alpha=slope), layout)
+    return b.node("LeakyRelu", [x], alpha=float(option(op, "Alpha", 0.0)))
 
 
-def gelu(b: Builder, op: Operator) -> None:
+@each
+def gelu(b: Builder, op: Operator, x: str) -> str:
     """GELU, by the error function or its approximation by tanh (Hendrycks and Gimpel, arXiv:1606.08415)."""
-    layout = b.layout(op.inputs[0])
-    way = "tanh" if option(op, "Approximate", False) else "none"
-    b.put(op.outputs[0], b.node("Gelu", [b.real(op.inputs[0], layout)], approximate=way), layout)
+    return b.node("Gelu", [x], approximate="tanh" if option(op, "Approximate", False) else "none")
 
 
-def cube_root(b: Builder, op: Operator) -> None:
+@each
+def cube_root(b: Builder, _: Operator, x: str) -> str:
     """STABLEHLO_CBRT."""
-    layout = b.layout(op.inputs[0])
-    x = b.real(op.inputs[0], layout)
     root = b.node("Pow", [b.node("Abs", [x]), b.constant(np.float32(1 / 3))])
-    b.put(op.outputs[0], b.node("Mul", [b.node("Sign", [x]), root]), layout)
+    return b.node("Mul", [b.node("Sign", [x]), root])
 
 
 def arc_tangent(b: Builder, op: Operator) -> None:
@@ -161,19 +128,19 @@ def angle(b: Builder, y: str, x: str, dtype: str = "float32") -> str:
     return b.node("Where", [b.node("Greater", [x, zero]), right, rest])
 
 
-def fake_quantization(b: Builder, op: Operator) -> None:
+@each
+def fake_quantization(b: Builder, op: Operator, x: str) -> str:
     """FAKE_QUANT: to the nearest of the steps of a scale on which 0 is one (fake_quant.cc, NudgeQuantizationRange)."""
     least, most = int(option(op, "NarrowRange", False)), (1 << int(option(op, "NumBits", 8))) - 1
     low, high = np.float32(option(op, "Min", 0.0)), np.float32(option(op, "Max", 0.0))
     scale = np.float32((high - low) / np.float32(most - least))
     zero = np.float32(np.clip(np.floor(least - low / scale + np.float32(0.5)), least, most))
     lowest, highest = (least - zero) * scale, (most - zero) * scale
-    layout = b.layout(op.inputs[0])
     bounds = [b.constant(np.float32(number)) for number in (lowest, highest)]
-    above = b.node("Sub", [b.node("Clip", [b.real(op.inputs[0], layout), *bounds]), bounds[0]])
+    above = b.node("Sub", [b.node("Clip", [x, *bounds]), bounds[0]])
     steps = b.node("Mul", [above, b.constant(np.float32(1) / scale)])
     steps = b.node("Floor", [b.node("Add", [steps, b.constant(np.float32(0.5))])])
-    b.put(op.outputs[0], b.node("Add", [b.node("Mul", [steps, b.constant(scale)]), bounds[0]]), layout)
+    return b.node("Add", [b.node("Mul", [steps, b.constant(scale)]), bounds[0]])
 
 
 def bucket(b: Builder, op: Operator) -> None:
