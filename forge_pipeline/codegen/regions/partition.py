@@ -150,7 +150,7 @@ class Partition:
         found = _Closure(self, makers, set(before))
         for name in outputs:
             found.add(name)
-        inputs = sorted(found.inputs | found.carriers(), key=self.number)
+        inputs = sorted(sorted(found.inputs | found.carriers()), key=self.number)  # which numbers those that have none
         name = f"region {len(self.regions)}"
         picked = [node for node in nodes if id(node) in found.nodes]
         self.regions.append(
