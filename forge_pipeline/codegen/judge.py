@@ -1,4 +1,4 @@
-"""Whether outputs are what is wanted, up to a tolerance and, in a quantized model, up to what rounding decides."""
+"""Whether outputs are what is wanted, up to a tolerance and up to what rounding decides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Judge:
         for name, want, have in zip(names, wanted, found, strict=True):
             _check_kind(name, want, have, self._fix)
             off = Deviation.of(want, have)
-            if off.peak > self.limit and self.limit_name == "quantized":
+            if off.peak > self.limit:
                 noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
             moved = noise.get(name, NOTHING)
             if off.peak > self.limit and not off.is_within(moved):
@@ -50,18 +50,25 @@ class Judge:
             self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
 
     def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
-        """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run."""
-        from forge_pipeline.codegen.rounding import DRAWS, dithered
+        """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run.
+
+        Of floats that is twice what inputs that are moved by their spacing show: either side has errors of its own.
+        """
+        from forge_pipeline.codegen.rounding import DRAWS, dithered, nudged
 
         noise = dict.fromkeys(wanted, NOTHING)
+        is_quantized = self.limit_name == "quantized"
         for seed in range(DRAWS):
             try:
-                moved = reference_of(dithered(self.model, seed))(feed)
+                if is_quantized:
+                    moved = reference_of(dithered(self.model, seed))(feed)
+                else:
+                    moved = reference_of(self.model)(nudged(feed, seed))
             except (ModelError, DataError):
                 return noise
             for name, want in wanted.items():
                 if moved[name].shape == want.shape:
-                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]))
+                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]).times(1 if is_quantized else 2))
         return noise
 
     @property
@@ -101,6 +108,10 @@ class Deviation:
     def is_within(self, other: Deviation) -> bool:
         """Return whether neither is more than the other's."""
         return self.peak <= other.peak and self.power <= other.power
+
+    def times(self, factor: float) -> Deviation:
+        """Return that of differences that are ``factor`` times as large."""
+        return Deviation(peak=factor * self.peak, power=factor**2 * self.power)
 
     def larger(self, other: Deviation) -> Deviation:
         """Return the larger of each."""

@@ -1,4 +1,4 @@
-"""How much of a quantized model's output is the luck of rounding: the measure of what a compiled one may differ by.
+"""How much of a model's output is the luck of rounding: the measure of what a compiled one may differ by.
 
 A value near the edge between two steps falls on either side as sums are ordered one way or another, and what follows
 differs by a step: a compiled model that is right is as far from ONNX Runtime as two of its own runs are whose values
@@ -6,6 +6,10 @@ fall otherwise. So a second model is run that adds to everything that is quantiz
 way, which leaves each rounding to chance (non-subtractive dither: Lipshitz, Wannamaker and Vanderkooy, Quantization and
 Dither, J. Audio Eng. Soc. 40(5), 1992). Saturation, scales and weights are what they are in both: only rounding is
 measured, not what quantization costs. Wrong code is off by more than that, as far as the outputs say anything at all.
+
+In a model of floats it is its inputs that fall otherwise, by the spacing of their type: what this moves an output by,
+no order of sums can tell (the condition of a result: Higham, Accuracy and Stability of Numerical Algorithms, 1.6). The
+distance of a point to itself, as a root of what cancels, is such a one.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     from onnx import GraphProto, ModelProto, NodeProto
 
 DRAWS: Final = 3
@@ -28,6 +35,22 @@ def dithered(model: ModelProto, seed: int) -> ModelProto:
     for number, graph in enumerate(every_graph(changed)):
         _dither(graph, f"{seed}_{number}", float(seed * 1000 + number))
     return changed
+
+
+def nudged(feed: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Return inputs whose floats are each the next, the one before, or what they were."""
+    import numpy as np
+
+    draw = np.random.default_rng(seed)
+
+    def moved(values: np.ndarray) -> np.ndarray:
+        if values.dtype.kind != "f":
+            return values
+        step = draw.integers(-1, 2, values.shape)
+        towards = np.copysign(np.inf, step).astype(values.dtype)
+        return np.where(step == 0, values, np.nextafter(values, towards))
+
+    return {name: moved(np.asarray(values)) for name, values in feed.items()}
 
 
 def _dither(graph: GraphProto, tag: str, seed: float) -> None:
