@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import open_matmul
-from forge_pipeline.codegen.float32.open_matmul import PANEL
+from forge_pipeline.codegen.float32.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
@@ -20,9 +20,6 @@ VECTOR_PANEL = 4
 """Vectors in a panel when one row is multiplied: as many sums side by side as hide the latency of the additions."""
 
 UNROLLED_STEPS = 4
-
-SERIAL_WORK = 1 << 17
-"""Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:

@@ -22,6 +22,9 @@ NAME = "open_matmul"
 ROWS = (8, 20, 50, 128, 197)
 """Lengths for which tiles are chosen: short and long sequences, and such that no tile divides all of them."""
 
+SERIAL_WORK = 1 << 17
+"""Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
+
 STEPS = 64
 """What an open number of steps is taken for."""
 
@@ -100,6 +103,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         *leading, m, n, k = sch.get_loops(anchor)
         width = int(sch.get(anchor).annotations[PANEL]) or _plain_width(sch, machine, n, k)
         n, column = sch.split(n, [None, width])
+    work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in (m, n, column, k))
     for block in before:
         primitives.schedule_elementwise(sch, block, machine)
     vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
@@ -108,7 +112,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reorder(*leading, m_block, n, m_out, k, m_in, n_in, lane)
     shared = primitives.fuse(sch, [*leading, m_block, n])
     sch.reverse_compute_at(last, m_out)
-    primitives.parallel_if_worth(sch, shared, primitives.UNKNOWN**2 * vectors * machine.lanes * steps)
+    if work >= SERIAL_WORK:
+        primitives.parallel_if_worth(sch, shared, work)
     sch.vectorize(lane)
     primitives.unroll_tile(sch, anchor, last, k, (m_in, n_in), below=2, lanes=machine.lanes)
 
@@ -121,16 +126,14 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
 
 
 def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
-    """Return loops over blocks of rows, tiles and rows. Of a known number of rows, tiles divide them."""
+    """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
     rows = 1 if NARROW in (sch.mod["main"].attrs or {}) else choose_rows(machine, vectors, steps)[1]
-    if known is not None:
-        rows = max(divisors(known, rows))
+    rows = rows if known is None else min(known, rows)
     tiles = max(1, machine.l2 // 2 // (4 * steps * rows))
-    m_out, m_in = sch.split(m, [None, rows])
-    if known is not None:
+    if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
-    m_block, m_out = sch.split(m_out, [None, tiles])
-    if known is None and rows > 1:
+    m_block, m_out, m_in = sch.split(m, [None, tiles, rows])
+    if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in

@@ -92,8 +92,10 @@ def test_a_product_without_a_step_is_zero() -> None:
     assert not found.any()
 
 
-def test_one_row_by_as_many_columns_as_there_are() -> None:
-    source = model([helper.make_node("MatMul", ["q", "k"], ["y"])], {"q": (2, 1, 24), "k": (2, 24, "columns")})
+@pytest.mark.parametrize("rows", [1, 23])
+def test_a_known_number_of_rows_by_as_many_columns_as_there_are(rows: int) -> None:
+    inputs: dict[str, Shape] = {"q": (2, rows, 24), "k": (2, 24, "columns")}
+    source = model([helper.make_node("MatMul", ["q", "k"], ["y"])], inputs)
     assert_same(source, [{"columns": columns} for columns in LENGTHS], terms=24)
 
 

@@ -121,6 +121,16 @@ def test_functions_are_in_the_order_in_which_a_call_tries_them(tmp_path: Path, o
     assert (roles.count(MAIN), set(roles)) == (1, {MAIN, ENTRY})
 
 
+def test_tensors_that_have_their_addresses_are_not_placed_again(tmp_path: Path) -> None:
+    """The virtual machine's get theirs from kernels: a long model has several, for 64 tensors each and for the rest."""
+    nodes = [helper.make_node("MatMul", [f"x{at}", "w"], [f"x{at + 1}"]) for at in range(140)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 48]) for name in ("x0", "x140")]
+    graph = helper.make_graph(nodes, "graph", values[:1], values[1:], [numpy_helper.from_array(WEIGHT, "w")])
+    products = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    run = assert_equal(build(products, HOST, TILED), tmp_path, [[np.full((2, 48), 1e-30, np.float32)]])
+    assert [name for name in run.table.kernels if "place_tensors" in name] == []
+
+
 def test_what_is_prepared_is_kept(tmp_path: Path) -> None:
     built = build(model(), HOST, dataclasses.replace(TILED, float16=True))
     run = assert_equal(built, tmp_path, [inputs(2, 3, 48), inputs(1, 2, 48)])
