@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PARAMETER: Final = "extents"
 """The last parameter of `main` where extents are computed: a shape that has one entry for each."""
 
+SETTLED: Final = 16
+"""Times that an expression is simplified at most: two or three are what it takes."""
+
 Sizes = Sequence[tuple[str, Whole]]
 """Variables, by name, and what they stand for."""
 
@@ -58,15 +61,13 @@ def extent_name(size: Size) -> str | None:
 def with_extents(module: tvm.IRModule, extents: Sizes) -> tvm.IRModule:
     """Return ``module`` whose `main` works out its ``extents`` by itself; the parameter for them is gone."""
     from tvm import relax
-    from tvm.sym.analyzer import Analyzer
 
     if not extents:
         return module
     main = module["main"]
     parameters, parameter = _apart(main)
     given = _variables(parameters)
-    simplify = Analyzer().simplify  # TVM looks values up by what it has simplified them to
-    values = [simplify(simplify(expression_of(size, given))) for _, size in extents]
+    values = [_settled(expression_of(size, given)) for _, size in extents]
     stands_for = dict(zip(parameter.ty.values, values, strict=True))
     module = _with_arguments(module, stands_for)
     module = _with_main(module, parameters, module["main"].body)
@@ -79,6 +80,20 @@ def with_extents(module: tvm.IRModule, extents: Sizes) -> tvm.IRModule:
     bound = relax.MatchCast(relax.Var(PARAMETER, kind), relax.ShapeExpr(list(used.values())), kind)
     body = relax.SeqExpr([relax.BindingBlock([bound]), *main.body.blocks], main.body.body)
     return _with_main(module, parameters, body)
+
+
+def _settled(expression: Any) -> Any:
+    """Return what TVM simplifies no further: it looks values up by what it has simplified them to, again and again."""
+    import tvm_ffi
+    from tvm.sym.analyzer import Analyzer
+
+    simplify = Analyzer().simplify
+    for _ in range(SETTLED):
+        simpler = simplify(expression)
+        if tvm_ffi.structural_equal(simpler, expression):
+            break
+        expression = simpler
+    return expression
 
 
 def fixed(module: tvm.IRModule, extents: Sizes, numbers: Mapping[str, int]) -> tuple[tvm.IRModule, Sizes]:

@@ -153,10 +153,14 @@ class NodeImport:
 
     def nothing(self, index: int = 0) -> relax.Expr:
         """Return a result that has no elements."""
+        return self.filled(0, element_name(self.result(index).dtype), index)
+
+    def filled(self, number: Any, dtype: str, index: int = 0) -> relax.Expr:
+        """Return a result whose elements are all one number. TVM's `full` takes none that is not finite."""
         from tvm.relax import op
 
-        dtype = element_name(self.result(index).dtype)
-        return op.full(self.sizes(self.result_shape(index)), self.const(0, dtype), dtype)
+        value, shape = self.const(number, dtype), self.sizes(self.result_shape(index))
+        return op.full(shape, value, dtype) if np.isfinite(number) else op.broadcast_to(value, shape)
 
     def emit(self, expression: relax.Expr) -> relax.Expr:
         """Bind an expression, so that it is computed once."""

@@ -139,3 +139,28 @@ def test_a_size_that_comes_back_to_an_inputs_is_that_inputs(text: str, sizes: tu
     for size in sizes:
         x = np.random.default_rng(size).standard_normal((2, size, 8)).astype(np.float32)
         assert_same_sums(engine(x)[0], session.run(None, {"x": x})[0], terms=24)
+
+
+WINDOWED = """
+<ir_version: 10, opset_import: ["" : 18]>
+windowed (float[batch, target, 8] x) => (float[rows, 8] y)
+<int64[1] from = {-63}, int64[1] one = {1}, int64[1] far = {9999}, int64[2] flat = {-1, 8}>
+{
+    last = Slice(x, from, far, one)
+    rows = Reshape(last, flat)
+    size = Shape(rows)
+    lowest = ConstantOfShape(size)
+    y = Max(rows, lowest)
+}
+"""
+
+
+def test_a_product_of_a_window_and_a_batch_is_a_size_and_infinity_fills_one() -> None:
+    model = onnx.parser.parse_model(WINDOWED)
+    lowest = numpy_helper.from_array(np.array([-np.inf], np.float32))
+    model.graph.node[3].attribute.append(helper.make_attribute("value", lowest))
+    engine = loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for size in (1, 63, 70):
+        x = np.random.default_rng(size).standard_normal((2, size, 8)).astype(np.float32)
+        np.testing.assert_array_equal(engine(x)[0], session.run(None, {"x": x})[0])

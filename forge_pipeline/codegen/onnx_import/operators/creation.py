@@ -23,13 +23,10 @@ def _constant(node: NodeImport) -> Any:
 
 def _filled(node: NodeImport) -> Any:
     """ConstantOfShape."""
-    from tvm.relax import op
-
     from forge_pipeline.ir.external_data.mapped import array_of
 
     value = array_of(node.attributes["value"]) if "value" in node.attributes else np.zeros(1, np.float32)
-    number = node.const(value.reshape(()), str(value.dtype))
-    return op.full(node.sizes(node.result_shape()), number, str(value.dtype))
+    return node.filled(value.reshape(()), str(value.dtype))
 
 
 def _range(node: NodeImport) -> Any:

@@ -38,8 +38,6 @@ def _reduced(node: NodeImport, value: Any, name: str) -> Any:
 
 
 def _of_nothing(node: NodeImport, name: str) -> Any:
-    from tvm.relax import op
-
     dtype = node.dtype()
     is_float = dtype in FLOATS
     if name in ("max", "min"):
@@ -49,7 +47,7 @@ def _of_nothing(node: NodeImport, name: str) -> Any:
         number = name == "min" if dtype == "bool" else number
     else:
         number = {"sum": 0, "prod": 1, "mean": np.nan if is_float else 0}[name]
-    return op.full(node.sizes(node.result_shape()), node.const(number, dtype), dtype)
+    return node.filled(number, dtype)
 
 
 def _extreme(name: str, node: NodeImport) -> Any:
