@@ -1,11 +1,11 @@
 //! The C interface, `forge.h`: handles, numbers for errors, nothing printed, nothing thrown.
 const std = @import("std");
-const abi = @import("abi.zig");
-const message = @import("message.zig");
-const model_of = @import("model.zig");
-const p = @import("program.zig");
-const platform = @import("platform.zig");
-const session_of = @import("session.zig");
+const abi = @import("core").abi;
+const message = @import("core").message;
+const model_of = @import("core").model;
+const p = @import("core").program;
+const platform = @import("core").platform;
+const session_of = @import("core").session;
 const Error = message.Error;
 const Model = model_of.Model;
 const Session = session_of.Session;

@@ -159,6 +159,11 @@ const Checker = struct {
                 for (w[2..]) |argument| try c.checkArgument(argument);
                 if (w.len > 2 and w[w.len - 1] & 3 == 0 and !c.open.isSet(@intCast(w[w.len - 1] >> 2))) return damaged("a kernel whose result would be a weight or an input", .{});
             },
+            .compute => {
+                if (w.len < 3 or w[1] < 0 or w[1] >= c.program.kernels.len or w[2] != w.len - 3) return damaged("a call of something that is not there", .{});
+                try c.slot(w[0]);
+                for (w[3..]) |argument| try c.checkArgument(argument);
+            },
             .match, .match_values => {
                 if (w.len < 2 or w[1] < 0 or w.len - 2 != 2 * @as(u64, @intCast(w[1]))) return damaged("a comparison that is cut off", .{});
                 const row = try c.used(w[0]);
@@ -205,7 +210,7 @@ const Checker = struct {
             0 => _ = try c.used(argument >> 2),
             1 => try c.slot(argument >> 2),
             2 => {},
-            else => if (argument != 3) return damaged("argument {d}", .{argument}),
+            else => _ = try c.within(argument >> 2, c.function.heap + 1),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Compares an output with what was expected, and makes random inputs: elements of any dtype as float64.
 const std = @import("std");
-const abi = @import("abi.zig");
+const abi = @import("core").abi;
 
 pub const Difference = struct { wrong: usize = 0, elements: usize = 0, greatest: f64 = 0 };
 

@@ -1,31 +1,28 @@
 //! `forge-run`: runs a library on the command line. One static executable, without a C library.
 const std = @import("std");
-const abi = @import("abi.zig");
+const abi = @import("core").abi;
+const decimal = @import("decimal.zig");
 const compare = @import("compare.zig");
-const message = @import("message.zig");
+const message = @import("core").message;
 const npy = @import("npy.zig");
 const options_of = @import("options.zig");
-const p = @import("program.zig");
-const platform = @import("platform.zig");
+const p = @import("core").program;
+const platform = @import("core").platform;
 const version = @import("version").version;
 const Error = message.Error;
-const Model = @import("model.zig").Model;
-const Session = @import("session.zig").Session;
-const Array = @import("session.zig").Array;
+const Model = @import("core").model.Model;
+const Session = @import("core").session.Session;
+const Array = @import("core").session.Array;
 const Options = options_of.Options;
+const Milliseconds = decimal.Milliseconds;
+const Decimal = decimal.Decimal;
 
-pub const panic = std.debug.FullPanic(bug);
+/// A check of the language that fails is a fault of this program: it ends at once, without a word, by a signal.
+pub const panic = std.debug.no_panic;
 pub const std_options_debug_io: std.Io = std.Io.failing;
+pub const std_options: std.Options = .{ .signal_stack_size = null };
 
 const exit_usage = 2;
-const exit_bug = 70;
-
-fn bug(what: []const u8, _: ?usize) noreturn {
-    _ = platform.write(2, "forge-run: a bug of ours: ");
-    _ = platform.write(2, what);
-    _ = platform.write(2, "\n");
-    std.os.linux.exit_group(exit_bug);
-}
 
 fn print(comptime format: []const u8, arguments: anytype) void {
     var text: [2048]u8 = undefined;
@@ -33,12 +30,11 @@ fn print(comptime format: []const u8, arguments: anytype) void {
     _ = platform.write(1, said);
 }
 
-var options: Options = .{};
-
 pub fn main(init: std.process.Init.Minimal) u8 {
     var arguments = init.args.iterate();
     _ = arguments.next();
-    run(&arguments) catch |failure| {
+    var options: Options = .{};
+    run(&options, &arguments) catch |failure| {
         const said = std.mem.span(message.last());
         _ = platform.write(2, "error: ");
         _ = platform.write(2, said);
@@ -48,8 +44,8 @@ pub fn main(init: std.process.Init.Minimal) u8 {
     return 0;
 }
 
-fn run(arguments: anytype) Error!void {
-    try options_of.parse(&options, arguments);
+fn run(options: *Options, arguments: anytype) Error!void {
+    try options_of.parse(options, arguments);
     if (options.help) return print("{s}", .{options_of.help});
     if (options.version) return print("forge-run {s}\n", .{version});
     const path = options.model orelse return message.fail(error.Usage, "command line: expected a library, found none\nfix: see forge-run --help", .{});
@@ -59,26 +55,26 @@ fn run(arguments: anytype) Error!void {
     var model: Model = .{};
     defer model.close();
     const began = platform.now(.wall);
-    try open(&model, path);
+    try open(options, &model, path);
     times.open = platform.now(.wall) - began;
     var session: Session = .{ .model = &model };
     defer session.stop();
     try session.start(options.threads);
     const inputs = arena.alloc(Array, model.program.inputs.len) catch return noMemory();
     const outputs = arena.alloc(Array, model.program.outputs.len) catch return noMemory();
-    try makeInputs(&model, inputs);
-    try measure(arena, &session, inputs, outputs, &times);
+    try makeInputs(options, &model, inputs);
+    try measure(options, arena, &session, inputs, outputs, &times);
     if (options.output) |folder| try writeOutputs(&model, outputs, folder);
-    if (options.json) reportJson(&model, &times) else report(&model, inputs, outputs, &times);
+    if (options.json) reportJson(options, &model, &times) else report(options, &model, inputs, outputs, &times);
     if (options.profile) reportProfile(&session);
-    for (options.expected.all(), 0..) |item, index| try expect(&model, outputs, item, index);
+    for (options.expected.all(), 0..) |item, index| try expect(options, &model, outputs, item, index);
 }
 
 fn noMemory() Error {
     return message.fail(error.Memory, "memory: expected room for arrays, found none\nfix: free memory", .{});
 }
 
-fn open(model: *Model, path: [:0]const u8) Error!void {
+fn open(options: *const Options, model: *Model, path: [:0]const u8) Error!void {
     const file = try platform.readFile(path, 1 << 46);
     const key_path = options.key orelse return model.openOwned(file, null);
     const key = try platform.readFile(key_path, 1 << 20);
@@ -95,7 +91,7 @@ fn open(model: *Model, path: [:0]const u8) Error!void {
 
 // ---- inputs ----
 
-fn makeInputs(model: *const Model, inputs: []Array) Error!void {
+fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Error!void {
     const ports = model.program.inputs;
     for (inputs) |*input| input.* = .{ .data = null, .size = 0, .shape = @splat(-1) };
     for (options.inputs.all(), 0..) |item, position| {
@@ -113,7 +109,7 @@ fn makeInputs(model: *const Model, inputs: []Array) Error!void {
     for (ports, inputs) |port, *input| {
         if (input.data != null) continue;
         for (port.shape[0..@intCast(port.rank)], input.shape[0..@intCast(port.rank)]) |wanted, *extent| {
-            extent.* = if (wanted >= 0) wanted else try sizeOf(model, inputs, ~wanted);
+            extent.* = if (wanted >= 0) wanted else try sizeOf(options, model, inputs, ~wanted);
         }
         input.size = @intCast(p.bytes(port.dtype, input.shape[0..@intCast(port.rank)]) orelse return message.fail(error.Input, "input {s}: expected a shape, found one that is too large\nfix: give smaller sizes", .{port.name}));
         const memory = try platform.map(input.size);
@@ -123,7 +119,7 @@ fn makeInputs(model: *const Model, inputs: []Array) Error!void {
 }
 
 /// The size of an open extent: as asked, or that of an input which has it, or 1.
-fn sizeOf(model: *const Model, inputs: []const Array, extent: i64) Error!i64 {
+fn sizeOf(options: *const Options, model: *const Model, inputs: []const Array, extent: i64) Error!i64 {
     const name = model.program.extents[@intCast(extent)];
     for (options.sizes.all()) |item| {
         if (!std.mem.eql(u8, item.name orelse "", name)) continue;
@@ -150,7 +146,7 @@ fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what
 
 const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, runs: []u64 = &.{} };
 
-fn measure(arena: std.mem.Allocator, session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
+fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
     const start = platform.now(.wall);
     try once(session, inputs, outputs);
     times.first = platform.now(.wall) - start;
@@ -164,7 +160,7 @@ fn measure(arena: std.mem.Allocator, session: *Session, inputs: []const Array, o
     }
     times.cpu = platform.now(.cpu) - cpu;
     if (options.profile and options.runs == 0) try once(session, inputs, outputs);
-    std.mem.sort(u64, times.runs, {}, std.sort.asc(u64));
+    std.sort.heap(u64, times.runs, {}, std.sort.asc(u64));
 }
 
 fn once(session: *Session, inputs: []const Array, outputs: []Array) Error!void {
@@ -186,7 +182,7 @@ fn bytesOf(output: Array) []const u8 {
     return if (output.data) |data| data[0..output.size] else &.{};
 }
 
-fn expect(model: *const Model, outputs: []const Array, item: options_of.Named, position: usize) Error!void {
+fn expect(options: *const Options, model: *const Model, outputs: []const Array, item: options_of.Named, position: usize) Error!void {
     const index = try find(model.program.outputs, item.name, position, "output");
     const port = model.program.outputs[index];
     const output = outputs[index];
@@ -195,8 +191,8 @@ fn expect(model: *const Model, outputs: []const Array, item: options_of.Named, p
     const is_same = file.dtype.equals(port.dtype) and file.rank == port.rank and std.mem.eql(i64, file.array.shape[0..file.rank], output.shape[0..file.rank]);
     if (!is_same) return message.fail(error.Input, "output {s}: expected the dtype and shape of {s}, found others\nfix: compare with an array that the same model gave for the same inputs", .{ port.name, item.value });
     const found = compare.arrays(port.dtype, bytesOf(output), bytesOf(file.array), options.rtol, options.atol);
-    if (found.wrong != 0) return message.fail(error.Input, "output {s}: expected {s} within rtol {d}, atol {d}, found {d} of {d} elements outside, by {e:.2} at most\nfix: compare inputs and model with those that gave it, or give other tolerances", .{ port.name, item.value, options.rtol, options.atol, found.wrong, found.elements, found.greatest });
-    if (!options.json) print("output {s}: as expected, differs by {e:.2} at most\n", .{ port.name, found.greatest });
+    if (found.wrong != 0) return message.fail(error.Input, "output {s}: expected {s} within rtol {f}, atol {f}, found {d} of {d} elements outside, by {f} at most\nfix: compare inputs and model with those that gave it, or give other tolerances", .{ port.name, item.value, Decimal{ .of = options.rtol }, Decimal{ .of = options.atol }, found.wrong, found.elements, Decimal{ .of = found.greatest } });
+    if (!options.json) print("output {s}: as expected, differs by {f} at most\n", .{ port.name, Decimal{ .of = found.greatest } });
 }
 
 // ---- what is said ----
@@ -219,12 +215,8 @@ fn reportPort(comptime what: []const u8, port: p.Port, shape: []const i64) void 
     print("]\n", .{});
 }
 
-fn milliseconds(nanoseconds: u64) f64 {
-    return @as(f64, @floatFromInt(nanoseconds)) / 1e6;
-}
-
-fn quantile(sorted: []const u64, percent: usize) f64 {
-    return milliseconds(sorted[@min(sorted.len - 1, sorted.len * percent / 100)]);
+fn quantile(sorted: []const u64, percent: usize) Milliseconds {
+    return .{ .of = sorted[@min(sorted.len - 1, sorted.len * percent / 100)] };
 }
 
 /// KiB that the process had at most: not of `getrusage`, which starts with what the parent had.
@@ -236,24 +228,22 @@ fn peak() usize {
     return std.fmt.parseInt(usize, words.next() orelse "0", 10) catch 0;
 }
 
-fn report(model: *const Model, inputs: []const Array, outputs: []const Array, times: *const Times) void {
+fn report(options: *const Options, model: *const Model, inputs: []const Array, outputs: []const Array, times: *const Times) void {
     for (model.program.inputs, inputs) |port, input| reportPort("input", port, input.shape[0..@intCast(port.rank)]);
     for (model.program.outputs, outputs) |port, output| reportPort("output", port, output.shape[0..@intCast(port.rank)]);
-    print("opened in {d:.2} ms, first run {d:.3} ms\n", .{ milliseconds(times.open), milliseconds(times.first) });
+    print("opened in {f} ms, first run {f} ms\n", .{ Milliseconds{ .of = times.open }, Milliseconds{ .of = times.first } });
     if (times.runs.len > 0) {
-        const count: f64 = @floatFromInt(times.runs.len);
         var total: u64 = 0;
         for (times.runs) |time| total += time;
-        print("{d} runs, {d} threads: least {d:.4} ms, p50 {d:.4}, p90 {d:.4}, p99 {d:.4}; {d:.1} a second; CPU {d:.4} ms a run\n", .{ times.runs.len, options.threads, quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), count * 1e3 / milliseconds(@max(1, total)), milliseconds(times.cpu) / count });
+        print("{d} runs, {d} threads: least {f} ms, p50 {f}, p90 {f}, p99 {f}; {d} a second; CPU {f} ms a run\n", .{ times.runs.len, options.threads, quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), times.runs.len * 1_000_000_000 / @max(1, total), Milliseconds{ .of = times.cpu / times.runs.len } });
     }
     if (options.memory) print("weights {d} bytes, arena {d} bytes, peak of the process {d} KiB\n", .{ model.weights.len, model.scratch(), peak() });
 }
 
-fn reportJson(model: *const Model, times: *const Times) void {
-    print("{{\"open_ms\": {d:.4}, \"first_ms\": {d:.4}, \"runs\": {d}, \"threads\": {d}", .{ milliseconds(times.open), milliseconds(times.first), times.runs.len, options.threads });
+fn reportJson(options: *const Options, model: *const Model, times: *const Times) void {
+    print("{{\"open_ms\": {f}, \"first_ms\": {f}, \"runs\": {d}, \"threads\": {d}", .{ Milliseconds{ .of = times.open }, Milliseconds{ .of = times.first }, times.runs.len, options.threads });
     if (times.runs.len > 0) {
-        const count: f64 = @floatFromInt(times.runs.len);
-        print(", \"least_ms\": {d:.4}, \"p50_ms\": {d:.4}, \"p90_ms\": {d:.4}, \"p99_ms\": {d:.4}, \"cpu_ms\": {d:.5}", .{ quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), milliseconds(times.cpu) / count });
+        print(", \"least_ms\": {f}, \"p50_ms\": {f}, \"p90_ms\": {f}, \"p99_ms\": {f}, \"cpu_ms\": {f}", .{ quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), Milliseconds{ .of = times.cpu / times.runs.len } });
     }
     print(", \"weights\": {d}, \"arena\": {d}, \"peak_kib\": {d}}}\n", .{ model.weights.len, model.scratch(), peak() });
 }
@@ -267,7 +257,7 @@ fn reportProfile(session: *Session) void {
     for (0..names.len) |_| {
         const next = std.mem.indexOfMax(u64, times);
         if (times[next] == 0) return;
-        print("{d: >5.1} %  {d: >10.4} ms  {d: >6} calls  {s}\n", .{ 100 * milliseconds(times[next]) / milliseconds(@max(1, total)), milliseconds(times[next]), session.profile.calls[next], names[next] });
+        print("{d: >3} %  {f} ms  {d: >6} calls  {s}\n", .{ times[next] * 100 / total, Milliseconds{ .of = times[next] }, session.profile.calls[next], names[next] });
         times[next] = 0;
     }
 }

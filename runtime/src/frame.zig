@@ -27,8 +27,6 @@ pub const Frame = struct {
     /// Bytes that are behind each tensor's address: what a view of it may take.
     room: []u64,
     heap: []i64,
-    heap_shape: [1]i64,
-    heap_tensor: abi.Tensor,
     calls: []Call,
     buffers: []platform.Memory,
     /// What buffers outgrew: tensors of this run, and results that were handed out, may lie there until the next run.
@@ -42,8 +40,6 @@ pub const Frame = struct {
         frame.function = function;
         frame.heap = try arena.alloc(i64, function.heap);
         @memset(frame.heap, 0);
-        frame.heap_shape = .{@intCast(function.heap)};
-        frame.heap_tensor = .{ .data = @ptrCast(frame.heap.ptr), .rank = 1, .dtype = .{ .code = 0, .bits = 64, .lanes = 1 }, .shape = &frame.heap_shape };
         frame.buffers = try arena.alloc(platform.Memory, function.buffers);
         @memset(frame.buffers, &.{});
         var storages: usize = 0;
@@ -71,6 +67,7 @@ pub const Frame = struct {
         frame.calls = try arena.alloc(Call, function.operations.len);
         for (function.operations, frame.calls) |operation, *call| {
             if (operation.code == .call) call.* = try frame.makeCall(arena, operation.words, kernels);
+            if (operation.code == .compute) call.* = try frame.makeCall(arena, operation.words[1..], kernels);
         }
     }
 
@@ -83,11 +80,19 @@ pub const Frame = struct {
                 0 => .tensor(&frame.tensors[@intCast(value)]),
                 1 => .integer(0),
                 2 => .integer(value),
-                else => .tensor(&frame.heap_tensor),
+                else => .tensor(try frame.makeHeapTensor(arena, value)),
             };
             if (word & 3 == 1) try patches.append(arena, .{ .argument = @intCast(index), .slot = @intCast(value) });
         }
         return .{ .kernel = kernels[@intCast(words[0])], .arguments = arguments, .patches = patches.items };
+    }
+
+    /// The first slots of the heap, as kernels take them that compute sizes.
+    fn makeHeapTensor(frame: *Frame, arena: std.mem.Allocator, size: i64) error{OutOfMemory}!*abi.Tensor {
+        const shape = try arena.dupe(i64, &.{size});
+        const tensor = try arena.create(abi.Tensor);
+        tensor.* = .{ .data = @ptrCast(frame.heap.ptr), .rank = 1, .dtype = .{ .code = 0, .bits = 64, .lanes = 1 }, .shape = shape.ptr };
+        return tensor;
     }
 
     pub fn free(frame: *Frame) void {
@@ -120,15 +125,8 @@ pub const Frame = struct {
             const operation = &operations[at];
             const w = operation.words;
             switch (operation.code) {
-                .call => {
-                    if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
-                    if (profile) |times| {
-                        const start = platform.now(.wall);
-                        try frame.runCall(&frame.calls[at]);
-                        times.calls[@intCast(w[0])] += 1;
-                        times.nanoseconds[@intCast(w[0])] += platform.now(.wall) - start;
-                    } else try frame.runCall(&frame.calls[at]);
-                },
+                .call => _ = try frame.runCall(&frame.calls[at], @intCast(w[0]), cancelled, profile),
+                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(&frame.calls[at], @intCast(w[1]), cancelled, profile),
                 .match => {
                     const tensor = &frame.tensors[@intCast(w[0])];
                     try frame.match(tensor.shape[0..@intCast(w[1])], w[2..]);
@@ -170,10 +168,18 @@ pub const Frame = struct {
         }
     }
 
-    fn runCall(frame: *Frame, call: *const Call) Error!void {
+    /// Call a kernel; the whole number that it returns, where it returns one.
+    fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
+        if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
         for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
         var result: abi.Any = .integer(0);
-        if (call.kernel(null, call.arguments.ptr, @intCast(call.arguments.len), &result) == 0) return;
+        const start = if (profile != null) platform.now(.wall) else 0;
+        const failed = call.kernel(null, call.arguments.ptr, @intCast(call.arguments.len), &result) != 0;
+        if (profile) |times| {
+            times.calls[kernel] += 1;
+            times.nanoseconds[kernel] += platform.now(.wall) - start;
+        }
+        if (!failed) return result.value.integer;
         if (message.last()[0] == 0) return message.fail(error.Kernel, "kernel: expected to end, found an error without a word\nfix: build the library anew", .{});
         return error.Kernel; // it said what
     }

@@ -8,3 +8,4 @@ comptime {
 /// A check of the language that fails is a fault of this library; what would go on from there is not safe.
 pub const panic = std.debug.no_panic;
 pub const std_options_debug_io: std.Io = std.Io.failing;
+pub const std_options: std.Options = .{ .signal_stack_size = null };

@@ -1,9 +1,9 @@
 //! NumPy's .npy files, versions 1 to 3: little-endian, C order.
 const std = @import("std");
-const abi = @import("abi.zig");
-const message = @import("message.zig");
-const platform = @import("platform.zig");
-const session = @import("session.zig");
+const abi = @import("core").abi;
+const message = @import("core").message;
+const platform = @import("core").platform;
+const session = @import("core").session;
 const Error = message.Error;
 
 pub const File = struct { array: session.Array, dtype: abi.Dtype, rank: usize };
@@ -33,7 +33,7 @@ pub fn read(path: [:0]const u8) Error!File {
         result.array.shape[result.rank] = std.fmt.parseInt(i64, text, 10) catch return wrong(path, "a shape that is no shape");
         result.rank += 1;
     }
-    const expected = @import("program.zig").bytes(result.dtype, result.array.shape[0..result.rank]) orelse return wrong(path, "a shape that is no shape");
+    const expected = @import("core").program.bytes(result.dtype, result.array.shape[0..result.rank]) orelse return wrong(path, "a shape that is no shape");
     if (expected != result.array.size) return wrong(path, "a file that is cut off, or longer than its shape says");
     const memory = try platform.map(result.array.size);
     @memcpy(memory[0..result.array.size], bytes[start + size ..]);

@@ -1,6 +1,7 @@
 //! The command line of `forge-run`.
 const std = @import("std");
-const message = @import("message.zig");
+const decimal = @import("decimal.zig");
+const message = @import("core").message;
 const Error = message.Error;
 
 pub const help =
@@ -21,7 +22,7 @@ pub const help =
     \\  --json                  say all of it as one line of JSON
     \\  --help, --version
     \\
-    \\Exit codes: 0 done, 1 a failure of inputs or environment, or outputs that are not those expected, 2 usage, 70 a bug.
+    \\Exit codes: 0 done, 1 a failure of inputs or environment, or outputs that are not those expected, 2 usage.
     \\
 ;
 
@@ -67,8 +68,8 @@ pub const Options = struct {
 fn number(comptime T: type, option: []const u8, text: []const u8) Error!T {
     const wrong = "{s}: expected a number, found {s}\nfix: see forge-run --help";
     if (T == f64) {
-        const value = std.fmt.parseFloat(f64, text) catch return message.fail(error.Usage, wrong, .{ option, text });
-        return if (value >= 0) value else message.fail(error.Usage, wrong, .{ option, text });
+        const value = decimal.parse(text) orelse return message.fail(error.Usage, wrong, .{ option, text });
+        return value;
     }
     return std.fmt.parseInt(T, text, 10) catch message.fail(error.Usage, wrong, .{ option, text });
 }

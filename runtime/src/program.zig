@@ -11,7 +11,7 @@ pub const Constraint = struct { not_negative: bool, text: [:0]const u8, expressi
 pub const Fixed = struct { extent: usize, size: i64 };
 pub const Role = enum(i64) { main = 0, entry = 1, prepare = 2 };
 pub const Kind = enum(i64) { input = 0, weight = 1, prepared = 2, constant = 3, scratch = 4, kept = 5, dynamic = 6 };
-pub const Code = enum(i64) { call = 1, match = 2, match_values = 3, storage = 4, tensor = 5, view = 6, alias = 7, jump = 8, if_not = 9, done = 10 };
+pub const Code = enum(i64) { call = 1, match = 2, match_values = 3, storage = 4, tensor = 5, view = 6, alias = 7, jump = 8, if_not = 9, done = 10, compute = 11 };
 
 pub const Row = struct {
     dtype: abi.Dtype,
@@ -180,7 +180,7 @@ const Reader = struct {
         var at: usize = 0;
         while (at < words.len) : (total += 1) {
             if (words.len - at < 2 or words[at + 1] < 0 or words[at + 1] > words.len - at - 2) return damaged("an operation that is cut off", .{});
-            if (words[at] < 1 or words[at] > 10) return damaged("operation {d}", .{words[at]});
+            if (words[at] < 1 or words[at] > 11) return damaged("operation {d}", .{words[at]});
             at += 2 + @as(usize, @intCast(words[at + 1]));
         }
         const list = try r.make(Operation, total);
