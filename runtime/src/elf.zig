@@ -2,6 +2,7 @@
 //! libraries. Code is never writable, and what it may call is a list. Anything else in the object is refused.
 const std = @import("std");
 const builtin = @import("builtin");
+const abi = @import("abi.zig");
 const math = @import("math.zig");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
@@ -98,10 +99,10 @@ pub const Image = struct {
     }
 
     /// The address of a function; null where there is none of that name.
-    pub fn function(image: *const Image, name: []const u8) Error!?*const anyopaque {
+    pub fn function(image: *const Image, name: []const u8) Error!?abi.Kernel {
         const place = try image.find(name) orelse return null;
-        if (!image.inSegment(place, 4, executable)) return damaged("a kernel outside of its code", .{});
-        return image.memory.ptr + place;
+        if (!image.inSegment(place, 4, executable) or place % @alignOf(@typeInfo(abi.Kernel).pointer.child) != 0) return damaged("a kernel outside of its code", .{});
+        return @ptrCast(@alignCast(image.memory.ptr + place));
     }
 
     fn readSegments(image: *Image, file: []const u8) Error!void {

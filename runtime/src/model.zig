@@ -88,7 +88,7 @@ pub const Model = struct {
         try model.image.load(parts.elf);
         const kernels = arena.alloc(abi.Kernel, model.program.kernels.len) catch return noMemory();
         for (model.program.kernels, kernels) |name, *kernel| {
-            kernel.* = @ptrCast(try model.image.function(name) orelse return p.damaged("kernel {s}, which the code does not have", .{name}));
+            kernel.* = try model.image.function(name) orelse return p.damaged("kernel {s}, which the code does not have", .{name});
         }
         model.kernels = kernels;
         try model.prepare();
