@@ -1,7 +1,7 @@
 """Builds the native runtime for each CPU, with nothing but the ziglang wheel: `python runtime/build.py [ARCH...]`.
 
-Writes out/ARCH/{forge-run, libforge.so, libforge.a} beside this file, and nothing where they are of these sources. Equal
-sources give equal bytes on every machine.
+Writes out/ARCH/{forge-run, libforge.so, libforge.a} beside this file, and nothing where they are of these sources.
+Equal sources give equal bytes on every machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def zig(arguments: list[str | Path], cache: Path) -> None:
     command = [sys.executable, "-m", "ziglang", *map(str, arguments)]
     done = subprocess.run(command, cwd=SOURCES, env={**os.environ, **caches}, check=False)
     if done.returncode:
-        sys.exit(f"error: zig {arguments[0]}: expected exit code 0, found {done.returncode}\nfix: read what it says above")
+        sys.exit(
+            f"error: zig {arguments[0]}: expected exit code 0, found {done.returncode}\nfix: read what it says above"
+        )
 
 
 def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
@@ -96,7 +98,9 @@ def main() -> None:
             sys.exit(f"error: {name}: expected one of {', '.join(CPUS)}, found another\nfix: name one of them")
         folder, stamp = OUT / name, OUT / name / "digest"
         wanted = digest(release)
-        is_there = stamp.exists() and stamp.read_text("utf-8") == wanted and all((folder / file).exists() for file in FILES)
+        is_there = (
+            stamp.exists() and stamp.read_text("utf-8") == wanted and all((folder / file).exists() for file in FILES)
+        )
         if not is_there:
             folder.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)

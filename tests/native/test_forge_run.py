@@ -61,7 +61,9 @@ def test_inputs_have_names_and_sizes(copy: Callable[[str], Path], runner: Runner
     assert " 4 calls  __tvm_ffi_" in done.stdout
 
 
-def test_outputs_are_compared_with_what_is_expected(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:
+def test_outputs_are_compared_with_what_is_expected(
+    copy: Callable[[str], Path], runner: Runner, tmp_path: Path
+) -> None:
     library, given = copy("convolutions"), array(2, 3, 24, 24)
     np.save(tmp_path / "x.npy", given)
     (wanted,) = Engine(library, threads=1)(given)
@@ -113,9 +115,13 @@ def test_arrays_that_do_not_fit_are_refused(copy: Callable[[str], Path], runner:
 def test_sizes_that_do_not_go_together_are_refused(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", array(2, 3, 48))
     np.save(tmp_path / "b.npy", array(3, 3, 48))
-    refused(runner.start(copy("open_sizes"), tmp_path / "a.npy", tmp_path / "b.npy"), 1, "expected sizes that go together")
+    refused(
+        runner.start(copy("open_sizes"), tmp_path / "a.npy", tmp_path / "b.npy"), 1, "expected sizes that go together"
+    )
     np.save(tmp_path / "b.npy", array(2, 4, 48))
-    refused(runner.start(copy("open_sizes"), tmp_path / "a.npy", tmp_path / "b.npy"), 1, "expected 3 along axis 1, found 4")
+    refused(
+        runner.start(copy("open_sizes"), tmp_path / "a.npy", tmp_path / "b.npy"), 1, "expected 3 along axis 1, found 4"
+    )
 
 
 def test_a_model_without_a_program_is_refused(copy: Callable[[str], Path], runner: Runner) -> None:

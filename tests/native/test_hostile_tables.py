@@ -33,7 +33,13 @@ def ends_well(runner: Runner, path: Path, what: object) -> bool:
 def word(choice: random.Random, old: int, words: list[int]) -> int:
     """Return another word: near the old one, another of the table, a power of two, or anything."""
     return choice.choice(
-        [old + choice.choice((-64, -4, -1, 1, 4, 64)), choice.choice(words), 1 << choice.randrange(64), -old, choice.getrandbits(64)]
+        [
+            old + choice.choice((-64, -4, -1, 1, 4, 64)),
+            choice.choice(words),
+            1 << choice.randrange(64),
+            -old,
+            choice.getrandbits(64),
+        ]
     )
 
 

@@ -47,12 +47,16 @@ class Forge:
 
     def open(self, path: Path) -> ctypes.c_void_p:
         model = ctypes.c_void_p()
-        assert self.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(model)) == 0, self.message()
+        assert self.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(model)) == 0, (
+            self.message()
+        )
         return model
 
     def open_memory(self, data: np.ndarray, size: int, model: ctypes.c_void_p) -> int:
         none = ctypes.c_size_t(0)
-        return self.c.forge_open_memory(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(size), None, none, None, none, ctypes.byref(model))
+        return self.c.forge_open_memory(
+            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(size), None, none, None, none, ctypes.byref(model)
+        )
 
     def start(self, model: ctypes.c_void_p, threads: int = 1) -> ctypes.c_void_p:
         session = ctypes.c_void_p()
@@ -94,8 +98,15 @@ def test_the_documented_commands_build_an_example(
     words = shlex.split(command[1].replace("ARCH", runtime.name))
     if shutil.which(words[0]) is None:
         pytest.skip(f"{words[0]} is not installed")
-    subprocess.run([*words, "-o", str(tmp_path / "run"), "-Wall", "-Wextra", "-Werror"], cwd=ROOT, check=True, timeout=120)
-    options = {"env": {**os.environ, "LD_LIBRARY_PATH": str(runtime)}, "capture_output": True, "text": True, "timeout": 60}
+    subprocess.run(
+        [*words, "-o", str(tmp_path / "run"), "-Wall", "-Wextra", "-Werror"], cwd=ROOT, check=True, timeout=120
+    )
+    options = {
+        "env": {**os.environ, "LD_LIBRARY_PATH": str(runtime)},
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+    }
     done = subprocess.run([tmp_path / "run", library], check=True, **options)
     (wanted,) = Engine(library, threads=1)(np.zeros((1, 3, 24, 24), np.float32))
     assert [float.fromhex(line) for line in done.stdout.split()] == [float(value) for value in wanted[0]]

@@ -42,7 +42,9 @@ def convolutions() -> onnx.ModelProto:
     """Return two convolutions, a pool and a dense layer, for any batch: weights that are prepared, views, an entry."""
     random = np.random.default_rng(3)
     shapes = {"w": (16, 3, 3, 3), "v": (16, 16, 3, 3), "d": (16, 5)}
-    weights = [numpy_helper.from_array(random.standard_normal(shape).astype("f") / 8, name) for name, shape in shapes.items()]
+    weights = [
+        numpy_helper.from_array(random.standard_normal(shape).astype("f") / 8, name) for name, shape in shapes.items()
+    ]
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -72,7 +74,10 @@ def open_sizes() -> onnx.ModelProto:
 def branches() -> onnx.ModelProto:
     """Return a model with control flow."""
     text = """<ir_version: 10, opset_import: ["": 18]> g (float[4] x, bool c) => (float[4] y) {
-        y = If (c) <then_branch = t () => (float[4] a) { a = Relu(x) }, else_branch = e () => (float[4] b) { b = Neg(x) }>
+        y = If (c) <
+            then_branch = t () => (float[4] a) { a = Relu(x) },
+            else_branch = e () => (float[4] b) { b = Neg(x) }
+        >
     }"""
     return onnx.parser.parse_model(text)
 
