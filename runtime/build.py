@@ -48,11 +48,11 @@ def digest(release: str) -> str:
     return found.hexdigest()
 
 
-def zig(arguments: list[str | Path], cache: Path) -> None:
-    """Run zig in the folder of the sources, so that no path reaches the bytes. Ends the program where it fails."""
+def zig(arguments: list[str | Path], cache: Path, folder: Path = SOURCES) -> None:
+    """Run zig, in the folder of the sources by default. Ends the program where it fails."""
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "ziglang", *map(str, arguments)]
-    done = subprocess.run(command, cwd=SOURCES, env={**os.environ, **caches}, check=False)
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **caches}, check=False)
     if done.returncode:
         sys.exit(
             f"error: zig {arguments[0]}: expected exit code 0, found {done.returncode}\nfix: read what it says above"
@@ -86,8 +86,12 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     library = [*root("libforge.zig"), *objects, "-lc"]
     shared = ["-dynamic", "-fsoname=libforge.so", "--gc-sections", f"-femit-bin={folder / 'libforge.so'}"]
     zig(["build-lib", *target, *library, *shared], cache)
-    static = ["-static", "-fcompiler-rt", f"-femit-bin={folder / 'libforge.a'}"]
+    static = ["-static", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
     zig(["build-lib", *target, *library, *static], cache)
+    parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
+    parts.mkdir()
+    zig(["ar", "x", folder / "whole.a"], cache, parts)
+    zig(["ar", "rcsD", folder / "libforge.a", *sorted(path.name for path in parts.iterdir())], cache, parts)
 
 
 def main() -> None:
