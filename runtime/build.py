@@ -37,6 +37,7 @@ CPUS = {
     "riscv64": Cpu("riscv64", "baseline_rv64", None),
 }
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
+# One job at a time: the numbers of nameless symbols depend on which is done first.
 PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
 
 
@@ -65,7 +66,7 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     def ciphers(name: str, instructions: str, mode: str) -> Path:
         path = folder / f"{name}.o"
         options = ["-target", f"{cpu.name}-linux-none", f"-mcpu={instructions}", "-O", mode, "-fPIC", *PLAIN]
-        zig(["build-obj", *options, "crypto.zig", f"-femit-bin={path}"], cache)
+        zig(["build-obj", "-j1", *options, "crypto.zig", f"-femit-bin={path}"], cache)
         return path
 
     objects: list[str | Path] = [ciphers("portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")]
@@ -81,13 +82,13 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
 
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
     run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
-    zig(["build-exe", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
+    zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
     target = ["-target", f"{cpu.name}-linux-gnu", f"-mcpu={cpu.base}", "-fPIC"]
     library = [*root("libforge.zig"), *objects, "-lc"]
     shared = ["-dynamic", "-fsoname=libforge.so", "--gc-sections", f"-femit-bin={folder / 'libforge.so'}"]
-    zig(["build-lib", *target, *library, *shared], cache)
+    zig(["build-lib", "-j1", *target, *library, *shared], cache)
     static = ["-static", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
-    zig(["build-lib", *target, *library, *static], cache)
+    zig(["build-lib", "-j1", *target, *library, *static], cache)
     parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
     parts.mkdir()
     zig(["ar", "x", folder / "whole.a"], cache, parts)
