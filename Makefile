@@ -11,7 +11,7 @@ export DVC_NO_ANALYTICS := 1
 # Two processes, half of the files each, so that what a file's tests share is made once; who is done helps the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: repro test test-all lint docs clean
+.PHONY: repro test test-all lint docs runtime clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
 	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
@@ -29,6 +29,9 @@ lint: $(READY)
 
 docs: $(READY)  ## the public API's reference, from its docstrings, in site/
 	$(BIN)/python docs/reference.py site
+
+runtime: $(READY)  ## forge-run and libforge for each CPU, in runtime/out/
+	$(BIN)/python runtime/build.py
 
 clean:  ## remove what builds made; keep the environment
 	rm -rf out runs site .forge/store .forge/hydra

@@ -102,8 +102,8 @@ def test_no_folder_is_crowded_and_no_module_too_long() -> None:
     } == {}
 
 
-OF_NO_PACKAGE = {"aarch64", "emulated", "examples", "memcheck", "support", "x86_emulated"}
-"""Folders of tests that are about machines or examples, and the one with what tests share."""
+OF_NO_PACKAGE = {"aarch64", "emulated", "examples", "memcheck", "native", "support", "x86_emulated"}
+"""Folders of tests that are about machines, examples or the native runtime, and the one with what tests share."""
 
 
 def test_tests_lie_where_what_they_test_lies() -> None:

@@ -1,0 +1,100 @@
+/* Runs a model of forge-pipeline on a device: no Python, no TVM, no dynamic linker.
+ *
+ * A forge_model is a library that was opened and checked. It never changes, and threads may share it. A forge_session has
+ * the memory that a call needs, and its threads; one call at a time may use it. Stop a model's sessions before you close
+ * it; start sessions after a fork, not before.
+ *
+ * Functions that return int return FORGE_OK or what went wrong, and leave a sentence in forge_message(). Nothing is
+ * printed, nothing throws, nothing exits. */
+#ifndef FORGE_H
+#define FORGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    FORGE_OK,
+    FORGE_MEMORY,      /* the system has no memory or no threads to give */
+    FORGE_FILE,        /* a file cannot be read */
+    FORGE_DAMAGED,     /* no library of format 2, or one that was altered */
+    FORGE_PASSWORD,    /* another password, or no key file of this model */
+    FORGE_MACHINE,     /* built for another CPU, or a system that loads no code */
+    FORGE_INPUT,       /* arrays that do not fit the model, or each other */
+    FORGE_KERNEL,      /* a kernel refused its arguments */
+    FORGE_CANCELLED,   /* by forge_cancel */
+    FORGE_UNSUPPORTED, /* a model that has no program yet: control flow */
+    FORGE_USAGE        /* a call that this interface does not allow */
+};
+
+enum { FORGE_MAX_RANK = 8, FORGE_ALIGNMENT = 64, FORGE_MAX_THREADS = 64 };
+
+typedef struct forge_model forge_model;
+typedef struct forge_session forge_session;
+
+/* DLPack's codes: 0 signed, 1 unsigned, 2 float, 4 bfloat, 6 bool (8 bits). */
+typedef struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+} forge_dtype;
+
+/* An extent below 0 may have any size, the same wherever the number is; forge_extent(model, ~extent) is its name. */
+typedef struct {
+    const char *name;
+    forge_dtype dtype;
+    int32_t rank;
+    int64_t shape[FORGE_MAX_RANK];
+} forge_port;
+
+/* The caller's memory, rows without gaps, size in bytes. Inputs that are aligned to FORGE_ALIGNMENT are read in place.
+ * Of an output, size says what room there is, then what was written, and shape is written. data may be NULL: it then
+ * points into the session's memory, or into an input's, until the next call. */
+typedef struct {
+    void *data;
+    size_t size;
+    int64_t shape[FORGE_MAX_RANK];
+} forge_array;
+
+/* Since forge_profile: a kernel's name, how often it ran, and how long. */
+typedef struct {
+    const char *name;
+    uint64_t calls, nanoseconds;
+} forge_kernel;
+
+/* key_path and password are NULL for a model that is not encrypted. The file is read once and not kept open. */
+int forge_open(const char *path, const char *key_path, const void *password, size_t password_size, forge_model **model);
+/* Where file is a plain library and aligned, it is used where it lies, and must stay as it is. Otherwise it is copied. */
+int forge_open_memory(const void *file, size_t size, const void *key, size_t key_size, const void *password,
+                      size_t password_size, forge_model **model);
+void forge_close(forge_model *model);
+
+int32_t forge_inputs(const forge_model *model);
+int32_t forge_outputs(const forge_model *model);
+const forge_port *forge_input(const forge_model *model, int32_t index);  /* NULL where there is none */
+const forge_port *forge_output(const forge_model *model, int32_t index); /* NULL where there is none */
+const char *forge_extent(const forge_model *model, int64_t index);       /* NULL where there is none */
+const char *forge_target(const forge_model *model);                      /* the triple it was built for */
+size_t forge_weights(const forge_model *model);                          /* bytes */
+size_t forge_arena(const forge_model *model); /* bytes for values between kernels, in each session; more where sizes are open */
+int32_t forge_kernels(const forge_model *model);
+
+int forge_start(const forge_model *model, int32_t threads, forge_session **session);
+void forge_stop(forge_session *session);
+int forge_set_threads(forge_session *session, int32_t threads);
+int forge_run(forge_session *session, const forge_array *inputs, forge_array *outputs);
+/* From any thread: the call that is under way, or the next one, ends before its next kernel. */
+void forge_cancel(forge_session *session);
+/* Starts at zero. */
+int forge_profile(forge_session *session, int on);
+int forge_kernel_time(const forge_session *session, int32_t index, forge_kernel *kernel);
+
+/* About the last failure of the calling thread: "WHERE: expected ..., found ...", and on a second line "fix: ...". */
+const char *forge_message(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

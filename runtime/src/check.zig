@@ -1,0 +1,271 @@
+//! Checks a program before it runs, so that no table can read or write outside: every index against its table, every
+//! tensor against what it lies in, every value set before it is used. What depends on sizes of a call is checked in
+//! `frame.zig`. What kernels do with their arguments is up to them: they compare shapes and dtypes with what they take.
+const std = @import("std");
+const abi = @import("abi.zig");
+const p = @import("program.zig");
+const message = @import("message.zig");
+const Error = message.Error;
+const damaged = p.damaged;
+
+const Bits = std.bit_set.DynamicBitSetUnmanaged;
+
+pub fn all(arena: std.mem.Allocator, program: *const p.Program, weights: usize) Error!void {
+    for (program.weights) |weight| {
+        if (weight.offset % abi.alignment != 0 or weight.offset > weights or weight.size > weights - weight.offset) return damaged("a weight outside of the weights", .{});
+    }
+    var prepare: ?*const p.Function = null;
+    var mains: usize = 0;
+    for (program.functions) |*function| switch (function.role) {
+        .main => mains += 1,
+        .entry => {},
+        .prepare => if (prepare != null) return damaged("two functions that prepare", .{}) else {
+            prepare = function;
+        },
+    };
+    if (mains != 1) return damaged("{d} functions of role 0", .{mains});
+    for (program.functions) |*function| {
+        if (function.operations.len == 0 or function.operations[function.operations.len - 1].code != .done) return damaged("a function without an end", .{});
+        for (function.fixed) |fixed| if (fixed.extent >= program.extents.len) return damaged("a function for an extent that is not there", .{});
+    }
+    for (program.functions) |*function| {
+        var checker: Checker = .{ .program = program, .function = function, .prepare = prepare, .arena = arena };
+        try checker.run();
+    }
+}
+
+const Checker = struct {
+    program: *const p.Program,
+    function: *const p.Function,
+    prepare: ?*const p.Function,
+    arena: std.mem.Allocator,
+    /// Tensors that have memory by now, on every way here; those that lie in memory that kernels may write to; buffers.
+    placed: Bits = .{},
+    open: Bits = .{},
+    made: Bits = .{},
+
+    fn bits(c: *Checker, size: usize) Error!Bits {
+        return Bits.initEmpty(c.arena, size) catch message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
+    }
+
+    fn copy(c: *Checker, set: *const Bits) Error!Bits {
+        return set.clone(c.arena) catch message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
+    }
+
+    fn run(c: *Checker) Error!void {
+        const f = c.function;
+        if (f.scratch % abi.alignment != 0 or f.kept % abi.alignment != 0 or (f.kept != 0 and f.role != .prepare)) return damaged("memory of odd sizes", .{});
+        c.placed = try c.bits(f.rows.len);
+        c.open = try c.bits(f.rows.len);
+        c.made = try c.bits(f.buffers);
+        if (f.role != .prepare and f.rows.len < c.program.inputs.len) return damaged("inputs without tensors", .{});
+        for (f.rows, 0..) |row, index| {
+            try c.checkRow(row, index);
+            c.placed.setValue(index, row.kind != .dynamic);
+            c.open.setValue(index, row.kind == .scratch or row.kind == .kept);
+        }
+        try c.follow();
+    }
+
+    fn checkRow(c: *Checker, row: p.Row, index: usize) Error!void {
+        const f = c.function;
+        for (row.shape) |extent| if (extent < -1 or extent > 1 << 40) return damaged("an extent of {d}", .{extent});
+        const room: u64 = switch (row.kind) {
+            .dynamic => return,
+            .input => {
+                const inputs = c.program.inputs;
+                if (f.role == .prepare or row.where >= inputs.len) return damaged("an input that is not there", .{});
+                const port = inputs[@intCast(row.where)];
+                if (!port.dtype.equals(row.dtype) or port.rank != row.shape.len) return damaged("an input of another kind", .{});
+                return c.checkInput(row, port);
+            },
+            .weight => if (row.where < c.program.weights.len) c.program.weights[@intCast(row.where)].size else return damaged("a weight that is not there", .{}),
+            .prepared => try c.preparedSize(row),
+            .constant => try c.areaLeft(row.where, c.program.constants.len),
+            .scratch => try c.areaLeft(row.where, f.scratch),
+            .kept => try c.areaLeft(row.where, f.kept),
+        };
+        const size = row.size() orelse return damaged("tensor {d} of a size that nobody knows", .{index});
+        if (size > room) return damaged("tensor {d} outside of what it lies in", .{index});
+    }
+
+    /// Extents that are numbers are those of the port, or what the function is for.
+    fn checkInput(c: *Checker, row: p.Row, port: p.Port) Error!void {
+        for (row.shape, port.shape[0..row.shape.len]) |extent, wanted| {
+            if (extent < 0 or extent == wanted) continue;
+            const is_fixed = wanted < 0 and for (c.function.fixed) |fixed| {
+                if (fixed.extent == ~wanted and fixed.size == extent) break true;
+            } else false;
+            if (!is_fixed) return damaged("an input of another shape", .{});
+        }
+    }
+
+    fn preparedSize(c: *Checker, row: p.Row) Error!u64 {
+        const prepare = c.prepare orelse return damaged("a prepared weight that nobody prepares", .{});
+        const results = prepare.operations[prepare.operations.len - 1].words;
+        if (c.function.role == .prepare or results.len == 0 or row.where >= results.len - 1) return damaged("a prepared weight that nobody prepares", .{});
+        const tensor = results[1 + @as(usize, @intCast(row.where))];
+        if (tensor < 0 or tensor >= prepare.rows.len) return damaged("a prepared weight that is not there", .{});
+        const made = prepare.rows[@intCast(tensor)];
+        if (made.kind != .kept and made.kind != .weight) return damaged("a prepared weight that is not kept", .{});
+        return made.size() orelse damaged("a prepared weight of a size that nobody knows", .{});
+    }
+
+    fn areaLeft(_: *Checker, where: u64, size: usize) Error!u64 {
+        if (where % abi.alignment != 0 or where > size) return damaged("a tensor outside of its memory", .{});
+        return size - where;
+    }
+
+    /// Go through the code once: jumps go forward, so all that come to an operation are seen before it.
+    fn follow(c: *Checker) Error!void {
+        const States = struct { placed: Bits, open: Bits, made: Bits };
+        var waiting: std.AutoHashMapUnmanaged(u32, States) = .empty;
+        var is_reached = true;
+        const operations = c.function.operations;
+        for (operations, 0..) |operation, index| {
+            if (waiting.get(@intCast(index))) |state| {
+                if (is_reached) {
+                    c.placed.setIntersection(state.placed);
+                    c.open.setIntersection(state.open);
+                    c.made.setIntersection(state.made);
+                } else {
+                    c.placed = state.placed;
+                    c.open = state.open;
+                    c.made = state.made;
+                }
+                is_reached = true;
+            }
+            if (!is_reached) return damaged("code that nothing leads to", .{});
+            try c.checkOperation(operation);
+            if (operation.code == .done and index + 1 != operations.len) return damaged("an end before the end", .{});
+            if (operation.code != .jump and operation.code != .if_not) continue;
+            if (waiting.getPtr(operation.target)) |state| {
+                state.placed.setIntersection(c.placed);
+                state.open.setIntersection(c.open);
+                state.made.setIntersection(c.made);
+            } else {
+                waiting.put(c.arena, operation.target, .{ .placed = try c.copy(&c.placed), .open = try c.copy(&c.open), .made = try c.copy(&c.made) }) catch
+                    return message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
+            }
+            is_reached = operation.code == .if_not;
+        }
+    }
+
+    fn checkOperation(c: *Checker, operation: p.Operation) Error!void {
+        const w = operation.words;
+        switch (operation.code) {
+            .call => {
+                if (w.len < 2 or w[0] < 0 or w[0] >= c.program.kernels.len or w[1] != w.len - 2) return damaged("a call of something that is not there", .{});
+                for (w[2..]) |argument| try c.checkArgument(argument);
+                if (w.len > 2 and w[w.len - 1] & 3 == 0 and !c.open.isSet(@intCast(w[w.len - 1] >> 2))) return damaged("a kernel whose result would be a weight or an input", .{});
+            },
+            .compute => {
+                if (w.len < 3 or w[1] < 0 or w[1] >= c.program.kernels.len or w[2] != w.len - 3) return damaged("a call of something that is not there", .{});
+                try c.slot(w[0]);
+                for (w[3..]) |argument| try c.checkArgument(argument);
+            },
+            .match, .match_values => {
+                if (w.len < 2 or w[1] < 0 or w.len - 2 != 2 * @as(u64, @intCast(w[1]))) return damaged("a comparison that is cut off", .{});
+                const row = try c.used(w[0]);
+                const is_shape = operation.code == .match;
+                if (is_shape and w[1] != row.shape.len) return damaged("a comparison of another rank", .{});
+                if (!is_shape and !(row.dtype.code == 0 and row.dtype.bits == 64)) return damaged("sizes in a tensor that is not int64", .{});
+                for (0..@intCast(w[1])) |i| switch (w[2 + 2 * i]) {
+                    0, 2 => {},
+                    1, 3 => try c.slot(w[3 + 2 * i]),
+                    else => return damaged("a comparison of kind {d}", .{w[2 + 2 * i]}),
+                };
+            },
+            .storage => {
+                if (w.len != 3) return damaged("a buffer that is cut off", .{});
+                try c.number(w[1..3]);
+                c.made.set(try c.buffer(w[0]));
+            },
+            .tensor => {
+                if (w.len < 5) return damaged("a tensor that is cut off", .{});
+                if (!c.made.isSet(try c.buffer(w[1]))) return damaged("a tensor in a buffer that is not there yet", .{});
+                try c.number(w[2..4]);
+                try c.place(w[0], w[4..], true);
+            },
+            .view => {
+                if (w.len < 3) return damaged("a view that is cut off", .{});
+                _ = try c.used(w[1]);
+                try c.place(w[0], w[2..], c.open.isSet(@intCast(w[1])));
+            },
+            .alias => {
+                if (w.len != 2) return damaged("an alias that is cut off", .{});
+                const source = try c.used(w[1]);
+                const row = try c.destination(w[0]);
+                if (row.shape.len != source.shape.len or !row.dtype.equals(source.dtype)) return damaged("an alias of another kind", .{});
+                c.mark(w[0], c.open.isSet(@intCast(w[1])));
+            },
+            .jump => {},
+            .if_not => if ((try c.used(w[0])).dtype.width() != 1) return damaged("a condition that is no bool", .{}),
+            .done => try c.checkResults(w),
+        }
+    }
+
+    fn checkArgument(c: *Checker, argument: i64) Error!void {
+        switch (argument & 3) {
+            0 => _ = try c.used(argument >> 2),
+            1 => try c.slot(argument >> 2),
+            2 => {},
+            else => _ = try c.within(argument >> 2, c.function.heap + 1),
+        }
+    }
+
+    fn checkResults(c: *Checker, w: []const i64) Error!void {
+        if (w.len < 1 or w[0] != w.len - 1) return damaged("results that are cut off", .{});
+        for (w[1..]) |tensor| _ = try c.used(tensor);
+        if (c.function.role == .prepare) return;
+        const outputs = c.program.outputs;
+        if (w.len - 1 != outputs.len) return damaged("{d} results for {d} outputs", .{ w.len - 1, outputs.len });
+        for (outputs, w[1..]) |port, tensor| {
+            const row = c.function.rows[@intCast(tensor)];
+            if (!port.dtype.equals(row.dtype) or port.rank != row.shape.len) return damaged("an output of another kind", .{});
+        }
+    }
+
+    fn within(_: *Checker, value: i64, count: usize) Error!usize {
+        if (value < 0 or value >= count) return damaged("index {d} of {d}", .{ value, count });
+        return @intCast(value);
+    }
+
+    fn used(c: *Checker, tensor: i64) Error!p.Row {
+        const at = try c.within(tensor, c.function.rows.len);
+        if (!c.placed.isSet(at)) return damaged("tensor {d} before it has memory", .{tensor});
+        return c.function.rows[at];
+    }
+
+    fn destination(c: *Checker, tensor: i64) Error!p.Row {
+        const row = c.function.rows[try c.within(tensor, c.function.rows.len)];
+        if (row.kind != .dynamic) return damaged("tensor {d}, which has its place, put elsewhere", .{tensor});
+        return row;
+    }
+
+    fn mark(c: *Checker, tensor: i64, is_open: bool) void {
+        c.placed.set(@intCast(tensor));
+        c.open.setValue(@intCast(tensor), is_open);
+    }
+
+    /// `words`: rank, and a number for each axis.
+    fn place(c: *Checker, tensor: i64, words: []const i64, is_open: bool) Error!void {
+        const row = try c.destination(tensor);
+        if (words[0] != row.shape.len or words.len - 1 != 2 * row.shape.len) return damaged("tensor {d} in another rank", .{tensor});
+        for (0..row.shape.len) |axis| try c.number(words[1 + 2 * axis ..][0..2]);
+        c.mark(tensor, is_open);
+    }
+
+    fn buffer(c: *Checker, value: i64) Error!usize {
+        return c.within(value, c.function.buffers);
+    }
+
+    fn slot(c: *Checker, value: i64) Error!void {
+        _ = try c.within(value, c.function.heap);
+    }
+
+    fn number(c: *Checker, words: []const i64) Error!void {
+        if (words[0] == 1) return c.slot(words[1]);
+        if (words[0] != 0) return damaged("a number of kind {d}", .{words[0]});
+    }
+};

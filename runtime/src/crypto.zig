@@ -1,0 +1,37 @@
+//! The ciphers and digests of docs/format.md, by Zig's standard library. It chooses instructions when it is compiled:
+//! this file is compiled twice where a CPU may have some, and `sealed.zig` takes one of them when it runs.
+const std = @import("std");
+const builtin = @import("builtin");
+const crypto = std.crypto;
+
+pub const panic = std.debug.no_panic;
+
+const form = switch (builtin.cpu.arch) {
+    .x86_64 => if (builtin.cpu.has(.x86, .sha)) "fast" else "portable",
+    .aarch64 => if (builtin.cpu.has(.aarch64, .sha2)) "fast" else "portable",
+    else => "portable",
+};
+
+comptime {
+    @export(&sha256, .{ .name = "forge_sha256_" ++ form, .visibility = .hidden });
+    @export(&decrypt, .{ .name = "forge_decrypt_" ++ form, .visibility = .hidden });
+    @export(&derive, .{ .name = "forge_derive_" ++ form, .visibility = .hidden });
+}
+
+fn sha256(data: [*]const u8, size: usize, digest: *[32]u8) callconv(.c) void {
+    crypto.hash.sha2.Sha256.hash(data[0..size], digest, .{});
+}
+
+/// AES-256-GCM in place; the tag follows what is encrypted. False: it was altered, or the key is another.
+fn decrypt(data: [*]u8, size: usize, associated: [*]const u8, associated_size: usize, nonce: *const [12]u8, key: *const [32]u8) callconv(.c) bool {
+    const tag = data[size..][0..16].*;
+    crypto.aead.aes_gcm.Aes256Gcm.decrypt(data[0..size], data[0..size], tag, associated[0..associated_size], nonce.*, key.*) catch return false;
+    return true;
+}
+
+/// Argon2id; the lanes one after the other. False: no memory.
+fn derive(out: *[64]u8, password: [*]const u8, password_size: usize, salt: *const [16]u8, kib: u32, passes: u32, lanes: u32) callconv(.c) bool {
+    const costs: crypto.pwhash.argon2.Params = .{ .t = passes, .m = kib, .p = @intCast(lanes) };
+    crypto.pwhash.argon2.kdf(std.heap.page_allocator, out, password[0..password_size], salt, costs, .argon2id, std.Io.failing) catch return false;
+    return true;
+}

@@ -1,0 +1,263 @@
+//! `forge-run`: runs a library on the command line. One static executable, without a C library.
+const std = @import("std");
+const abi = @import("core").abi;
+const decimal = @import("decimal.zig");
+const compare = @import("compare.zig");
+const message = @import("core").message;
+const npy = @import("npy.zig");
+const options_of = @import("options.zig");
+const p = @import("core").program;
+const platform = @import("core").platform;
+const version = @import("version").version;
+const Error = message.Error;
+const Model = @import("core").model.Model;
+const Session = @import("core").session.Session;
+const Array = @import("core").session.Array;
+const Options = options_of.Options;
+const Milliseconds = decimal.Milliseconds;
+const Decimal = decimal.Decimal;
+
+/// A check of the language that fails is a fault of this program: it ends at once, without a word, by a signal.
+pub const panic = std.debug.no_panic;
+pub const std_options_debug_io: std.Io = std.Io.failing;
+pub const std_options: std.Options = .{ .signal_stack_size = null };
+
+const exit_usage = 2;
+
+fn print(comptime format: []const u8, arguments: anytype) void {
+    var text: [2048]u8 = undefined;
+    const said = std.fmt.bufPrint(&text, format, arguments) catch text[0..];
+    _ = platform.write(1, said);
+}
+
+pub fn main(init: std.process.Init.Minimal) u8 {
+    var arguments = init.args.iterate();
+    _ = arguments.next();
+    var options: Options = .{};
+    run(&options, &arguments) catch |failure| {
+        const said = std.mem.span(message.last());
+        _ = platform.write(2, "error: ");
+        _ = platform.write(2, said);
+        _ = platform.write(2, "\n");
+        return if (failure == error.Usage) exit_usage else 1;
+    };
+    return 0;
+}
+
+fn run(options: *Options, arguments: anytype) Error!void {
+    try options_of.parse(options, arguments);
+    if (options.help) return print("{s}", .{options_of.help});
+    if (options.version) return print("forge-run {s}\n", .{version});
+    const path = options.model orelse return message.fail(error.Usage, "command line: expected a library, found none\nfix: see forge-run --help", .{});
+    var arena_state: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
+    const arena = arena_state.allocator();
+    var times: Times = .{};
+    var model: Model = .{};
+    defer model.close();
+    const began = platform.now(.wall);
+    try open(options, &model, path);
+    times.open = platform.now(.wall) - began;
+    var session: Session = .{ .model = &model };
+    defer session.stop();
+    try session.start(options.threads);
+    const inputs = arena.alloc(Array, model.program.inputs.len) catch return noMemory();
+    const outputs = arena.alloc(Array, model.program.outputs.len) catch return noMemory();
+    try makeInputs(options, &model, inputs);
+    try measure(options, arena, &session, inputs, outputs, &times);
+    if (options.output) |folder| try writeOutputs(&model, outputs, folder);
+    if (options.json) reportJson(options, &model, &times) else report(options, &model, inputs, outputs, &times);
+    if (options.profile) reportProfile(&session);
+    for (options.expected.all(), 0..) |item, index| try expect(options, &model, outputs, item, index);
+}
+
+fn noMemory() Error {
+    return message.fail(error.Memory, "memory: expected room for arrays, found none\nfix: free memory", .{});
+}
+
+fn open(options: *const Options, model: *Model, path: [:0]const u8) Error!void {
+    const file = try platform.readFile(path, 1 << 46);
+    const key_path = options.key orelse return model.openOwned(file, null);
+    const key = try platform.readFile(key_path, 1 << 20);
+    defer platform.unmap(key.memory);
+    const password_path = options.password_file orelse return message.fail(error.Usage, "--password-file: expected the file with the password, found none\nfix: give it beside --key", .{});
+    const password = try platform.readFile(password_path, 1 << 20);
+    defer platform.wipe(password.memory);
+    platform.hide(password.memory);
+    var text: []const u8 = password.memory[0..password.size];
+    if (std.mem.endsWith(u8, text, "\n")) text = text[0 .. text.len - 1];
+    if (std.mem.endsWith(u8, text, "\r")) text = text[0 .. text.len - 1];
+    return model.openOwned(file, .{ .key = key.memory[0..key.size], .password = text });
+}
+
+// ---- inputs ----
+
+fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Error!void {
+    const ports = model.program.inputs;
+    for (inputs) |*input| input.* = .{ .data = null, .size = 0, .shape = @splat(-1) };
+    for (options.inputs.all(), 0..) |item, position| {
+        const index = try find(ports, item.name, position, "input");
+        const file = try npy.read(item.value);
+        const port = ports[index];
+        if (!file.dtype.equals(port.dtype) or file.rank != port.rank) {
+            var wanted: [64]u8 = undefined;
+            var found: [64]u8 = undefined;
+            return message.fail(error.Input, "input {s}: expected {s} of {d} axes, found {s} of {d} in {s}\nfix: give an array that fits the model", .{ port.name, dtypeName(&wanted, port.dtype), port.rank, dtypeName(&found, file.dtype), file.rank, item.value });
+        }
+        inputs[index] = file.array;
+    }
+    var prng: std.Random.DefaultPrng = .init(0);
+    for (ports, inputs) |port, *input| {
+        if (input.data != null) continue;
+        for (port.shape[0..@intCast(port.rank)], input.shape[0..@intCast(port.rank)]) |wanted, *extent| {
+            extent.* = if (wanted >= 0) wanted else try sizeOf(options, model, inputs, ~wanted);
+        }
+        input.size = @intCast(p.bytes(port.dtype, input.shape[0..@intCast(port.rank)]) orelse return message.fail(error.Input, "input {s}: expected a shape, found one that is too large\nfix: give smaller sizes", .{port.name}));
+        const memory = try platform.map(input.size);
+        compare.fill(prng.random(), port.dtype, memory[0..input.size]);
+        input.data = memory.ptr;
+    }
+}
+
+/// The size of an open extent: as asked, or that of an input which has it, or 1.
+fn sizeOf(options: *const Options, model: *const Model, inputs: []const Array, extent: i64) Error!i64 {
+    const name = model.program.extents[@intCast(extent)];
+    for (options.sizes.all()) |item| {
+        if (!std.mem.eql(u8, item.name orelse "", name)) continue;
+        return std.fmt.parseInt(u32, item.value, 10) catch message.fail(error.Usage, "--size: expected {s}=N, found {s}\nfix: give a whole number", .{ name, item.value });
+    }
+    for (model.program.inputs, inputs) |port, input| {
+        if (input.data == null) continue;
+        for (port.shape[0..@intCast(port.rank)], input.shape[0..@intCast(port.rank)]) |wanted, found| if (wanted == ~extent) return found;
+    }
+    return 1;
+}
+
+fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what: []const u8) Error!usize {
+    const wanted = name orelse {
+        if (position < ports.len) return position;
+        return message.fail(error.Usage, "command line: expected at most {d} " ++ what ++ "s, found more\nfix: give one file for each", .{ports.len});
+    };
+    for (ports, 0..) |port, index| if (std.mem.eql(u8, std.mem.span(port.name), wanted)) return index;
+    const first = if (ports.len > 0) ports[0].name else "none";
+    return message.fail(error.Usage, "command line: expected the name of an " ++ what ++ ", such as {s}, found {s}\nfix: give a name that the library has: forge-run MODEL lists them", .{ first, wanted });
+}
+
+// ---- runs ----
+
+const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, runs: []u64 = &.{} };
+
+fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
+    const start = platform.now(.wall);
+    try once(session, inputs, outputs);
+    times.first = platform.now(.wall) - start;
+    session.is_profiling = options.profile;
+    times.runs = arena.alloc(u64, options.runs) catch return noMemory();
+    const cpu = platform.now(.cpu);
+    for (times.runs) |*time| {
+        const before = platform.now(.wall);
+        try once(session, inputs, outputs);
+        time.* = platform.now(.wall) - before;
+    }
+    times.cpu = platform.now(.cpu) - cpu;
+    if (options.profile and options.runs == 0) try once(session, inputs, outputs);
+    std.sort.heap(u64, times.runs, {}, std.sort.asc(u64));
+}
+
+fn once(session: *Session, inputs: []const Array, outputs: []Array) Error!void {
+    for (outputs) |*output| output.* = .{ .data = null, .size = 0, .shape = @splat(0) };
+    return session.run(inputs, outputs);
+}
+
+// ---- outputs ----
+
+fn writeOutputs(model: *const Model, outputs: []const Array, folder: [:0]const u8) Error!void {
+    for (model.program.outputs, outputs, 0..) |port, output, index| {
+        var text: [4096]u8 = undefined;
+        const path = std.fmt.bufPrintSentinel(&text, "{s}/out{d}.npy", .{ folder, index }, 0) catch return message.fail(error.File, "--output: expected a path, found one that is too long\nfix: give a shorter one", .{});
+        try npy.write(path, port.dtype, output.shape[0..@intCast(port.rank)], bytesOf(output));
+    }
+}
+
+fn bytesOf(output: Array) []const u8 {
+    return if (output.data) |data| data[0..output.size] else &.{};
+}
+
+fn expect(options: *const Options, model: *const Model, outputs: []const Array, item: options_of.Named, position: usize) Error!void {
+    const index = try find(model.program.outputs, item.name, position, "output");
+    const port = model.program.outputs[index];
+    const output = outputs[index];
+    const file = try npy.read(item.value);
+    defer if (file.array.data) |data| platform.unmap(@alignCast(data[0..std.mem.alignForward(usize, @max(1, file.array.size), platform.pageSize())]));
+    const is_same = file.dtype.equals(port.dtype) and file.rank == port.rank and std.mem.eql(i64, file.array.shape[0..file.rank], output.shape[0..file.rank]);
+    if (!is_same) return message.fail(error.Input, "output {s}: expected the dtype and shape of {s}, found others\nfix: compare with an array that the same model gave for the same inputs", .{ port.name, item.value });
+    const found = compare.arrays(port.dtype, bytesOf(output), bytesOf(file.array), options.rtol, options.atol);
+    if (found.wrong != 0) return message.fail(error.Input, "output {s}: expected {s} within rtol {f}, atol {f}, found {d} of {d} elements outside, by {f} at most\nfix: compare inputs and model with those that gave it, or give other tolerances", .{ port.name, item.value, Decimal{ .of = options.rtol }, Decimal{ .of = options.atol }, found.wrong, found.elements, Decimal{ .of = found.greatest } });
+    if (!options.json) print("output {s}: as expected, differs by {f} at most\n", .{ port.name, Decimal{ .of = found.greatest } });
+}
+
+// ---- what is said ----
+
+fn dtypeName(text: *[64]u8, dtype: abi.Dtype) []const u8 {
+    const name = switch (dtype.code) {
+        0 => "int",
+        1 => "uint",
+        2 => "float",
+        4 => "bfloat",
+        else => return "bool",
+    };
+    return std.fmt.bufPrint(text, "{s}{d}", .{ name, dtype.bits }) catch unreachable;
+}
+
+fn reportPort(comptime what: []const u8, port: p.Port, shape: []const i64) void {
+    var text: [64]u8 = undefined;
+    print(what ++ " {s}: {s} [", .{ port.name, dtypeName(&text, port.dtype) });
+    for (shape, 0..) |extent, axis| print("{s}{d}", .{ if (axis == 0) "" else ", ", extent });
+    print("]\n", .{});
+}
+
+fn quantile(sorted: []const u64, percent: usize) Milliseconds {
+    return .{ .of = sorted[@min(sorted.len - 1, sorted.len * percent / 100)] };
+}
+
+/// KiB that the process had at most: not of `getrusage`, which starts with what the parent had.
+fn peak() usize {
+    var buffer: [4096]u8 = undefined;
+    const said = platform.readSome("/proc/self/status", &buffer);
+    const at = std.mem.indexOf(u8, said, "VmHWM:") orelse return 0;
+    var words = std.mem.tokenizeAny(u8, said[at + 6 ..], " \t\n");
+    return std.fmt.parseInt(usize, words.next() orelse "0", 10) catch 0;
+}
+
+fn report(options: *const Options, model: *const Model, inputs: []const Array, outputs: []const Array, times: *const Times) void {
+    for (model.program.inputs, inputs) |port, input| reportPort("input", port, input.shape[0..@intCast(port.rank)]);
+    for (model.program.outputs, outputs) |port, output| reportPort("output", port, output.shape[0..@intCast(port.rank)]);
+    print("opened in {f} ms, first run {f} ms\n", .{ Milliseconds{ .of = times.open }, Milliseconds{ .of = times.first } });
+    if (times.runs.len > 0) {
+        var total: u64 = 0;
+        for (times.runs) |time| total += time;
+        print("{d} runs, {d} threads: least {f} ms, p50 {f}, p90 {f}, p99 {f}; {d} a second; CPU {f} ms a run\n", .{ times.runs.len, options.threads, quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), times.runs.len * 1_000_000_000 / @max(1, total), Milliseconds{ .of = times.cpu / times.runs.len } });
+    }
+    if (options.memory) print("weights {d} bytes, arena {d} bytes, peak of the process {d} KiB\n", .{ model.weights.len, model.scratch(), peak() });
+}
+
+fn reportJson(options: *const Options, model: *const Model, times: *const Times) void {
+    print("{{\"open_ms\": {f}, \"first_ms\": {f}, \"runs\": {d}, \"threads\": {d}", .{ Milliseconds{ .of = times.open }, Milliseconds{ .of = times.first }, times.runs.len, options.threads });
+    if (times.runs.len > 0) {
+        print(", \"least_ms\": {f}, \"p50_ms\": {f}, \"p90_ms\": {f}, \"p99_ms\": {f}, \"cpu_ms\": {f}", .{ quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), Milliseconds{ .of = times.cpu / times.runs.len } });
+    }
+    print(", \"weights\": {d}, \"arena\": {d}, \"peak_kib\": {d}}}\n", .{ model.weights.len, model.scratch(), peak() });
+}
+
+/// Kernels, those that took longest first.
+fn reportProfile(session: *Session) void {
+    const names = session.model.program.kernels;
+    const times = session.profile.nanoseconds;
+    var total: u64 = 0;
+    for (times) |time| total += time;
+    for (0..names.len) |_| {
+        const next = std.mem.indexOfMax(u64, times);
+        if (times[next] == 0) return;
+        print("{d: >3} %  {f} ms  {d: >6} calls  {s}\n", .{ times[next] * 100 / total, Milliseconds{ .of = times[next] }, session.profile.calls[next], names[next] });
+        times[next] = 0;
+    }
+}

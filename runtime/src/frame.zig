@@ -1,0 +1,233 @@
+//! A function that is ready to run: its tensors, and the arguments of every call, made once. A run allocates nothing but
+//! for buffers whose size depends on the call, and those only grow.
+const std = @import("std");
+const abi = @import("abi.zig");
+const message = @import("message.zig");
+const p = @import("program.zig");
+const platform = @import("platform.zig");
+const Error = message.Error;
+
+/// Where the tensors of a function lie.
+pub const Areas = struct {
+    weights: []const u8,
+    constants: []const u8,
+    prepared: []const [*]u8,
+    scratch: []u8 = &.{},
+    kept: []u8 = &.{},
+};
+
+pub const Profile = struct { calls: []u64, nanoseconds: []u64 };
+
+const Patch = struct { argument: u32, slot: u32 };
+const Call = struct { kernel: abi.Kernel, arguments: []abi.Any, patches: []const Patch };
+
+pub const Frame = struct {
+    function: *const p.Function,
+    tensors: []abi.Tensor,
+    /// Bytes that are behind each tensor's address: what a view of it may take.
+    room: []u64,
+    heap: []i64,
+    calls: []Call,
+    buffers: []platform.Memory,
+    /// What buffers outgrew: tensors of this run, and results that were handed out, may lie there until the next run.
+    outgrown: []platform.Memory,
+    outgrown_count: usize,
+    /// The tensors that are inputs.
+    inputs: []const u32,
+
+    /// Fill `frame`, which must stay where it is. `arena` and what `areas` names must live as long.
+    pub fn init(frame: *Frame, arena: std.mem.Allocator, program: *const p.Program, function: *const p.Function, kernels: []const abi.Kernel, areas: Areas) error{OutOfMemory}!void {
+        frame.function = function;
+        frame.heap = try arena.alloc(i64, function.heap);
+        @memset(frame.heap, 0);
+        frame.buffers = try arena.alloc(platform.Memory, function.buffers);
+        @memset(frame.buffers, &.{});
+        var storages: usize = 0;
+        for (function.operations) |operation| storages += @intFromBool(operation.code == .storage);
+        frame.outgrown = try arena.alloc(platform.Memory, storages);
+        frame.outgrown_count = 0;
+        var inputs: std.ArrayList(u32) = .empty;
+        for (function.rows, 0..) |row, index| if (row.kind == .input) try inputs.append(arena, @intCast(index));
+        frame.inputs = inputs.items;
+        frame.tensors = try arena.alloc(abi.Tensor, function.rows.len);
+        frame.room = try arena.alloc(u64, function.rows.len);
+        for (function.rows, frame.tensors, frame.room) |row, *tensor, *room| {
+            const shape = try arena.dupe(i64, row.shape);
+            const memory: ?[*]const u8 = switch (row.kind) {
+                .input, .dynamic => null,
+                .weight => areas.weights.ptr + @as(usize, @intCast(program.weights[@intCast(row.where)].offset)),
+                .prepared => areas.prepared[@intCast(row.where)],
+                .constant => areas.constants.ptr + @as(usize, @intCast(row.where)),
+                .scratch => areas.scratch.ptr + @as(usize, @intCast(row.where)),
+                .kept => areas.kept.ptr + @as(usize, @intCast(row.where)),
+            };
+            tensor.* = .{ .data = @constCast(memory), .rank = @intCast(row.shape.len), .dtype = row.dtype, .shape = shape.ptr };
+            room.* = if (memory == null) 0 else row.size().?;
+        }
+        frame.calls = try arena.alloc(Call, function.operations.len);
+        for (function.operations, frame.calls) |operation, *call| {
+            if (operation.code == .call) call.* = try frame.makeCall(arena, operation.words, kernels);
+            if (operation.code == .compute) call.* = try frame.makeCall(arena, operation.words[1..], kernels);
+        }
+    }
+
+    fn makeCall(frame: *Frame, arena: std.mem.Allocator, words: []const i64, kernels: []const abi.Kernel) error{OutOfMemory}!Call {
+        const arguments = try arena.alloc(abi.Any, words.len - 2);
+        var patches: std.ArrayList(Patch) = .empty;
+        for (words[2..], arguments, 0..) |word, *argument, index| {
+            const value = word >> 2;
+            argument.* = switch (word & 3) {
+                0 => .tensor(&frame.tensors[@intCast(value)]),
+                1 => .integer(0),
+                2 => .integer(value),
+                else => .tensor(try frame.makeHeapTensor(arena, value)),
+            };
+            if (word & 3 == 1) try patches.append(arena, .{ .argument = @intCast(index), .slot = @intCast(value) });
+        }
+        return .{ .kernel = kernels[@intCast(words[0])], .arguments = arguments, .patches = patches.items };
+    }
+
+    /// The first slots of the heap, as kernels take them that compute sizes.
+    fn makeHeapTensor(frame: *Frame, arena: std.mem.Allocator, size: i64) error{OutOfMemory}!*abi.Tensor {
+        const shape = try arena.dupe(i64, &.{size});
+        const tensor = try arena.create(abi.Tensor);
+        tensor.* = .{ .data = @ptrCast(frame.heap.ptr), .rank = 1, .dtype = .{ .code = 0, .bits = 64, .lanes = 1 }, .shape = shape.ptr };
+        return tensor;
+    }
+
+    pub fn free(frame: *Frame) void {
+        frame.freeOutgrown();
+        for (frame.buffers) |memory| platform.unmap(memory);
+    }
+
+    fn freeOutgrown(frame: *Frame) void {
+        for (frame.outgrown[0..frame.outgrown_count]) |memory| platform.unmap(memory);
+        frame.outgrown_count = 0;
+    }
+
+    /// Put an input in its place, of a shape that fits its port.
+    pub fn bind(frame: *Frame, input: usize, data: ?[*]u8, shape: []const i64) void {
+        for (frame.inputs) |index| {
+            const row = frame.function.rows[index];
+            if (row.where != input) continue;
+            frame.tensors[index].data = data;
+            @memcpy(frame.tensors[index].shape[0..shape.len], shape);
+            frame.room[index] = p.bytes(row.dtype, shape).?;
+        }
+    }
+
+    /// Run the function: its results are in `function.results()`. The inputs' shapes are those of `function`.
+    pub fn run(frame: *Frame, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!void {
+        frame.freeOutgrown();
+        const operations = frame.function.operations;
+        var at: usize = 0;
+        while (true) : (at += 1) {
+            const operation = &operations[at];
+            const w = operation.words;
+            switch (operation.code) {
+                .call => _ = try frame.runCall(&frame.calls[at], @intCast(w[0]), cancelled, profile),
+                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(&frame.calls[at], @intCast(w[1]), cancelled, profile),
+                .match => {
+                    const tensor = &frame.tensors[@intCast(w[0])];
+                    try frame.match(tensor.shape[0..@intCast(w[1])], w[2..]);
+                },
+                .match_values => {
+                    const tensor: usize = @intCast(w[0]);
+                    const count: usize = @intCast(w[1]);
+                    if (frame.room[tensor] < 8 * count) return sizes("{d} sizes in a tensor of {d} bytes", .{ count, frame.room[tensor] });
+                    const values: [*]const i64 = @ptrCast(@alignCast(frame.tensors[tensor].data orelse return sizes("no sizes", .{})));
+                    try frame.match(values[0..count], w[2..]);
+                },
+                .storage => try frame.grow(@intCast(w[0]), frame.number(w[1..])),
+                .tensor => {
+                    const buffer = frame.buffers[@intCast(w[1])];
+                    const offset = frame.number(w[2..]);
+                    if (offset < 0 or offset > buffer.len or @mod(offset, abi.alignment) != 0) return sizes("an offset of {d}", .{offset});
+                    const start: usize = @intCast(offset);
+                    try frame.place(@intCast(w[0]), buffer.ptr + start, buffer.len - start, w[5..]);
+                },
+                .view => {
+                    const source: usize = @intCast(w[1]);
+                    try frame.place(@intCast(w[0]), frame.tensors[source].data, frame.room[source], w[3..]);
+                },
+                .alias => {
+                    const tensor = &frame.tensors[@intCast(w[0])];
+                    const source = &frame.tensors[@intCast(w[1])];
+                    tensor.data = source.data;
+                    @memcpy(tensor.shape[0..@intCast(source.rank)], source.shape[0..@intCast(source.rank)]);
+                    frame.room[@intCast(w[0])] = frame.room[@intCast(w[1])];
+                },
+                .if_not => {
+                    const tensor: usize = @intCast(w[0]);
+                    if (frame.room[tensor] < 1) return sizes("a condition without an element", .{});
+                    if (frame.tensors[tensor].data.?[0] == 0) at = operation.target - 1;
+                },
+                .jump => at = operation.target - 1,
+                .done => return,
+            }
+        }
+    }
+
+    /// Call a kernel; the whole number that it returns, where it returns one.
+    fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
+        if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
+        for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
+        var result: abi.Any = .integer(0);
+        const start = if (profile != null) platform.now(.wall) else 0;
+        const failed = call.kernel(null, call.arguments.ptr, @intCast(call.arguments.len), &result) != 0;
+        if (profile) |times| {
+            times.calls[kernel] += 1;
+            times.nanoseconds[kernel] += platform.now(.wall) - start;
+        }
+        if (!failed) return result.value.integer;
+        if (message.last()[0] == 0) return message.fail(error.Kernel, "kernel: expected to end, found an error without a word\nfix: build the library anew", .{});
+        return error.Kernel; // it said what
+    }
+
+    fn number(frame: *const Frame, words: []const i64) i64 {
+        return if (words[0] == 0) words[1] else frame.heap[@intCast(words[1])];
+    }
+
+    fn match(frame: *Frame, values: []const i64, words: []const i64) Error!void {
+        for (values, 0..) |value, axis| {
+            const word = words[2 * axis + 1];
+            const wanted = switch (words[2 * axis]) {
+                0 => word,
+                3 => frame.heap[@intCast(word)],
+                1 => {
+                    frame.heap[@intCast(word)] = value;
+                    continue;
+                },
+                else => continue,
+            };
+            if (value != wanted) return sizes("{d} where {d} goes with the others", .{ value, wanted });
+        }
+    }
+
+    fn grow(frame: *Frame, index: usize, size: i64) Error!void {
+        const buffer = &frame.buffers[index];
+        if (size < 0 or size > 1 << 46) return sizes("an array of {d} bytes", .{size});
+        if (buffer.len >= @max(1, size)) return;
+        const memory = try platform.map(@intCast(size));
+        if (buffer.len != 0) {
+            frame.outgrown[frame.outgrown_count] = buffer.*;
+            frame.outgrown_count += 1;
+        }
+        buffer.* = memory;
+    }
+
+    /// `words`: a number for each axis.
+    fn place(frame: *Frame, index: usize, data: ?[*]u8, room: u64, words: []const i64) Error!void {
+        const tensor = &frame.tensors[index];
+        const shape = tensor.shape[0..@intCast(tensor.rank)];
+        for (shape, 0..) |*extent, axis| extent.* = frame.number(words[2 * axis ..]);
+        const size = p.bytes(tensor.dtype, shape) orelse return sizes("an array with a negative extent, or too many elements", .{});
+        if (size > room) return sizes("an array of {d} bytes in {d}", .{ size, room });
+        tensor.data = data;
+        frame.room[index] = room;
+    }
+};
+
+fn sizes(comptime what: []const u8, arguments: anytype) Error {
+    return message.fail(error.Input, "inputs: expected sizes that go together, found " ++ what ++ "\nfix: give inputs of other sizes", arguments);
+}

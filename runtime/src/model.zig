@@ -1,0 +1,179 @@
+//! A model: a library that was opened and checked. Nothing in it changes any more, so any number of sessions share it.
+const std = @import("std");
+const abi = @import("abi.zig");
+const check = @import("check.zig");
+const cpu = @import("cpu.zig");
+const elf = @import("elf.zig");
+const frame = @import("frame.zig");
+const message = @import("message.zig");
+const p = @import("program.zig");
+const platform = @import("platform.zig");
+const pool = @import("pool.zig");
+const sealed = @import("sealed.zig");
+const Error = message.Error;
+
+const page = 4096;
+const footer_size = 96;
+const digest_size = 32;
+const magic = "\x89MLLIB\r\n";
+const file_limit = 1 << 46;
+
+/// An encrypted model's key file and password.
+pub const Secret = struct { key: []const u8, password: []const u8 };
+
+const Parts = struct { elf: []const u8, weights: []const u8, program: []align(8) const u8 };
+
+pub const Model = struct {
+    arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
+    /// The library, where it is this model's own; a plaintext is wiped.
+    file: platform.Memory = &.{},
+    is_plaintext: bool = false,
+    image: elf.Image = .{},
+    program: p.Program = undefined,
+    weights: []const u8 = &.{},
+    kernels: []const abi.Kernel = &.{},
+    kept: platform.Memory = &.{},
+    prepared: []const [*]u8 = &.{},
+
+    /// Open a library that lies in memory of its own, which the model takes.
+    pub fn openOwned(model: *Model, file: platform.File, secret: ?Secret) Error!void {
+        model.file = file.memory;
+        var library: []align(page) u8 = file.memory[0..file.size];
+        if (isSealed(library)) {
+            const keys = secret orelse return message.fail(error.Password, "encrypted model: expected its key file and password, found none\nfix: give the modelKey.bin that was delivered with it, and the password", .{});
+            model.is_plaintext = true;
+            platform.hide(model.file);
+            library = @alignCast(try sealed.open(library, keys.key, keys.password));
+        }
+        try platform.protect(model.file, .read);
+        const parts = try split(library);
+        try model.start(parts);
+        model.release(parts);
+    }
+
+    /// Open a library where it lies: it must be 64-byte aligned, and stay as it is while the model is open.
+    pub fn openHere(model: *Model, file: []align(abi.alignment) const u8) Error!void {
+        try model.start(try split(file));
+    }
+
+    pub fn close(model: *Model) void {
+        model.image.unload();
+        platform.unmap(model.kept);
+        if (model.is_plaintext) platform.wipe(model.file) else platform.unmap(model.file);
+        model.arena.deinit();
+    }
+
+    /// Bytes for values between kernels, of the function that needs most; what depends on sizes of a call comes on top.
+    pub fn scratch(model: *const Model) usize {
+        var most: usize = 0;
+        for (model.program.functions) |function| {
+            if (function.role != .prepare) most = @max(most, function.scratch);
+        }
+        return most;
+    }
+
+    pub fn areas(model: *const Model) frame.Areas {
+        return .{ .weights = model.weights, .constants = model.program.constants, .prepared = model.prepared };
+    }
+
+    fn start(model: *Model, parts: Parts) Error!void {
+        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a program, found a model with control flow, or with sizes that data decides, which has none yet\nfix: run it with Engine, in Python", .{});
+        const arena = model.arena.allocator();
+        model.weights = parts.weights;
+        model.program = try p.read(arena, parts.program);
+        try checkMachine(&model.program);
+        var room: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
+        defer room.deinit();
+        try check.all(room.allocator(), &model.program, model.weights.len);
+        try model.image.load(parts.elf);
+        const kernels = arena.alloc(abi.Kernel, model.program.kernels.len) catch return noMemory();
+        for (model.program.kernels, kernels) |name, *kernel| {
+            kernel.* = try model.image.function(name) orelse return p.damaged("kernel {s}, which the code does not have", .{name});
+        }
+        model.kernels = kernels;
+        try model.prepare();
+    }
+
+    /// Run the function of that role, once.
+    fn prepare(model: *Model) Error!void {
+        const function = for (model.program.functions) |*function| {
+            if (function.role == .prepare) break function;
+        } else return;
+        const workspace = try platform.map(function.scratch);
+        defer platform.unmap(workspace);
+        model.kept = try platform.map(function.kept);
+        var room: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
+        defer room.deinit();
+        var given = model.areas();
+        given.scratch = workspace;
+        given.kept = model.kept;
+        var ready: frame.Frame = undefined;
+        ready.init(room.allocator(), &model.program, function, model.kernels, given) catch return noMemory();
+        defer ready.free();
+        var blocks: pool.Workspace = .{};
+        defer blocks.free();
+        const before = pool.enter(.{ .workspace = &blocks });
+        defer _ = pool.enter(before);
+        const never: std.atomic.Value(bool) = .init(false);
+        message.clear();
+        try ready.run(&never, null);
+        const results = function.results();
+        const list = model.arena.allocator().alloc([*]u8, results.len) catch return noMemory();
+        for (results, list) |tensor, *address| address.* = ready.tensors[@intCast(tensor)].data.?;
+        model.prepared = list;
+        try platform.protect(model.kept, .read);
+    }
+
+    /// Give back what was needed to open the library: its code lies elsewhere by now.
+    fn release(model: *Model, parts: Parts) void {
+        const size = std.mem.alignBackward(usize, parts.weights.ptr - model.file.ptr, platform.pageSize());
+        if (size == 0) return;
+        const code: platform.Memory = model.file[0..size];
+        model.file = @alignCast(model.file[size..]);
+        if (model.is_plaintext) platform.wipe(code) else platform.unmap(code);
+    }
+};
+
+pub fn isSealed(file: []const u8) bool {
+    return std.mem.startsWith(u8, file, sealed.magic);
+}
+
+fn noMemory() Error {
+    return message.fail(error.Memory, "memory: expected room for the model's tables, found none\nfix: free memory", .{});
+}
+
+fn number(comptime T: type, at: []const u8) usize {
+    return std.math.lossyCast(usize, std.mem.readInt(T, at[0..@sizeOf(T)], .big));
+}
+
+/// The parts of a library, after every byte of it was checked.
+fn split(file: []align(abi.alignment) const u8) Error!Parts {
+    const wrong = "library: expected a library of forge-pipeline, format 2, found {s}\nfix: copy the file again from where it was built, or build it anew";
+    if (file.len < footer_size) return message.fail(error.Damaged, wrong, .{"a file that is cut off, or another kind of file"});
+    const footer = file[file.len - footer_size ..];
+    if (!std.mem.eql(u8, footer[0..8], magic)) {
+        const old = file[file.len - 64 ..]; // the footer of format 1
+        return message.fail(error.Damaged, wrong, .{if (std.mem.eql(u8, old[0..8], magic)) "format 1" else "a file that is cut off, or another kind of file"});
+    }
+    if (number(u16, footer[8..]) != 2 or number(u16, footer[10..]) != 0 or !std.mem.allEqual(u8, footer[40..64], 0)) return message.fail(error.Damaged, wrong, .{"another format"});
+    const sizes = [_]usize{ number(u64, footer[16..]), number(u64, footer[24..]), number(u64, footer[32..]), number(u32, footer[12..]) };
+    for (sizes) |size| if (size > file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
+    const weights = std.mem.alignForward(usize, sizes[0], page);
+    const program = std.mem.alignForward(usize, weights + sizes[1], abi.alignment);
+    if (program + sizes[2] + sizes[3] + footer_size != file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
+    const is_padded = std.mem.allEqual(u8, file[sizes[0]..weights], 0) and std.mem.allEqual(u8, file[weights + sizes[1] .. program], 0);
+    const digest = sealed.sha256(file[0 .. file.len - digest_size]);
+    if (!is_padded or !std.mem.eql(u8, &digest, footer[footer_size - digest_size ..])) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
+    return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]) };
+}
+
+fn checkMachine(program: *const p.Program) Error!void {
+    const arch = std.mem.sliceTo(program.triple, '-');
+    const mine = @tagName(@import("builtin").cpu.arch);
+    if (!std.mem.eql(u8, arch, mine))
+        return message.fail(error.Machine, "library: expected code for {s}, found that for {s}\nfix: build the model for this machine's target", .{ mine, program.triple });
+    for (program.cpu_flags) |flag| {
+        const there = cpu.has(flag) orelse return message.fail(error.Machine, "/proc/cpuinfo: expected what this CPU has, found nothing, and the library needs {s}\nfix: mount /proc", .{flag});
+        if (!there) return message.fail(error.Machine, "CPU: expected {s}, which the library was compiled for, found a CPU without\nfix: build the model for this machine's target", .{flag});
+    }
+}

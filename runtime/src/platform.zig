@@ -1,0 +1,141 @@
+//! The operating system: memory, files, time and sleeping, by Linux's system calls alone. No libc.
+const std = @import("std");
+const linux = std.os.linux;
+const message = @import("message.zig");
+const Error = message.Error;
+
+pub const page = 4096; // the smallest there is; what needs the real one asks `pageSize`
+pub const Memory = []align(page) u8;
+const huge = 2 << 20;
+
+pub fn pageSize() usize {
+    return @max(page, linux.getauxval(std.elf.AT.PAGESZ));
+}
+
+fn failed(result: usize) bool {
+    return linux.errno(result) != .SUCCESS;
+}
+
+/// Zeroed memory of its own; in large pages where there are any: a model is more pages than a CPU has entries for.
+pub fn map(size: usize) Error!Memory {
+    const length = std.mem.alignForward(usize, @max(size, 1), pageSize());
+    const result = linux.mmap(null, length, .{ .READ = true, .WRITE = true }, .{ .TYPE = .PRIVATE, .ANONYMOUS = true }, -1, 0);
+    if (failed(result)) return message.fail(error.Memory, "memory: expected {d} bytes, found less\nfix: free memory, or take a smaller model", .{size});
+    const start: [*]align(page) u8 = @ptrFromInt(result);
+    if (length >= huge) _ = linux.madvise(start, length, linux.MADV.HUGEPAGE);
+    return start[0..length];
+}
+
+pub fn unmap(memory: []align(page) const u8) void {
+    if (memory.len != 0) _ = linux.munmap(memory.ptr, memory.len);
+}
+
+pub const Access = enum { read, execute };
+
+pub fn protect(memory: []align(page) const u8, access: Access) Error!void {
+    const result = linux.mprotect(memory.ptr, memory.len, .{ .READ = true, .EXEC = access == .execute });
+    if (failed(result)) return message.fail(error.Machine, "memory: expected that code may be loaded from it, found that this system refuses\nfix: allow the process executable memory", .{});
+}
+
+/// Memory for a plaintext: not swapped where the limit of locked memory allows, in no core dump.
+pub fn hide(memory: Memory) void {
+    _ = linux.mlock(memory.ptr, memory.len);
+    _ = linux.madvise(memory.ptr, memory.len, linux.MADV.DONTDUMP);
+}
+
+/// Overwrite and give back what `hide` was told of.
+pub fn wipe(memory: Memory) void {
+    if (memory.len == 0) return;
+    _ = linux.mprotect(memory.ptr, memory.len, .{ .READ = true, .WRITE = true });
+    std.crypto.secureZero(u8, memory);
+    unmap(memory);
+}
+
+pub const File = struct { memory: Memory, size: usize };
+
+/// Read a whole file into memory of this process, where nobody else can change it.
+pub fn readFile(path: [*:0]const u8, limit: usize) Error!File {
+    const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true }, 0);
+    if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
+    const file: i32 = @intCast(opened);
+    defer _ = linux.close(file);
+    const end = linux.lseek(file, 0, linux.SEEK.END);
+    if (failed(end) or end > limit or failed(linux.lseek(file, 0, linux.SEEK.SET))) return unreadable(path, "no regular file, or one that is too large");
+    const memory = try map(end);
+    var at: usize = 0;
+    while (at < end) {
+        const got = linux.read(file, memory.ptr + at, @min(end - at, 1 << 30));
+        if (linux.errno(got) == .INTR) continue;
+        if (failed(got) or got == 0) {
+            unmap(memory);
+            return unreadable(path, if (failed(got)) @tagName(linux.errno(got)) else "an end before its end");
+        }
+        at += got;
+    }
+    return .{ .memory = memory, .size = end };
+}
+
+fn unreadable(path: [*:0]const u8, why: []const u8) Error {
+    return message.fail(error.File, "{s}: expected a file that can be read, found {s}\nfix: give the path of a file that exists, and the right to read it", .{ path, why });
+}
+
+/// Read up to `into.len` bytes of a file that the system makes up, which has no length.
+pub fn readSome(path: [*:0]const u8, into: []u8) []u8 {
+    const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true }, 0);
+    if (failed(opened)) return into[0..0];
+    defer _ = linux.close(@intCast(opened));
+    var at: usize = 0;
+    while (at < into.len) {
+        const got = linux.read(@intCast(opened), into.ptr + at, into.len - at);
+        if (failed(got) or got == 0) break;
+        at += got;
+    }
+    return into[0..at];
+}
+
+pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
+    const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
+    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, @tagName(linux.errno(opened)) });
+    defer _ = linux.close(@intCast(opened));
+    for (parts) |part| if (!write(@intCast(opened), part))
+        return message.fail(error.File, "{s}: expected to be written, found a disk that is full or gone\nfix: make room", .{path});
+}
+
+pub fn write(descriptor: i32, bytes: []const u8) bool {
+    var at: usize = 0;
+    while (at < bytes.len) {
+        const put = linux.write(descriptor, bytes.ptr + at, bytes.len - at);
+        if (linux.errno(put) == .INTR) continue;
+        if (failed(put)) return false;
+        at += put;
+    }
+    return true;
+}
+
+pub const Clock = enum { wall, cpu };
+
+/// Nanoseconds, of a clock that never goes back or of this process's CPU time.
+pub fn now(clock: Clock) u64 {
+    var time: linux.timespec = undefined;
+    _ = linux.clock_gettime(if (clock == .wall) .MONOTONIC else .PROCESS_CPUTIME_ID, &time);
+    return @as(u64, @intCast(time.sec)) * 1_000_000_000 + @as(u64, @intCast(time.nsec));
+}
+
+/// Sleep while `word` is `value`, or less: the caller looks again.
+pub fn sleepWhile(word: *const std.atomic.Value(u32), value: u32) void {
+    _ = linux.futex_4arg(&word.raw, .{ .cmd = .WAIT, .private = true }, value, null);
+}
+
+pub fn wakeAll(word: *const std.atomic.Value(u32)) void {
+    _ = linux.futex_3arg(&word.raw, .{ .cmd = .WAKE, .private = true }, std.math.maxInt(i32));
+}
+
+/// How many CPUs this process may use.
+pub fn cpus() usize {
+    var set: [128]u8 = @splat(0);
+    const size = linux.syscall3(.sched_getaffinity, 0, set.len, @intFromPtr(&set));
+    if (failed(size)) return 1;
+    var count: usize = 0;
+    for (set[0..@min(size, set.len)]) |byte| count += @popCount(byte);
+    return @max(1, count);
+}

@@ -1,0 +1,130 @@
+//! The encrypted model and its key file (docs/format.md): everything is checked before anything is used.
+const std = @import("std");
+const builtin = @import("builtin");
+const cpu = @import("cpu.zig");
+const message = @import("message.zig");
+const platform = @import("platform.zig");
+const Error = message.Error;
+const Mac = std.crypto.auth.hmac.sha2.HmacSha256;
+const Hkdf = std.crypto.kdf.hkdf.HkdfSha256;
+
+pub const magic = "\x89MLENC\r\n";
+const header_size = 96;
+const tag_size = 16;
+
+const portable = struct {
+    extern fn forge_sha256_portable([*]const u8, usize, *[32]u8) void;
+    extern fn forge_decrypt_portable([*]u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) bool;
+    extern fn forge_derive_portable(*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) bool;
+};
+const fast = struct {
+    extern fn forge_sha256_fast([*]const u8, usize, *[32]u8) void;
+    extern fn forge_decrypt_fast([*]u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) bool;
+    extern fn forge_derive_fast(*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) bool;
+};
+const has_fast = builtin.cpu.arch == .x86_64 or builtin.cpu.arch == .aarch64;
+
+pub fn sha256(data: []const u8) [32]u8 {
+    var digest: [32]u8 = undefined;
+    if (has_fast and cpu.hasCryptography()) fast.forge_sha256_fast(data.ptr, data.len, &digest) else portable.forge_sha256_portable(data.ptr, data.len, &digest);
+    return digest;
+}
+
+fn decrypt(data: []u8, associated: []const u8, nonce: *const [12]u8, key: *const [32]u8, is_fast: bool) bool {
+    const size = data.len - tag_size;
+    if (has_fast and is_fast) return fast.forge_decrypt_fast(data.ptr, size, associated.ptr, associated.len, nonce, key);
+    return portable.forge_decrypt_portable(data.ptr, size, associated.ptr, associated.len, nonce, key);
+}
+
+fn number(comptime T: type, at: []const u8) T {
+    return std.mem.readInt(T, at[0..@sizeOf(T)], .big);
+}
+
+const Costs = struct { kib: u32, passes: u32, lanes: u32 };
+
+/// What is secret while a model is opened: one page, locked, wiped at the end.
+const Secrets = struct { derived: [64]u8, wrapped: [48]u8, header_key: [32]u8, payload_key: [32]u8 };
+
+/// Turn an encrypted model, in place, to its plaintext, at the start of the same memory; return that. `file` is the
+/// caller's and hidden (`platform.hide`). After an error it holds what the caller must wipe, and nothing that may be used.
+pub fn open(file: []u8, key_file: []const u8, password: []const u8) Error![]u8 {
+    const header = try headerSize(file);
+    const costs = try keyCosts(key_file, file);
+    const page = try platform.map(@sizeOf(Secrets));
+    defer platform.wipe(page);
+    platform.hide(page);
+    const secrets: *Secrets = @ptrCast(@alignCast(page.ptr));
+    const is_fast = cpu.hasCryptography();
+    try unwrap(secrets, key_file, password, costs, is_fast);
+    const data_key = secrets.wrapped[0..32];
+    const salt = file[32..64];
+    var extracted = Hkdf.extract(salt, data_key);
+    defer std.crypto.secureZero(u8, &extracted);
+    Hkdf.expand(&secrets.header_key, "mlenc/v1/header", extracted);
+    var mac: [32]u8 = undefined;
+    Mac.create(&mac, file[0 .. header - 32], &secrets.header_key);
+    if (!std.crypto.timing_safe.eql([32]u8, mac, file[header - 32 ..][0..32].*)) return altered("its header");
+    const info = "mlenc/v1/payload".* ++ sha256(file[0..header]);
+    Hkdf.expand(&secrets.payload_key, &info, extracted);
+    return decryptChunks(file, header, &secrets.payload_key, is_fast);
+}
+
+fn decryptChunks(file: []u8, header: usize, key: *const [32]u8, is_fast: bool) Error![]u8 {
+    const chunk = @as(usize, 1) << @intCast(file[12]);
+    const total: usize = @intCast(number(u64, file[24..]));
+    const count = @max(1, (total + chunk - 1) / chunk);
+    var from = header;
+    for (0..count) |index| {
+        const size = @min(chunk, total - index * chunk);
+        var nonce: [12]u8 = @splat(0);
+        std.mem.writeInt(u64, nonce[3..11], index, .big);
+        nonce[11] = @intFromBool(index + 1 == count);
+        if (!decrypt(file[from..][0 .. size + tag_size], "", &nonce, key, is_fast)) return altered("its contents");
+        @memmove(file[index * chunk ..][0..size], file[from..][0..size]);
+        from += size + tag_size;
+    }
+    return file[0..total];
+}
+
+fn altered(what: []const u8) Error {
+    return message.fail(error.Damaged, "encrypted model: expected {s} as they were sealed, found that they were altered or damaged\nfix: copy the file again from where it was built", .{what});
+}
+
+/// The length of the header, where all lengths account for the file.
+fn headerSize(file: []const u8) Error!usize {
+    const wrong = "encrypted model: expected version 1 with lengths that account for the file, found {s}\nfix: copy the file again from where it was built";
+    if (file.len < header_size + 32 or !std.mem.eql(u8, file[0..8], magic)) return message.fail(error.Damaged, wrong, .{"another kind of file"});
+    if (number(u16, file[8..]) != 1 or number(u16, file[10..]) != 1 or file[13] != 0 or number(u16, file[14..]) != 0) return message.fail(error.Damaged, wrong, .{"another version"});
+    const metadata: u64 = number(u32, file[20..]);
+    const total = number(u64, file[24..]);
+    if (file[12] < 16 or file[12] > 22 or metadata > 32 << 10 or total > 64 << 30) return message.fail(error.Damaged, wrong, .{"lengths outside of the limits"});
+    const chunk = @as(u64, 1) << @intCast(file[12]);
+    const header = header_size + metadata + 32;
+    const size = header + total + tag_size * @max(1, (total + chunk - 1) / chunk);
+    if (number(u32, file[16..]) != header or file.len != size) return message.fail(error.Damaged, wrong, .{"a file that is cut off or longer"});
+    return @intCast(header);
+}
+
+/// What the derivation costs; refused before anything is derived.
+fn keyCosts(key: []const u8, file: []const u8) Error!Costs {
+    const wrong = "key file: expected that of this model, version 1, found {s}\nfix: give the modelKey.bin that was delivered with the model";
+    if (key.len != 164 or !std.mem.eql(u8, key[0..8], "\x89MLKEY\r\n")) return message.fail(error.Password, wrong, .{"another kind of file"});
+    if (number(u16, key[8..]) != 1 or key[10] != 1 or key[11] != 1) return message.fail(error.Password, wrong, .{"another version"});
+    const costs: Costs = .{ .kib = number(u32, key[12..]), .passes = number(u32, key[16..]), .lanes = number(u32, key[20..]) };
+    if (costs.kib < 19 << 10 or costs.kib > 1 << 20 or costs.passes < 1 or costs.passes > 16 or costs.lanes < 1 or costs.lanes > 16 or @as(u64, costs.kib) * costs.passes > 1 << 20)
+        return message.fail(error.Password, wrong, .{"costs outside of the limits"});
+    if (!std.mem.eql(u8, key[40..72], file[64..96])) return message.fail(error.Password, wrong, .{"that of another model"});
+    return costs;
+}
+
+fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs, is_fast: bool) Error!void {
+    const derive = if (has_fast and is_fast) &fast.forge_derive_fast else &portable.forge_derive_portable;
+    if (!derive(&secrets.derived, password.ptr, password.len, key[24..40], costs.kib, costs.passes, costs.lanes))
+        return message.fail(error.Memory, "key file: expected {d} KiB of memory to derive the key, found less\nfix: free memory", .{costs.kib});
+    const wrong = "password: expected that of the model, found another, or a key file that was altered\nfix: give the password that the model was encrypted with";
+    var mac: [32]u8 = undefined;
+    Mac.create(&mac, key[0..132], secrets.derived[32..64]);
+    if (!std.crypto.timing_safe.eql([32]u8, mac, key[132..164].*)) return message.fail(error.Password, wrong, .{});
+    secrets.wrapped = key[84..132].*;
+    if (!decrypt(&secrets.wrapped, key[0..84], key[72..84], secrets.derived[0..32], is_fast)) return message.fail(error.Password, wrong, .{});
+}

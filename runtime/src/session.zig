@@ -1,0 +1,183 @@
+//! A session: the memory that calls of a model need, and their threads. One call at a time may use it.
+const std = @import("std");
+const abi = @import("abi.zig");
+const expression = @import("expression.zig");
+const frame = @import("frame.zig");
+const message = @import("message.zig");
+const p = @import("program.zig");
+const platform = @import("platform.zig");
+const Model = @import("model.zig").Model;
+const pool = @import("pool.zig");
+const Error = message.Error;
+
+/// The caller's memory, rows without gaps.
+pub const Array = extern struct { data: ?[*]u8, size: usize, shape: [abi.max_rank]i64 };
+
+pub const Session = struct {
+    model: *const Model,
+    arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
+    threads: pool.Pool = .{},
+    frames: []frame.Frame = &.{},
+    scratch: platform.Memory = &.{},
+    /// Copies of inputs that are not aligned as kernels need them.
+    staged: []platform.Memory = &.{},
+    extents: []i64 = &.{},
+    profile: frame.Profile = .{ .calls = &.{}, .nanoseconds = &.{} },
+    is_profiling: bool = false,
+    is_busy: std.atomic.Value(bool) = .init(false),
+    is_cancelled: std.atomic.Value(bool) = .init(false),
+
+    /// The session must stay where it is. After an error, `stop`.
+    pub fn start(session: *Session, threads: u32) Error!void {
+        try session.setThreads(threads);
+        session.scratch = try platform.map(session.model.scratch());
+        session.makeTables() catch return message.fail(error.Memory, "memory: expected room for the session's tables, found none\nfix: free memory", .{});
+    }
+
+    pub fn stop(session: *Session) void {
+        session.threads.stop();
+        for (session.frames) |*ready| ready.free();
+        for (session.staged) |memory| platform.unmap(memory);
+        platform.unmap(session.scratch);
+        session.arena.deinit();
+    }
+
+    fn makeTables(session: *Session) error{OutOfMemory}!void {
+        const arena = session.arena.allocator();
+        const model = session.model;
+        const staged = try arena.alloc(platform.Memory, model.program.inputs.len);
+        @memset(staged, &.{});
+        session.staged = staged;
+        session.extents = try arena.alloc(i64, model.program.extents.len);
+        session.profile.calls = try arena.alloc(u64, model.kernels.len);
+        session.profile.nanoseconds = try arena.alloc(u64, model.kernels.len);
+        session.forget();
+        var areas = model.areas();
+        areas.scratch = session.scratch;
+        const frames = try arena.alloc(frame.Frame, model.program.functions.len);
+        var count: usize = 0;
+        for (model.program.functions) |*function| {
+            if (function.role == .prepare) continue;
+            try frames[count].init(arena, &model.program, function, model.kernels, areas);
+            count += 1;
+            session.frames = frames[0..count];
+        }
+    }
+
+    pub fn setThreads(session: *Session, threads: u32) Error!void {
+        if (threads < 1 or threads > pool.max_threads) return message.fail(error.Usage, "threads: expected 1 to {d}, found {d}\nfix: give a number between", .{ pool.max_threads, threads });
+        session.threads.stop();
+        session.threads = .{};
+        try session.threads.start(threads);
+    }
+
+    pub fn forget(session: *Session) void {
+        @memset(session.profile.calls, 0);
+        @memset(session.profile.nanoseconds, 0);
+    }
+
+    pub fn acquire(session: *Session) Error!void {
+        if (session.is_busy.swap(true, .acquire)) return message.fail(error.Usage, "session: expected one call at a time, found another under way\nfix: give each thread a session of its own", .{});
+    }
+
+    pub fn give(session: *Session) void {
+        session.is_busy.store(false, .release);
+    }
+
+    pub fn run(session: *Session, inputs: []const Array, outputs: []Array) Error!void {
+        try session.acquire();
+        defer session.give();
+        message.clear();
+        const program = &session.model.program;
+        try session.checkInputs(inputs);
+        if (try session.isEmpty(inputs, outputs)) return;
+        try session.checkConstraints();
+        const ready = for (session.frames) |*candidate| {
+            if (candidate.function.suits(session.extents)) break candidate;
+        } else return message.fail(error.Input, "inputs: expected sizes that the library was built for, found others\nfix: give inputs of other sizes, or build the library with these", .{});
+        for (program.inputs, inputs, 0..) |port, input, index| {
+            ready.bind(index, try session.stage(index, input), input.shape[0..@intCast(port.rank)]);
+        }
+        defer session.is_cancelled.store(false, .monotonic);
+        const before = pool.enter(.{ .pool = &session.threads, .workspace = &session.threads.workspaces[0] });
+        defer _ = pool.enter(before);
+        errdefer for (&session.threads.workspaces) |*workspace| workspace.reset();
+        try ready.run(&session.is_cancelled, if (session.is_profiling) session.profile else null);
+        for (program.outputs, outputs, ready.function.results()) |port, *output, tensor| try deliver(port, output, &ready.tensors[@intCast(tensor)]);
+    }
+
+    /// Compare the inputs with what the model takes; note the extents that have a name.
+    fn checkInputs(session: *Session, inputs: []const Array) Error!void {
+        @memset(session.extents, -1);
+        for (session.model.program.inputs, inputs) |port, input| {
+            const shape = input.shape[0..@intCast(port.rank)];
+            for (shape, port.shape[0..shape.len], 0..) |extent, wanted, axis| {
+                const expected = if (wanted >= 0) wanted else session.extents[@intCast(~wanted)];
+                if (extent < 0 or extent > 1 << 40 or (expected >= 0 and extent != expected)) return wrongExtent(port, axis, expected, extent);
+                if (wanted < 0) session.extents[@intCast(~wanted)] = extent;
+            }
+            const size = p.bytes(port.dtype, shape) orelse return wrongExtent(port, 0, -1, shape[0]);
+            if (size != input.size) return message.fail(error.Input, "input {s}: expected {d} bytes for its shape, found {d}\nfix: give an array of the model's dtype, without gaps", .{ port.name, size, input.size });
+            if (input.data == null and size != 0) return message.fail(error.Input, "input {s}: expected {d} bytes, found no memory\nfix: give a pointer to the array", .{ port.name, size });
+        }
+    }
+
+    /// Whether there is nothing to compute: an input without elements, and outputs that have none by that.
+    fn isEmpty(session: *const Session, inputs: []const Array, outputs: []Array) Error!bool {
+        const program = &session.model.program;
+        var has_zero = false;
+        for (program.inputs, inputs) |port, input| for (input.shape[0..@intCast(port.rank)]) |extent| {
+            if (extent == 0) has_zero = true;
+        };
+        if (!has_zero) return false;
+        for (program.outputs) |port| {
+            for (port.shape[0..@intCast(port.rank)]) |extent| {
+                if (extent == 0 or (extent < 0 and session.extents[@intCast(~extent)] == 0)) break;
+            } else return message.fail(error.Input, "inputs: expected arrays with elements, found one without\nfix: give arrays that are not empty", .{});
+        }
+        for (program.outputs, outputs) |port, *output| {
+            for (port.shape[0..@intCast(port.rank)], output.shape[0..@intCast(port.rank)]) |extent, *shape| {
+                shape.* = if (extent >= 0) extent else @max(0, session.extents[@intCast(~extent)]);
+            }
+            output.size = 0;
+        }
+        return true;
+    }
+
+    fn checkConstraints(session: *const Session) Error!void {
+        for (session.model.program.constraints) |constraint| {
+            const value = expression.value(constraint.expression, session.extents);
+            const is_kept = if (value) |found| (if (constraint.not_negative) found >= 0 else found == 0) else false;
+            if (!is_kept) return message.fail(error.Input, "inputs: expected sizes that go together ({s}), found others\nfix: give inputs of other sizes", .{constraint.text});
+        }
+    }
+
+    /// Memory of the input that is aligned: the caller's, or a copy.
+    fn stage(session: *Session, index: usize, input: Array) Error![*]u8 {
+        const copy = &session.staged[index];
+        if (input.data) |data| if (@intFromPtr(data) % abi.alignment == 0) return data;
+        if (copy.len < @max(1, input.size)) {
+            platform.unmap(copy.*);
+            copy.* = &.{};
+            copy.* = try platform.map(input.size);
+        }
+        if (input.data) |data| @memcpy(copy.*[0..input.size], data[0..input.size]);
+        return copy.ptr;
+    }
+};
+
+fn wrongExtent(port: p.Port, axis: usize, expected: i64, found: i64) Error {
+    if (expected < 0) return message.fail(error.Input, "input {s}: expected a size along axis {d}, found {d}\nfix: give an array that fits the model", .{ port.name, axis, found });
+    return message.fail(error.Input, "input {s}: expected {d} along axis {d}, found {d}\nfix: give an array that fits the model and its other inputs", .{ port.name, expected, axis, found });
+}
+
+fn deliver(port: p.Port, output: *Array, tensor: *const abi.Tensor) Error!void {
+    const shape = tensor.shape[0..@intCast(tensor.rank)];
+    const size: usize = @intCast(p.bytes(tensor.dtype, shape).?);
+    @memcpy(output.shape[0..shape.len], shape);
+    if (output.data) |data| {
+        if (output.size < size) return message.fail(error.Input, "output {s}: expected room for {d} bytes, found {d}\nfix: give more, or NULL to have it in the session's memory", .{ port.name, size, output.size });
+        @memcpy(data[0..size], tensor.data.?[0..size]);
+    } else output.data = tensor.data;
+    output.size = size;
+}

@@ -1,0 +1,43 @@
+"""The runtime's build: nothing is built twice, and equal sources give equal bytes wherever they lie."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.native import HERE, RUNTIME
+
+FILES = ("forge-run", "libforge.so", "libforge.a")
+
+
+def run(build: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(build), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+
+
+def test_what_is_there_is_not_built_again(runtime: Path) -> None:
+    before = [(runtime / name).stat().st_mtime_ns for name in FILES]
+    done = run(RUNTIME / "build.py", HERE)
+    assert (done.returncode, done.stdout.startswith(f"{HERE}: there: forge-run ")) == (0, True)
+    assert [(runtime / name).stat().st_mtime_ns for name in FILES] == before
+
+
+def test_a_cpu_that_is_not_known_is_refused() -> None:
+    done = run(RUNTIME / "build.py", "z80")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        1,
+        "error: z80: expected one of x86_64, aarch64, riscv64, found another",
+    )
+
+
+@pytest.mark.long
+def test_equal_sources_give_equal_bytes(runtime: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    shutil.copytree(RUNTIME, other, ignore=shutil.ignore_patterns("out"))
+    assert run(other / "build.py", HERE).returncode == 0
+    for name in FILES:
+        assert (other / "out" / HERE / name).read_bytes() == (runtime / name).read_bytes(), name

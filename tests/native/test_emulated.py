@@ -1,0 +1,81 @@
+"""The runtime of other CPUs, run by qemu-user, on libraries for them: no C library of theirs is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forge_pipeline.runtime.engine import Engine
+from tests.support.delivery import deliver
+from tests.support.native import Runner, built, convolutions, library_of, open_sizes
+from tests.support.once import once
+
+TARGETS = {"aarch64": "raspberry-pi/5", "riscv64": "riscv64/generic"}
+CPU = {"aarch64": ("-cpu", "max")}  # of riscv64 the usual one does
+MODELS = {
+    "convolutions": (convolutions, [(2, 3, 24, 24)]),
+    "open_sizes": (open_sizes, [(2, 3, 48), (2, 3, 48)]),
+}
+RANDOM = np.random.default_rng(13)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """forge-run for a CPU, and a folder with libraries for it."""
+
+    runner: Runner
+    libraries: Path
+
+
+@pytest.fixture(params=["aarch64", pytest.param("riscv64", marks=pytest.mark.long)])
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    arch: str = request.param
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("the ziglang wheel is not installed")
+    qemu = shutil.which(f"qemu-{arch}") or shutil.which(f"qemu-{arch}-static")
+    if qemu is None and platform.machine() != arch:
+        pytest.skip(f"qemu-{arch} is not installed: apt-get install qemu-user")
+
+    def make(folder: Path) -> None:
+        shutil.copy(built(arch) / "forge-run", folder)
+        for name, (model, _) in MODELS.items():
+            (folder / f"{name}.so").write_bytes(library_of(model(), TARGETS[arch]).to_bytes())
+
+    folder = once(tmp_path_factory, f"native-{arch}", make)
+    return Machine(Runner(folder / "forge-run", () if qemu is None else (qemu, *CPU.get(arch, ()))), folder)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path, tmp_path: Path, name: str) -> None:
+    _, shapes = MODELS[name]
+    library = Path(shutil.copy(machine.libraries / f"{name}.so", tmp_path))
+    inputs = [RANDOM.standard_normal(shape).astype(np.float32) for shape in shapes]
+    wanted = Engine(libraries / f"{name}.so", threads=1)(*inputs)
+    for threads in ("1", "2"):
+        found = machine.runner.call(library, inputs, "--threads", threads)
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:
+    delivery = deliver((machine.libraries / "convolutions.so").read_bytes(), 3)
+    (tmp_path / "model.so").write_bytes(delivery.model)
+    (tmp_path / "key.bin").write_bytes(delivery.key)
+    (tmp_path / "password").write_bytes(b"correct horse")
+    options = ["--key", tmp_path / "key.bin", "--password-file", tmp_path / "password"]
+    done = machine.runner.start(tmp_path / "model.so", *options)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "password").write_bytes(b"wrong horse")
+    assert "password: expected that of the model" in machine.runner.start(tmp_path / "model.so", *options).stderr
+
+
+def test_a_library_for_another_cpu_is_refused(machine: Machine, libraries: Path) -> None:
+    done = machine.runner.start(libraries / "convolutions.so")
+    assert done.returncode == 1
+    assert "expected code for" in done.stderr

@@ -1,0 +1,97 @@
+"""A table whose digest was mended is refused, or runs within its memory: nothing crashes, whatever the words say."""
+
+from __future__ import annotations
+
+import random
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+
+from forge_pipeline.runtime.bundle import Library
+from tests.support.native import Runner, mended
+
+SECONDS = 5
+MODELS = ("convolutions", "open_sizes")
+
+
+def limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def ends_well(runner: Runner, path: Path, what: object) -> bool:
+    """Return whether it ran; fail where it ended by a signal."""
+    done = runner.start(path, "--size", "n=2", "--size", "m=2", "--size", "s=3", preexec_fn=limit)
+    assert done.returncode in (0, 1), (what, done.returncode, done.stderr)
+    assert (done.returncode == 1) == done.stderr.startswith("error: ")
+    return done.returncode == 0
+
+
+def word(choice: random.Random, old: int, words: list[int]) -> int:
+    """Return another word: near the old one, another of the table, a power of two, or anything."""
+    return choice.choice(
+        [
+            old + choice.choice((-64, -4, -1, 1, 4, 64)),
+            choice.choice(words),
+            1 << choice.randrange(64),
+            -old,
+            choice.getrandbits(64),
+        ]
+    )
+
+
+def mutate(library: Library, data: bytes, choice: random.Random) -> bytes:
+    """Change one to three words of the program."""
+    program = bytes(library.program)
+    start = data.index(program)
+    (count,) = struct.unpack_from("<q", program, 24)
+    words = list(struct.unpack_from(f"<{count}q", program, 64))
+    changed = bytearray(data)
+    for _ in range(choice.randint(1, 3)):
+        # half of the changes in the code, at the end
+        at = choice.randrange(count) if choice.random() < 0.5 else choice.randrange(count // 2, count)
+        value = word(choice, words[at], words)
+        struct.pack_into("<Q", changed, start + 64 + 8 * at, value & (1 << 64) - 1)
+    return mended(bytes(changed))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.long)])
+def test_changed_words_do_no_harm(libraries: Path, runner: Runner, tmp_path: Path, name: str, count: int) -> None:
+    data = (libraries / f"{name}.so").read_bytes()
+    library, path = Library.from_bytes(data), tmp_path / "changed.so"
+    path.write_bytes(data)
+    assert ends_well(runner, path, "unchanged")
+    ran = 0
+    for seed in range(count):
+        path.write_bytes(mutate(library, data, random.Random(seed)))
+        ran += ends_well(runner, path, seed)
+    assert ran < count / 2
+
+
+def test_a_cut_program_is_refused(libraries: Path, runner: Runner, tmp_path: Path) -> None:
+    data = (libraries / "convolutions.so").read_bytes()
+    library = Library.from_bytes(data)
+    program = bytes(library.program)
+    start, path = data.index(program), tmp_path / "changed.so"
+    for size in (0, 8, 63, 64, 72, len(program) // 2):
+        cut = data[:start] + program[:size] + bytes(len(program) - size) + data[start + len(program) :]
+        path.write_bytes(mended(cut))
+        assert not ends_well(runner, path, size)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.long)])
+def test_changed_headers_of_the_code_do_no_harm(libraries: Path, runner: Runner, tmp_path: Path, count: int) -> None:
+    """The headers of the ELF part are checked; what its code does is trusted, and so is where its functions begin."""
+    data = (libraries / "convolutions.so").read_bytes()
+    path = tmp_path / "changed.so"
+    for seed in range(count):
+        choice = random.Random(seed)
+        changed = bytearray(data)
+        for _ in range(choice.randint(1, 4)):
+            changed[choice.randrange(0x200)] = choice.randrange(256)
+        path.write_bytes(mended(bytes(changed)))
+        ends_well(runner, path, seed)

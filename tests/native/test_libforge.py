@@ -1,0 +1,251 @@
+"""libforge: the examples, by the commands that docs/runtime.md shows, and what only its interface can do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forge_pipeline.runtime.engine import Engine
+from tests.support.native import ROOT, RUNTIME
+
+MEMORY, FILE, DAMAGED, PASSWORD, MACHINE, INPUT, KERNEL, CANCELLED, UNSUPPORTED, USAGE = range(1, 11)
+RANDOM = np.random.default_rng(5)
+
+
+class Array(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("shape", ctypes.c_int64 * 8))
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Array:
+        return cls(array.ctypes.data, array.nbytes, (ctypes.c_int64 * 8)(*array.shape))
+
+
+class Time(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
+
+
+class Forge:
+    """forge.h by ctypes."""
+
+    def __init__(self, path: Path) -> None:
+        self.c = ctypes.CDLL(str(path))
+        self.c.forge_message.restype = ctypes.c_char_p
+        self.c.forge_arena.restype = ctypes.c_size_t
+
+    def message(self) -> str:
+        return self.c.forge_message().decode()
+
+    def open(self, path: Path) -> ctypes.c_void_p:
+        model = ctypes.c_void_p()
+        assert self.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(model)) == 0, (
+            self.message()
+        )
+        return model
+
+    def open_memory(self, data: np.ndarray, size: int, model: ctypes.c_void_p) -> int:
+        none = ctypes.c_size_t(0)
+        return self.c.forge_open_memory(
+            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(size), None, none, None, none, ctypes.byref(model)
+        )
+
+    def start(self, model: ctypes.c_void_p, threads: int = 1) -> ctypes.c_void_p:
+        session = ctypes.c_void_p()
+        assert self.c.forge_start(model, threads, ctypes.byref(session)) == 0, self.message()
+        return session
+
+    def run(self, session: ctypes.c_void_p, inputs: Sequence[np.ndarray], outputs: Sequence[Array]) -> int:
+        given = (Array * len(inputs))(*map(Array.of, inputs))
+        made = (Array * len(outputs))(*outputs)
+        code = self.c.forge_run(session, given, made)
+        for output, result in zip(outputs, made, strict=True):
+            output.data, output.size, output.shape = result.data, result.size, result.shape
+        return code
+
+
+@pytest.fixture
+def forge(runtime: Path) -> Forge:
+    return Forge(runtime / "libforge.so")
+
+
+@pytest.fixture
+def library(libraries: Path) -> Path:
+    return libraries / "convolutions.so"
+
+
+def images(batch: int) -> np.ndarray:
+    return RANDOM.standard_normal((batch, 3, 24, 24)).astype(np.float32)
+
+
+@pytest.mark.parametrize("language", ["c", "cpp"])
+@pytest.mark.parametrize("form", ["so", "a"])
+def test_the_documented_commands_build_an_example(
+    runtime: Path, library: Path, tmp_path: Path, language: str, form: str
+) -> None:
+    text = (ROOT / "docs" / "runtime.md").read_text("utf-8")
+    pattern = rf"^    ((?:cc|c\+\+) .*examples/run\.{language} .*libforge\.{form}.*)$"
+    command = re.search(pattern, text, re.MULTILINE)
+    assert command is not None
+    words = shlex.split(command[1].replace("ARCH", runtime.name))
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    subprocess.run(
+        [*words, "-o", str(tmp_path / "run"), "-Wall", "-Wextra", "-Werror"], cwd=ROOT, check=True, timeout=120
+    )
+    options = {
+        "env": {**os.environ, "LD_LIBRARY_PATH": str(runtime)},
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+    }
+    done = subprocess.run([tmp_path / "run", library], check=True, **options)
+    (wanted,) = Engine(library, threads=1)(np.zeros((1, 3, 24, 24), np.float32))
+    assert [float.fromhex(line) for line in done.stdout.split()] == [float(value) for value in wanted[0]]
+    done = subprocess.run([tmp_path / "run", RUNTIME / "build.py"], check=False, **options)
+    assert (done.returncode, done.stderr.count("expected a library of forge-pipeline")) == (1, 1)
+
+
+def test_the_numbers_of_errors_are_those_of_the_header() -> None:
+    header = (RUNTIME / "include" / "forge.h").read_text("utf-8")
+    names = re.findall(r"^    FORGE_([A-Z]+),?\s", header, re.MULTILINE)
+    assert {name: number for number, name in enumerate(names) if number} == {
+        name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)
+    }
+
+
+def test_sessions_of_one_model_run_at_the_same_time(forge: Forge, library: Path) -> None:
+    model, engine = forge.open(library), Engine(library, threads=1)
+    failures: list[object] = []
+
+    def work(threads: int) -> None:
+        session = forge.start(model, threads)
+        for turn in range(20):
+            given, found = images(1 + turn % 3), np.empty((1 + turn % 3, 5), np.float32)
+            output = Array.of(found)
+            if forge.run(session, [given], [output]) or not np.array_equal(found, engine(given)[0]):
+                failures.append((threads, turn, forge.message()))
+        forge.c.forge_stop(session)
+
+    workers = [threading.Thread(target=work, args=(1 + index % 2,)) for index in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    forge.c.forge_close(model)
+    assert not failures
+
+
+def test_outputs_may_stay_in_the_session(forge: Forge, library: Path) -> None:
+    model = forge.open(library)
+    session, output, given = forge.start(model), Array(), images(2)
+    assert forge.run(session, [given], [output]) == 0
+    assert (output.size, list(output.shape[:2])) == (40, [2, 5])
+    found = np.frombuffer(ctypes.string_at(output.data, output.size), np.float32)
+    assert np.array_equal(found.reshape(2, 5), Engine(library, threads=1)(given)[0])
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_memory_that_is_not_aligned_is_as_good(forge: Forge, library: Path) -> None:
+    data = library.read_bytes()
+    given = np.frombuffer(bytearray(images(1).nbytes + 4), np.uint8)[4:].view(np.float32).reshape(1, 3, 24, 24)
+    given[...] = images(1)
+    (wanted,) = Engine(library, threads=1)(given)
+    room = np.zeros(len(data) + 128, np.uint8)
+    for offset in (0, 1):
+        start = -room.ctypes.data % 64 + offset
+        room[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        model, found = ctypes.c_void_p(), np.empty((1, 5), np.float32)
+        assert forge.open_memory(room[start:], len(data), model) == 0, forge.message()
+        session = forge.start(model)
+        assert forge.run(session, [given], [Array.of(found)]) == 0
+        assert np.array_equal(found, wanted)
+        forge.c.forge_stop(session)
+        forge.c.forge_close(model)
+
+
+def test_a_call_that_is_cancelled_ends_and_the_next_one_runs(forge: Forge, library: Path) -> None:
+    model = forge.open(library)
+    session = forge.start(model)
+    forge.c.forge_cancel(session)
+    assert forge.run(session, [images(1)], [Array()]) == CANCELLED
+    assert "cancelled" in forge.message()
+    assert forge.run(session, [images(1)], [Array()]) == 0
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_a_profile_counts_the_kernels(forge: Forge, library: Path) -> None:
+    model = forge.open(library)
+    session, time = forge.start(model, 2), Time()
+    assert forge.c.forge_profile(session, 1) == 0
+    for _ in range(3):
+        assert forge.run(session, [images(1)], [Array()]) == 0
+    calls = []
+    for index in range(forge.c.forge_kernels(model)):
+        assert forge.c.forge_kernel_time(session, index, ctypes.byref(time)) == 0
+        assert time.name.startswith(b"__tvm_ffi_")
+        calls.append(time.calls)
+    assert max(calls) >= 3
+    assert all(count % 3 == 0 for count in calls)
+    assert forge.c.forge_kernel_time(session, -1, ctypes.byref(time)) == USAGE
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, libraries: Path, tmp_path: Path) -> None:
+    def opened(path: Path) -> int:
+        return forge.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))
+
+    damaged = tmp_path / "damaged.so"
+    damaged.write_bytes(library.read_bytes()[:-1])
+    model = forge.open(library)
+    session = forge.start(model)
+    small = Array.of(np.empty((1, 4), np.float32))
+    for code, call in (
+        (FILE, lambda: opened(tmp_path / "none")),
+        (DAMAGED, lambda: opened(damaged)),
+        (UNSUPPORTED, lambda: opened(libraries / "branches.so")),
+        (USAGE, lambda: forge.c.forge_open(None, None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))),
+        (USAGE, lambda: forge.c.forge_start(model, 0, ctypes.byref(ctypes.c_void_p()))),
+        (USAGE, lambda: forge.c.forge_set_threads(session, 65)),
+        (USAGE, lambda: forge.c.forge_run(session, None, None)),
+        (INPUT, lambda: forge.run(session, [images(1)[:, :2]], [Array()])),
+        (INPUT, lambda: forge.run(session, [images(1).astype(np.float64)], [Array()])),
+        (INPUT, lambda: forge.run(session, [images(1)], [small])),
+    ):
+        assert call() == code, forge.message()
+        assert re.fullmatch(r".+: expected .+, found .+\nfix: .+", forge.message())
+    assert forge.c.forge_set_threads(session, 2) == 0
+    assert forge.run(session, [images(1)], [Array()]) == 0
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_memory_stays_flat(forge: Forge, libraries: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    def turn(count: int) -> None:
+        for _ in range(count):
+            model = forge.open(libraries / "open_sizes.so")
+            session = forge.start(model, 2)
+            for size in (2, 5, 3):
+                given = RANDOM.standard_normal((size, 3, 48)).astype(np.float32)
+                assert forge.run(session, [given, given], [Array(), Array()]) == 0
+            forge.c.forge_stop(session)
+            forge.c.forge_close(model)
+
+    turn(20)
+    before = resident()
+    turn(100)
+    assert resident() - before < 256  # pages; a session that stayed would be some thousand
