@@ -38,7 +38,7 @@ pub const Frame = struct {
     /// Fill `frame`, which must stay where it is. `arena` and what `areas` names must live as long.
     pub fn init(frame: *Frame, arena: std.mem.Allocator, program: *const p.Program, function: *const p.Function, kernels: []const abi.Kernel, areas: Areas) error{OutOfMemory}!void {
         frame.function = function;
-        frame.heap = try arena.alloc(i64, function.heap);
+        frame.heap = try arena.alignedAlloc(i64, .@"64", function.heap); // shape functions store it in vectors
         @memset(frame.heap, 0);
         frame.buffers = try arena.alloc(platform.Memory, function.buffers);
         @memset(frame.buffers, &.{});

@@ -34,6 +34,8 @@ def copy(libraries: Path, tmp_path: Path) -> Callable[[str], Path]:
         ("convolutions", [(3, 3, 24, 24)]),
         ("open_sizes", [(2, 3, 48), (2, 3, 48)]),
         ("open_sizes", [(1, 6, 48), (1, 6, 48)]),
+        ("recurrent", [(1, 1, 6)]),
+        ("recurrent", [(7, 3, 6)]),
     ],
 )
 def test_it_computes_what_an_engine_does(

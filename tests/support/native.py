@@ -71,6 +71,18 @@ def open_sizes() -> onnx.ModelProto:
     return _model(nodes, inputs, {"y": ["n", "s", 48], "z": ["k", 24]}, weights)
 
 
+def recurrent() -> onnx.ModelProto:
+    """Return a layer of LSTM both ways over any number of steps: many sizes that are computed at the start of a call."""
+    random = np.random.default_rng(9)
+    shapes = {"w": (2, 32, 6), "r": (2, 32, 8), "b": (2, 64)}
+    weights = [
+        numpy_helper.from_array(random.standard_normal(shape).astype("f") / 4, name) for name, shape in shapes.items()
+    ]
+    node = helper.make_node("LSTM", ["x", *shapes], ["y", "h", "c"], hidden_size=8, direction="bidirectional")
+    outputs: dict[str, list[int | str]] = {"y": ["s", 2, "n", 8], "h": [2, "n", 8], "c": [2, "n", 8]}
+    return _model([node], {"x": ["s", "n", 6]}, outputs, weights)
+
+
 def branches() -> onnx.ModelProto:
     """Return a model with control flow."""
     text = """<ir_version: 10, opset_import: ["": 18]> g (float[4] x, bool c) => (float[4] y) {
