@@ -44,7 +44,11 @@ DTYPES: dict[int, str] = {
 }
 
 SMALL: frozenset[int] = frozenset(
-    number for number, name in DTYPES.items() if name.startswith(("float8", "float6", "float4", "uint4", "int4", "uint2", "int2"))
+    (
+        *(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ),
+        *(TensorProto.FLOAT8E8M0, TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2, TensorProto.FLOAT4E2M1),
+        *(TensorProto.UINT4, TensorProto.INT4, TensorProto.UINT2, TensorProto.INT2),
+    )
 )
 """Types that no machine computes with. In compiled code each element is a byte, which has the bits of the type."""
 
