@@ -184,7 +184,8 @@ def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
 def _small(name: str) -> np.dtype[Any]:
     import ml_dtypes  # TVM needs it, too
 
-    return np.dtype(getattr(ml_dtypes, name))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:

@@ -50,7 +50,7 @@ class Machine:
         self._small = [(index, row.dtype) for index, row in enumerate(interface.outputs) if is_small(row.dtype)]
         self._threads = threads
         self._release = ffi.get_global_func("vm.builtin.memory_manager.clear")
-        self._shapes: list[tuple[int, ...]] = []
+        self._shapes: list[tuple[int, ...]] | None = None
         self._runs = 0
         self._runs_kept = _RUNS_KEPT if interface.program is None else _PROGRAMS_KEPT
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library

@@ -11,13 +11,13 @@ import numpy as np
 from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN
 from forge_pipeline.codegen.onnx_import.extents import Extents
-from forge_pipeline.codegen.onnx_import.small_types import STORAGE, bytes_of
+from forge_pipeline.codegen.onnx_import.stored_bits import bytes_of
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.value import Known
-from forge_pipeline.ir.tensors import SMALL
+from forge_pipeline.ir.tensors import SMALL, stored_name
 
 if TYPE_CHECKING:
     import onnx
@@ -211,7 +211,7 @@ def element_name(number: int) -> str:
     """Return an element type by ONNX's number, as TVM and numpy name it: that of bytes for one of fewer bits."""
     from onnx import helper
 
-    return STORAGE if number in SMALL else str(helper.tensor_dtype_to_np_dtype(number))
+    return stored_name(number) if number in SMALL else str(helper.tensor_dtype_to_np_dtype(number))
 
 
 def element_type(name: str) -> np.dtype[Any]:

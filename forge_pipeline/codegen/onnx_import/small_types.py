@@ -19,19 +19,16 @@ if TYPE_CHECKING:
 
     from forge_pipeline.codegen.onnx_import.node import NodeImport
 
-Array = np.ndarray[Any, Any]
-
 STORAGE: Final = "uint8"
-REGISTERED: Final = 2
-"""What numpy calls types that another package brings."""
 LAYOUTS: Final = {"float32": ("uint32", 23, 127), "float64": ("uint64", 52, 1023)}
 """IEEE 754: the integers as wide as a float, the bits of its fraction, and the bias of its exponent.
 
 Unsigned, as TVM takes others for indices, and widens them.
 """
 MOVED: Final = frozenset(
-    ("Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If",
-     "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+    ("Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
+     "GatherND", "Identity", "If", "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
+     "Transpose", "Unsqueeze")
 )  # fmt: skip
 """Operators that look at no element of the type."""
 ROUNDED: Final = frozenset(("up", "down", "nearest"))
@@ -57,9 +54,13 @@ class SmallInteger:
         """The integers of 8 bits that hold the same numbers."""
         return "int8" if self.is_signed else "uint8"
 
-    def decode(self, node: NodeImport, value: relax.Expr) -> relax.Expr:
-        """Emit the numbers of bytes, as int32."""
+    def decode(self, node: NodeImport, index: int) -> relax.Expr:
+        """Emit an operand's numbers as int32."""
         from tvm import te, tirx
+
+        known = node.constant(index)
+        if known is not None:
+            return node.const(known.astype(np.int32), "int32")
 
         flip = tirx.const(1 << (self.bits - 1) if self.is_signed else 0, "int32")
         mask = tirx.const((1 << self.bits) - 1, "int32")
@@ -71,7 +72,7 @@ class SmallInteger:
                 name="decoded",
             )
 
-        return node.kernel(numbers, value, name=f"decode_{self.name}")
+        return node.kernel(numbers, node.input(index), name=f"decode_{self.name}")
 
     def encode(self, node: NodeImport, value: relax.Expr) -> relax.Expr:
         """Emit integers as bytes: higher bits are lost, as ONNX has it."""
@@ -131,10 +132,14 @@ class SmallFloat:
         """Whether it is E8M0: powers of two, with neither sign nor zero."""
         return self.fraction == 0
 
-    def decode(self, node: NodeImport, value: relax.Expr) -> relax.Expr:
-        """Emit the numbers of bytes as float32, which has each of them."""
+    def decode(self, node: NodeImport, index: int) -> relax.Expr:
+        """Emit an operand's numbers as float32, which has each of them. Weights are so when the model is compiled."""
         import ml_dtypes
         from tvm import te, tirx
+
+        known = node.constant(index)
+        if known is not None:
+            return node.const(known.astype(np.float32), "float32")
 
         codes = np.arange(1 << self.bits, dtype=np.uint8)
         numbers = node.const(codes.view(getattr(ml_dtypes, self.name)).astype(np.float32), "float32")
@@ -145,7 +150,7 @@ class SmallFloat:
                 data.shape, lambda *at: table(tirx.bitwise_and(data(*at).astype("int32"), mask)), name="decoded"
             )
 
-        return node.kernel(read, value, numbers, name=f"decode_{self.name}")
+        return node.kernel(read, node.input(index), numbers, name=f"decode_{self.name}")
 
     def encode(self, node: NodeImport, value: relax.Expr, *, saturate: bool = True, mode: str = "up") -> relax.Expr:
         """Emit floats of 32 or 64 bits as bytes, rounded to nearest, ties to even.
@@ -273,12 +278,3 @@ FLOATS: Final[Mapping[int, str]] = {
 def small_type(number: int) -> Small | None:
     """Return a small type by TensorProto.DataType; None for another type."""
     return SmallFloat.of(FLOATS[number]) if number in FLOATS else INTEGERS.get(number)
-
-
-def bytes_of(array: Array) -> Array:
-    """Return an array as it is stored: its bytes, where its elements are of a small type."""
-    if array.dtype.isbuiltin != REGISTERED or array.itemsize != 1:
-        return array
-    found = array.view(np.uint8)
-    integer = next((item for item in INTEGERS.values() if item.name == array.dtype.name), None)
-    return found if integer is None else found & np.uint8((1 << integer.bits) - 1)

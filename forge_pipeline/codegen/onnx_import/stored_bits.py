@@ -1,20 +1,37 @@
-"""Constants of two and four bits that a model dequantizes: as the integers of eight bits that kernels are made for."""
+"""Constants of small types: as bytes, and, where they are only dequantized, as the integers that kernels know."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from forge_pipeline.ir.tensors import SMALL, bit_width
 
 if TYPE_CHECKING:
     import onnx
 
+Array = np.ndarray[Any, Any]
+
+BYTE: Final = 8
 MOVES: Final = frozenset(("Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that give elements of their first operand, and whose others have another type."""
 READS: Final = frozenset(("Cast", "DequantizeLinear"))
 """Operators that read numbers, which are the same in any type."""
+
+
+def bytes_of(array: Array) -> Array:
+    """Return an array as compiled code holds it: its bytes, where its elements are of a small type."""
+    from onnx import helper
+
+    number = helper.np_dtype_to_tensor_dtype(array.dtype)
+    if number not in SMALL:
+        return array
+    found = array.view(np.uint8)
+    width = bit_width(number)
+    return found if width == BYTE else found & np.uint8((1 << width) - 1)
 
 
 def with_bytes(model: onnx.ModelProto) -> onnx.ModelProto:

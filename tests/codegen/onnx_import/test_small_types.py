@@ -207,7 +207,28 @@ def test_a_constant_zero_point_keeps_the_type_of_the_result() -> None:
     assert_same(found[:1] + found[2:], [np.array([-8, -3, 3, 7]).astype(int4), np.arange(-7, 9, dtype=np.float32) / 2])
 
 
-def test_a_branch_and_a_loop_carry_bytes() -> None:
+@pytest.mark.parametrize("way", AXES)
+def test_weights_of_small_floats_are_dequantized_when_the_model_is_compiled(way: str) -> None:
+    shape, attributes, _ = AXES[way]
+    rng = np.random.default_rng(5)
+    kind = small(TensorProto.FLOAT8E4M3FN)
+    constants = {
+        "weight": rng.normal(0, 2, (3, 8)).astype(kind),
+        "scale": rng.uniform(0.25, 0.5, shape).astype(np.float32),
+        "zero": np.zeros(shape, kind),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["weight", "scale", "zero"], ["real"], **attributes),
+        helper.make_node("Add", ["x", "real"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, [3, 8])}, {"y": TensorProto.FLOAT}, constants)
+    x = rng.normal(0, 2, (3, 8)).astype(np.float32)
+    engine = compiled(model)
+    assert_same(engine(x), ReferenceEvaluator(model).run(None, {"x": x}))
+    assert [kernel.name for kernel in engine.profile(x, runs=1)] == ["add"]
+
+
+def test_a_loop_carries_bytes() -> None:
     kind = TensorProto.FLOAT8E4M3FN
 
     def graph(name: str, nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any]) -> onnx.GraphProto:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.small_types import bytes_of
+from forge_pipeline.codegen.onnx_import.stored_bits import bytes_of
 
 
 def _constant(node: NodeImport) -> Any:

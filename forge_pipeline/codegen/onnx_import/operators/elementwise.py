@@ -202,13 +202,12 @@ def _between(node: NodeImport, to: int) -> Any:
     from forge_pipeline.codegen.onnx_import.scope import element_name
     from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
 
-    value, dtype, number = node.input(0), node.dtype(), node.known(0).dtype
+    number = node.known(0).dtype
     own, wanted = small_type(number), small_type(to)
+    value = node.input(0) if own is None or number == to else own.decode(node, 0)
     if number == to:
         return value
-    if own is not None:
-        value = own.decode(node, value)
-        dtype = str(value.ty.dtype)
+    dtype = str(value.ty.dtype)
     if wanted is None:
         return cast(node, value, dtype, element_name(to))
     if not isinstance(wanted, SmallFloat):

@@ -7,17 +7,20 @@ quantized models recognise it. Scales for blocks of activations are kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.scope import element_name
+from forge_pipeline.codegen.onnx_import.scope import element_name, element_type
 from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
+from forge_pipeline.ir.sizes.expression import Whole
+
+Array = np.ndarray[Any, Any]
 
 INTEGERS: Final = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
-"""What Relax quantizes to. Integers of fewer bits are those of 8 with narrower limits; floats have a way of their own."""
+"""What Relax quantizes to: integers of fewer bits are those of 8 with narrower limits."""
 MEASURE: Final = "measure_range"
 """The name by which schedules know the kernel that finds the range of activations."""
 LEVELS: Final = 255
@@ -41,7 +44,7 @@ def _numbers(node: NodeImport, index: int, dtype: str) -> Any:
     small = small_type(node.known(index).dtype)
     if small is None:
         return node.input(index)
-    value = node.emit(small.decode(node, node.input(index)))
+    value = node.emit(small.decode(node, index))
     return value if str(value.ty.dtype) == dtype else node.emit(op.astype(value, dtype))
 
 
@@ -104,6 +107,12 @@ def _dequantize_floats(node: NodeImport, wanted: str) -> Any:
     from tvm.relax import op
 
     wide = "float64" if wanted == "float64" else "float32"
+    constants = [node.constant(index) for index in range(3) if node.has(index)]
+    if all(array is not None for array in constants):  # products are made for weights that are constants
+        number, scale, *zeros = (array.astype(wide) for array in constants if array is not None)
+        for zero in zeros:
+            number = number - _spread_constant(node, zero)
+        return node.const((number * _spread_constant(node, scale)).astype(element_type(wanted)), wanted)
     value = _numbers(node, 0, wide)
     if node.has(2):
         value = node.emit(op.subtract(value, _spread(node, _zero_point(node, wide))))
@@ -117,11 +126,9 @@ def _spread(node: NodeImport, factors: Any) -> Any:
     """Return scales, or zero points, in a shape that is broadcast to the first operand's."""
     from tvm import te
 
-    axis, block, rank = _axis(node), _block(node), node.rank()
+    axis, block = _axis(node), _block(node)
     if not block:
-        extents = [*node.shape(1)] or [1]
-        is_one = extents == [1]
-        return node.reshape(factors, () if is_one else [*[1] * axis, *extents, *[1] * (rank - axis - 1)])
+        return node.reshape(factors, _along(node, node.shape(1)))
 
     def repeated(part: Any, *extents: Any) -> Any:
         def element(*at: Any) -> Any:
@@ -154,6 +161,21 @@ def _dequantize(node: NodeImport) -> Any:
     zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
     template = _in_blocks(node, wanted, is_quantized=False)
     return node.kernel(template, _numbers(node, 0, dtype), scale, *zeros, name="dequantize")
+
+
+def _along(node: NodeImport, extents: Sequence[Whole]) -> list[Whole]:
+    """Return the shape in which one factor, or one for each index of the axis, is broadcast to the first operand."""
+    axis = _axis(node)
+    return [] if tuple(extents) in ((), (1,)) else [*[1] * axis, *extents, *[1] * (node.rank() - axis - 1)]
+
+
+def _spread_constant(node: NodeImport, factors: Array) -> Array:
+    """Do as ``_spread`` does, for constants."""
+    axis, block = _axis(node), _block(node)
+    if not block:
+        return factors.reshape([int(extent) for extent in _along(node, factors.shape)])
+    length = int(node.shape()[axis])
+    return np.repeat(factors, block, axis).take(range(length), axis)
 
 
 def _in_blocks(node: NodeImport, dtype: str, *, is_quantized: bool) -> Any:
