@@ -27,11 +27,10 @@ Unsigned, as TVM takes others for indices, and widens them.
 """
 MOVED: Final = frozenset(
     ("Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
-     "GatherND", "Identity", "If", "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
-     "Transpose", "Unsqueeze")
+     "GatherND", "Identity", "If", "OptionalGetElement", "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split",
+     "Squeeze", "Tile", "Transpose", "Unsqueeze")
 )  # fmt: skip
 """Operators that look at no element of the type."""
-ROUNDED: Final = frozenset(("up", "down", "nearest"))
 CONVERTED: Final = frozenset(("Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"))
 """Operators that read and write such elements as numbers."""
 
@@ -195,14 +194,14 @@ class SmallFloat:
         """Return the expression of the byte of a float, as a power of two: its exponent, from ``least``."""
         from tvm import tirx
 
-        if mode not in ROUNDED:
+        whole = {"up": tirx.ceil, "down": tirx.floor, "nearest": lambda n: tirx.floor(n + tirx.const(0.5, dtype))}
+        if mode not in whole:
             raise NotImplementedError(f"round_mode {mode!r}")
         smallest, largest = (tirx.const(limit, dtype) for limit in (2.0**self.least, self.largest))
 
         def element(x: Any) -> Any:
             magnitude = tirx.abs(x)
             steps, exponent = self._scaled(magnitude, dtype)
-            whole = {"up": tirx.ceil, "down": tirx.floor, "nearest": lambda n: tirx.floor(n + tirx.const(0.5, dtype))}
             code = exponent + whole[mode](steps).astype("int32") - 1
             code = tirx.max(tirx.min(code, _int32(self.greatest)), _int32(0))
             is_none = _is_nan(x, dtype)

@@ -396,6 +396,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Mean": _mean,
     "Mod": _mod,
     "Neg": _negate,
+    "OptionalGetElement": _identity,
     "Pow": _pow,
     "Reciprocal": _reciprocal,
     "Sign": _sign,

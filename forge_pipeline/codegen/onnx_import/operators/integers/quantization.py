@@ -7,7 +7,7 @@ quantized models recognise it. Scales for blocks of activations are kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy as np
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name, element_type
 from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
-from forge_pipeline.ir.sizes.expression import Whole
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +43,9 @@ def _numbers(node: NodeImport, index: int, dtype: str) -> Any:
     small = small_type(node.known(index).dtype)
     if small is None:
         return node.input(index)
+    known = node.constant(index)
+    if known is not None:
+        return node.const(known.astype(dtype), dtype)
     value = node.emit(small.decode(node, index))
     return value if str(value.ty.dtype) == dtype else node.emit(op.astype(value, dtype))
 
@@ -111,8 +113,8 @@ def _dequantize_floats(node: NodeImport, wanted: str) -> Any:
     if all(array is not None for array in constants):  # products are made for weights that are constants
         number, scale, *zeros = (array.astype(wide) for array in constants if array is not None)
         for zero in zeros:
-            number = number - _spread_constant(node, zero)
-        return node.const((number * _spread_constant(node, scale)).astype(element_type(wanted)), wanted)
+            number = number - _spread_constant(node, zero, number.shape)
+        return node.const((number * _spread_constant(node, scale, number.shape)).astype(element_type(wanted)), wanted)
     value = _numbers(node, 0, wide)
     if node.has(2):
         value = node.emit(op.subtract(value, _spread(node, _zero_point(node, wide))))
@@ -128,7 +130,9 @@ def _spread(node: NodeImport, factors: Any) -> Any:
 
     axis, block = _axis(node), _block(node)
     if not block:
-        return node.reshape(factors, _along(node, node.shape(1)))
+        extents = node.shape(1)
+        is_one = extents in ((), (1,))
+        return node.reshape(factors, () if is_one else (*[1] * axis, *extents, *[1] * (node.rank() - axis - 1)))
 
     def repeated(part: Any, *extents: Any) -> Any:
         def element(*at: Any) -> Any:
@@ -157,25 +161,19 @@ def _dequantize(node: NodeImport) -> Any:
         return found if wide == wanted else op.astype(node.emit(found), wanted)
     constants = [node.constant(index) for index in range(3) if node.has(index)]
     if wanted == "float32" and all(array is not None for array in constants):
-        return _constant_in_blocks(node, [array for array in constants if array is not None])
+        integers, scales, *zero = (array for array in constants if array is not None)
+        return _constant_in_blocks(node, [integers.astype(dtype), scales, *(array.astype(dtype) for array in zero)])
     zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
     template = _in_blocks(node, wanted, is_quantized=False)
     return node.kernel(template, _numbers(node, 0, dtype), scale, *zeros, name="dequantize")
 
 
-def _along(node: NodeImport, extents: Sequence[Whole]) -> list[Whole]:
-    """Return the shape in which one factor, or one for each index of the axis, is broadcast to the first operand."""
-    axis = _axis(node)
-    return [] if tuple(extents) in ((), (1,)) else [*[1] * axis, *extents, *[1] * (node.rank() - axis - 1)]
-
-
-def _spread_constant(node: NodeImport, factors: Array) -> Array:
-    """Do as ``_spread`` does, for constants."""
+def _spread_constant(node: NodeImport, factors: Array, shape: tuple[int, ...]) -> Array:
+    """Do as ``_spread`` does, with constants, of which the first has this ``shape``."""
     axis, block = _axis(node), _block(node)
-    if not block:
-        return factors.reshape([int(extent) for extent in _along(node, factors.shape)])
-    length = int(node.shape()[axis])
-    return np.repeat(factors, block, axis).take(range(length), axis)
+    if block:
+        return np.repeat(factors, block, axis).take(range(shape[axis]), axis)
+    return factors.reshape(() if factors.size == 1 else (-1, *[1] * (len(shape) - axis - 1)))
 
 
 def _in_blocks(node: NodeImport, dtype: str, *, is_quantized: bool) -> Any:
