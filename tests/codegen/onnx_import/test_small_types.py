@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from forge_pipeline import RelaxModule
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError, DataError
@@ -199,7 +200,11 @@ def test_a_constant_zero_point_keeps_the_type_of_the_result() -> None:
         helper.make_node("DequantizeLinear", ["weight", "scale", "zero"], ["y"]),
     ]
     int4 = ml_dtypes.int4
-    constants = {"scale": np.float32(0.5), "zero": np.array(-1).astype(int4), "weight": np.arange(-8, 8).astype(int4)}
+    constants = {
+        "scale": np.array(0.5, np.float32),
+        "zero": np.array(-1).astype(int4),
+        "weight": np.arange(-8, 8).astype(int4),
+    }
     outputs = {"q": TensorProto.INT4, "c": TensorProto.INT4, "y": TensorProto.FLOAT}
     model = model_of(nodes, {"x": (TensorProto.FLOAT, [4])}, outputs, constants)
     x = np.array([-100, -1.25, 1.75, 100], np.float32)
@@ -270,6 +275,13 @@ def test_what_would_compute_with_such_elements_is_refused() -> None:
     node = helper.make_node("IsNaN", ["x"], ["y"])
     with pytest.raises(CompileError, match="converted, but not computed with"):
         compiled(model_of([node], {"x": (kind, [2])}, {"y": TensorProto.BOOL}))
+
+
+def test_a_module_of_relax_has_no_such_inputs() -> None:
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
+    model = model_of([node], {"x": (TensorProto.INT4, [2])}, {"y": TensorProto.FLOAT})
+    with pytest.raises(CompileError, match="int4"):
+        RelaxModule.from_onnx(model)
 
 
 def test_arrays_of_another_type_are_refused_also_bytes() -> None:
