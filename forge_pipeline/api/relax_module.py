@@ -89,6 +89,7 @@ class RelaxModule(BaseModule, Compilable):
         else:
             source = ONNXModule((model if isinstance(model, BaseONNXModule) else BaseONNXModule(model)).copy().mod)
         _check(source.mod)
+        _refuse_small_types(source.mod)
         module = cls(_imported(source), **options)
         module._adopt(source)
         return module
@@ -205,6 +206,21 @@ def _imported(source: BaseONNXModule) -> IRModule:
         from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 
         return import_model(prepare(source.copy().mod))
+
+
+def _refuse_small_types(model: onnx.ModelProto) -> None:
+    """Raise CompileError for inputs and outputs of types that Relax has as bytes, of which it does not say the type."""
+    from forge_pipeline.ir.tensors import DTYPES, SMALL
+
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    found = [f"{name!r} ({DTYPES[kind]})" for name, kind in kinds.items() if kind in SMALL]
+    if found:
+        raise CompileError(
+            where="RelaxModule.from_onnx",
+            expected="inputs and outputs of types that Relax computes with",
+            found=", ".join(found),
+            fix="compile it from ONNX (`ONNXModule.compile`), or cast them inside the model",
+        )
 
 
 def _refuse_tensorrt() -> None:

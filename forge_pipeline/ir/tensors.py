@@ -43,6 +43,15 @@ DTYPES: dict[int, str] = {
     TensorProto.FLOAT6E3M2: "float6_e3m2fn",
 }
 
+SMALL: frozenset[int] = frozenset(
+    (
+        *(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ),
+        *(TensorProto.FLOAT8E8M0, TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2, TensorProto.FLOAT4E2M1),
+        *(TensorProto.UINT4, TensorProto.INT4, TensorProto.UINT2, TensorProto.INT2),
+    )
+)
+"""Types that no machine computes with. In compiled code each element is a byte, which has the bits of the type."""
+
 # The typed field that holds an element type when ``raw_data`` does not (onnx.proto, message TensorProto),
 # and the little-endian type of one of its entries in ``raw_data``.
 _TYPED: dict[int, tuple[str, str]] = {
@@ -90,6 +99,11 @@ def dtype_name(elem_type: int, *, where: str) -> str:
     if elem_type in DTYPES:
         return DTYPES[elem_type]
     raise ModelError(where, "a tensor of a known element type", f"type {elem_type}", "export the model again")
+
+
+def stored_name(elem_type: int) -> str:
+    """Return how compiled code holds an element type, as numpy and TVM name it."""
+    return "uint8" if elem_type in SMALL else DTYPES[elem_type]
 
 
 def element_count(dims: Sequence[int]) -> int:

@@ -21,6 +21,15 @@ STAGED_BYTES = 1 << 16
 """Size up to which copying an array costs less than wrapping it for TVM would."""
 
 
+_BROUGHT = 2
+"""What numpy calls a type that another package brings."""
+
+
+def is_small(dtype: np.dtype[Any]) -> bool:
+    """Return whether a type is one of ml_dtypes' of at most 8 bits, whose elements compiled code sees as bytes."""
+    return dtype.isbuiltin == _BROUGHT and dtype.itemsize == 1
+
+
 class Slot:
     """The place of one input: copies small arrays to memory that TVM knows already, wraps large ones as they are.
 

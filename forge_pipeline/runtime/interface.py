@@ -18,10 +18,15 @@ from forge_pipeline.runtime.entries import NONE, Entries
 from forge_pipeline.runtime.execution import Demands
 from forge_pipeline.runtime.program import Program
 
-DTYPES = frozenset(
-    ("bool", "float16", "float32", "float64", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)))
+SMALL = frozenset(
+    (
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int2", "int4", "uint2", "uint4"),
+    )
 )
-"""What numpy can hold."""
+"""What ml_dtypes adds to numpy: one byte for each element. Compiled code takes and gives these bytes."""
+DTYPES = SMALL | {"bool", "float16", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+"""What arrays can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +178,14 @@ def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
         raise ArtifactError(
             f"{where} {name!r}", f"one of {', '.join(sorted(DTYPES))}", f"{dtype}", "cast it inside the model"
         )
-    return Tensor(name=name, dtype=np.dtype(dtype), shape=tuple(shape))
+    return Tensor(name=name, dtype=_small(dtype) if dtype in SMALL else np.dtype(dtype), shape=tuple(shape))
+
+
+def _small(name: str) -> np.dtype[Any]:
+    import ml_dtypes  # TVM needs it, too
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:

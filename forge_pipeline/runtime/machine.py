@@ -15,7 +15,7 @@ import numpy as np
 
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
-from forge_pipeline.runtime.arguments import Slot
+from forge_pipeline.runtime.arguments import Slot, is_small
 from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.execution import Execution
 from forge_pipeline.runtime.ffi import runtime
@@ -47,9 +47,10 @@ class Machine:
         self._tensor = ffi.Tensor
         self._element = ffi.get_global_func("ffi.ArrayGetItem")
         self._outputs = range(len(interface.outputs))
+        self._small = [(index, row.dtype) for index, row in enumerate(interface.outputs) if is_small(row.dtype)]
         self._threads = threads
         self._release = ffi.get_global_func("vm.builtin.memory_manager.clear")
-        self._shapes: list[tuple[int, ...]] = []
+        self._shapes: list[tuple[int, ...]] | None = None
         self._runs = 0
         self._runs_kept = _RUNS_KEPT if interface.program is None else _PROGRAMS_KEPT
         wrap = functools.partial(_wrap, ffi.from_dlpack)  # no method: an engine that is gone frees its library
@@ -119,6 +120,12 @@ class Machine:
                 self._shapes = shapes
 
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
+        results = self._computed(arrays)
+        for index, dtype in self._small:
+            results[index] = results[index].view(dtype)
+        return results
+
+    def _computed(self, arrays: Sequence[Array]) -> list[Array]:
         loaded = self._loaded
         tensors = [slot.take(array) for slot, array in zip(self._slots, arrays, strict=True)]
         try:
@@ -165,6 +172,8 @@ def _with(entry: Callable[..., Any], weights: list[Any]) -> Callable[..., Any]:
 
 
 def _wrap(from_dlpack: Callable[[Any], Any], array: Array) -> Any:
+    if is_small(array.dtype):
+        array = array.view(np.uint8)
     if not array.size:  # numpy's strides of nothing are other than a library expects
         strides = [array.itemsize]
         for extent in array.shape[:0:-1]:

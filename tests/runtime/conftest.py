@@ -112,6 +112,36 @@ def rank_zero_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 @pytest.fixture(scope="session")
+def constant_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """main() -> 1, 2, 3"""
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        with builder.dataflow():
+            numbers = builder.emit_output(relax.op.add(relax.const(np.arange(3.0, dtype="float32")), relax.const(1.0)))
+        builder.emit_func_output(numbers)
+    metadata = describe([], [("y", "float32", [3])])
+    return Library(elf=elf_of(builder.get(), tmp_path_factory.mktemp("constant")), metadata=metadata)
+
+
+@pytest.fixture(scope="session")
+def bytes_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """main(x[m]: int4) -> x, as bytes"""
+    import tvm
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((tvm.tirx.Var("m", "int64"),), "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            moved = builder.emit_output(relax.op.maximum(x, x))
+        builder.emit_func_output(moved)
+    metadata = describe([("x", "int4", ["m"])], [("y", "int4", ["m"])])
+    return Library(elf=elf_of(builder.get(), tmp_path_factory.mktemp("bytes")), metadata=metadata)
+
+
+@pytest.fixture(scope="session")
 def product_elf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return build_product(tmp_path_factory.mktemp("product"))
 

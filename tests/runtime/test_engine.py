@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -40,6 +41,24 @@ def test_a_model_with_constants_in_its_code_computes(sum_libraries: list[Library
     a, b = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
     (total,) = Engine(sum_libraries[0].to_bytes())(a, b)
     np.testing.assert_array_equal(total, np.full((2, 3), 7))
+
+
+def test_a_model_without_inputs_computes(constant_library: Library) -> None:
+    engine = Engine(constant_library.to_bytes())
+    for _ in range(2):
+        (numbers,) = engine()
+        np.testing.assert_array_equal(numbers, [1, 2, 3])
+
+
+@pytest.mark.parametrize("count", [0, 5, 2 * STAGED_BYTES])
+def test_elements_of_four_bits_go_in_and_come_out_as_ml_dtypes_has_them(bytes_library: Library, count: int) -> None:
+    engine = Engine(bytes_library.to_bytes())
+    x = np.resize(np.arange(-8, 8), count).astype(ml_dtypes.int4)
+    (moved,) = engine(x)
+    assert moved.dtype == engine.outputs[0].dtype == ml_dtypes.int4
+    np.testing.assert_array_equal(moved.view(np.uint8), x.view(np.uint8))
+    with pytest.raises(DataError, match="dtype uint8"):
+        engine(x.view(np.uint8))
 
 
 def test_weights_in_the_file_and_weights_as_input_give_the_same(

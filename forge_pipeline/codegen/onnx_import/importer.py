@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from forge_pipeline.codegen.onnx_import.small_types import CONVERTED, MOVED
 from forge_pipeline.errors import CompileError
+from forge_pipeline.ir.sizes.value import UNKNOWN
+from forge_pipeline.ir.tensors import SMALL
 
 if TYPE_CHECKING:
     import onnx
@@ -25,7 +28,9 @@ SHOWN: Final = 12
 ROUNDS: Final = 4
 """How often what a converter refuses is replaced by its definition, whose nodes may have one in turn."""
 ELEMENTS: Final = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16))
-"""TensorProto.DataType of what can be an input or an output: float, double, half, bfloat16, integers and bool."""
+"""TensorProto.DataType of float, double, half, bfloat16, integers and bool: with small types, what an input can be."""
+
+STANDARD: Final = ("", "ai.onnx")
 
 Progress = Callable[[str], None]
 
@@ -147,7 +152,7 @@ def _check_interface(model: onnx.ModelProto) -> None:
     wrong = [
         Refused(place=-1, node=value.name, operator="input or output", reason="no tensor of numbers or flags")
         for value in (*model.graph.input, *model.graph.output)
-        if value.type.tensor_type.elem_type not in ELEMENTS
+        if value.type.tensor_type.elem_type not in ELEMENTS | SMALL
     ]
     if wrong:
         raise _error(model, wrong)
@@ -237,6 +242,8 @@ def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: s
     from forge_pipeline.codegen.onnx_import.node import NodeImport
     from forge_pipeline.codegen.onnx_import.operators.table import converter_of
 
+    if node.op_type not in MOVED | CONVERTED and node.domain in STANDARD and _has_small_types(node, scope):
+        return "elements of 8 bits and fewer, which are moved and converted, but not computed with"
     if node.op_type == "If" and node.domain in ("", "ai.onnx"):
         return _emit_branches(node, opsets, scope)
     converter = converter_of(node.domain, node.op_type)
@@ -262,6 +269,11 @@ def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: s
         raise node_error(name, node.op_type, error) from error
     missing = [output for output in node.output if output in scope.used and output not in scope.values]
     return f"its result {missing[0]!r} is not computed" if missing else ""
+
+
+def _has_small_types(node: onnx.NodeProto, scope: Scope) -> bool:
+    kinds = (scope.sizes.values.get(name, UNKNOWN).dtype for name in (*node.input, *node.output))
+    return not SMALL.isdisjoint(kinds)
 
 
 def _emit_branches(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope) -> str:

@@ -11,11 +11,13 @@ import numpy as np
 from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN
 from forge_pipeline.codegen.onnx_import.extents import Extents
+from forge_pipeline.codegen.onnx_import.stored_bits import bytes_of
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.value import Known
+from forge_pipeline.ir.tensors import SMALL, stored_name
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +50,7 @@ class Scope:
         if name not in self.values:
             if name in self.tensors:
                 tensor = self.tensors[name]
-                self.values[name] = constant(array_of(tensor), is_on_file=is_mapped(tensor))
+                self.values[name] = constant(bytes_of(array_of(tensor)), is_on_file=is_mapped(tensor))
             elif self.is_made_of_sizes(name):
                 known = self.known(name)
                 self.values[name] = self._written_out(known.contents, element_name(known.dtype))
@@ -206,10 +208,10 @@ def same_extents(own: Any, wanted: relax.ShapeExpr) -> bool:
 
 
 def element_name(number: int) -> str:
-    """Return an element type by ONNX's number, as TVM and numpy name it."""
+    """Return an element type by ONNX's number, as TVM and numpy name it: that of bytes for one of fewer bits."""
     from onnx import helper
 
-    return str(helper.tensor_dtype_to_np_dtype(number))
+    return stored_name(number) if number in SMALL else str(helper.tensor_dtype_to_np_dtype(number))
 
 
 def element_type(name: str) -> np.dtype[Any]:

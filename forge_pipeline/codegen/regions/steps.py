@@ -9,7 +9,7 @@ from onnx import NodeProto, helper
 
 from forge_pipeline.ir import program_operators as own
 from forge_pipeline.ir.sizes.value import Known
-from forge_pipeline.ir.tensors import DTYPES
+from forge_pipeline.ir.tensors import stored_name
 from forge_pipeline.runtime import program as p
 
 Number = Callable[[str], int]
@@ -82,7 +82,7 @@ def _loop(
     carried = len(inputs) - 2
     stacked = [known(value.name) for value in graph.output[1 + carried :]]
     shares = [
-        p.Stacked(DTYPES[item.dtype], tuple(size if isinstance(size, int) else 0 for size in item.shape or ()))
+        p.Stacked(stored_name(item.dtype), tuple(size if isinstance(size, int) else 0 for size in item.shape or ()))
         for item in stacked
     ]
     names = [*node.output, *[""] * (carried + len(shares) - len(node.output))]

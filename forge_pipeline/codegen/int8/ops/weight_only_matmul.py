@@ -35,7 +35,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     steps, columns = integers.shape
     in_nibbles = NIBBLES[0] <= integers.min() and integers.max() <= NIBBLES[1] and steps % 2 == 0
     block = block_of(scales)
-    width = matmul.panel_width(graph.machine, shape_of(left)[-2], steps, columns)
+    width = matmul.panel_width(graph.machine, shape_of(left)[:-1], steps, columns)
     packed = pack(integers, width)
     if in_nibbles:
         low, high = (packed[:, start::2].astype(np.int64) - NIBBLES[0] for start in (0, 1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.stored_bits import bytes_of
 
 
 def _constant(node: NodeImport) -> Any:
@@ -18,14 +19,14 @@ def _constant(node: NodeImport) -> Any:
     tensor = constant_tensor(node.proto)
     if tensor is None or tensor.data_type == tensor.STRING:
         raise NotImplementedError("a constant of text, or a sparse one")
-    return constant(array_of(tensor), is_on_file=is_mapped(tensor))
+    return constant(bytes_of(array_of(tensor)), is_on_file=is_mapped(tensor))
 
 
 def _filled(node: NodeImport) -> Any:
     """ConstantOfShape."""
     from forge_pipeline.ir.external_data.mapped import array_of
 
-    value = array_of(node.attributes["value"]) if "value" in node.attributes else np.zeros(1, np.float32)
+    value = bytes_of(array_of(node.attributes["value"])) if "value" in node.attributes else np.zeros(1, np.float32)
     return node.filled(value.reshape(()), str(value.dtype))
 
 

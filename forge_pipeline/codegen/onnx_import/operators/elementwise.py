@@ -18,6 +18,8 @@ BETWEEN: Final = {
     "int64": ("int64", 2.0**63 - 2.0**39),
 }
 """What floats become on their way to an integer, and the largest of it: its low bits, which stay, are 0."""
+WIDE: Final = frozenset(("float64", "int32", "int64", "uint32", "uint64"))
+"""What float32 would round before it is rounded again, to a small type."""
 
 
 def _unary(name: str, node: NodeImport) -> Any:
@@ -188,13 +190,35 @@ def _clip(node: NodeImport) -> Any:
 
 
 def _cast(node: NodeImport) -> Any:
-    from forge_pipeline.codegen.onnx_import.scope import element_name
-
-    return cast(node, node.input(0), node.dtype(), element_name(node.attributes["to"]))
+    return _between(node, int(node.attributes["to"]))
 
 
 def _cast_like(node: NodeImport) -> Any:
-    return cast(node, node.input(0), node.dtype(), node.dtype(1))
+    return _between(node, node.known(1).dtype)
+
+
+def _between(node: NodeImport, to: int) -> Any:
+    """Return the operand as a type by ONNX's number; what has few bits is converted by way of float32 or int32."""
+    from forge_pipeline.codegen.onnx_import.scope import element_name
+    from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
+
+    number = node.known(0).dtype
+    own, wanted = small_type(number), small_type(to)
+    value = node.input(0) if own is None or number == to else own.decode(node, 0)
+    if number == to:
+        return value
+    dtype = str(value.ty.dtype)
+    if wanted is None:
+        return cast(node, value, dtype, element_name(to))
+    if not isinstance(wanted, SmallFloat):
+        return wanted.encode(node, node.emit(cast(node, value, dtype, "int32")))
+    wide = "float64" if dtype in WIDE else "float32"
+    return wanted.encode(
+        node,
+        node.emit(cast(node, value, dtype, wide)),
+        saturate=bool(node.attributes.get("saturate", 1)),
+        mode=node.text("round_mode", "up"),
+    )
 
 
 def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
@@ -372,6 +396,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Mean": _mean,
     "Mod": _mod,
     "Neg": _negate,
+    "OptionalGetElement": _identity,
     "Pow": _pow,
     "Reciprocal": _reciprocal,
     "Sign": _sign,

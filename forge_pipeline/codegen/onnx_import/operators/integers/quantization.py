@@ -13,13 +13,17 @@ from typing import Any, Final
 import numpy as np
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.scope import element_name
+from forge_pipeline.codegen.onnx_import.scope import element_name, element_type
+from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
+
+Array = np.ndarray[Any, Any]
 
 INTEGERS: Final = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
-"""What floats are stored as. Floats of 8 and fewer bits have no arithmetic here, and pairs of 4 bits no kernels."""
+"""What Relax quantizes to: integers of fewer bits are those of 8 with narrower limits."""
 MEASURE: Final = "measure_range"
 """The name by which schedules know the kernel that finds the range of activations."""
 LEVELS: Final = 255
+BYTE: Final = 8
 
 
 def _axis(node: NodeImport) -> int:
@@ -29,7 +33,21 @@ def _axis(node: NodeImport) -> int:
 
 
 def _zero_point(node: NodeImport, dtype: str) -> Any:
-    return node.input(2) if node.has(2) else node.const(0, dtype)
+    return _numbers(node, 2, dtype) if node.has(2) else node.const(0, dtype)
+
+
+def _numbers(node: NodeImport, index: int, dtype: str) -> Any:
+    """Return an operand as numbers of ``dtype``, where it is of a small type; else as it is."""
+    from tvm.relax import op
+
+    small = small_type(node.known(index).dtype)
+    if small is None:
+        return node.input(index)
+    known = node.constant(index)
+    if known is not None:
+        return node.const(known.astype(dtype), dtype)
+    value = node.emit(small.decode(node, index))
+    return value if str(value.ty.dtype) == dtype else node.emit(op.astype(value, dtype))
 
 
 def _checked(*dtypes: str) -> None:
@@ -47,37 +65,115 @@ def _quantize(node: NodeImport) -> Any:
     """``saturate(round(x / scale) + zero)``, halves to even."""
     from tvm.relax import op
 
-    given = node.attributes.get("output_dtype", 0)
-    dtype = node.dtype(2) if node.has(2) else (element_name(given) if given else "uint8")
-    _checked(dtype)
-    value, scale = node.input(0), node.input(1)
+    number = node.result().dtype
+    small = small_type(number)
     wide = "float32" if node.dtype() in ("int32", "float16", "bfloat16") else node.dtype()
-    value = value if node.dtype() == wide else node.emit(op.astype(value, wide))
-    scale = scale if node.dtype(1) == wide else node.emit(op.astype(scale, wide))
+    value, scale = (
+        node.input(index) if node.dtype(index) == wide else node.emit(op.astype(node.input(index), wide))
+        for index in range(2)
+    )
+    if isinstance(small, SmallFloat):
+        return _quantize_to_floats(node, value, scale, small)
+    dtype = element_name(number) if small is None else small.wide
+    _checked(dtype)
+    levels = _levels(node, value, scale, dtype)
+    if small is None:
+        return levels
+    low, high = small.limits
+    levels = op.minimum(node.emit(op.maximum(node.emit(levels), node.const(low, dtype))), node.const(high, dtype))
+    return small.encode(node, node.emit(levels))
+
+
+def _levels(node: NodeImport, value: Any, scale: Any, dtype: str) -> Any:
+    """Return integers of ``dtype``."""
+    from tvm.relax import op
+
     if not _block(node):
         return op.quantize(value, scale, _zero_point(node, dtype), axis=_axis(node), out_dtype=dtype)
-    zeros = (node.input(2),) if node.has(2) else ()
+    zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
     return node.kernel(_in_blocks(node, dtype, is_quantized=True), value, scale, *zeros, name="quantize")
+
+
+def _quantize_to_floats(node: NodeImport, value: Any, scale: Any, small: SmallFloat) -> Any:
+    """``x / scale``, rounded once; the zero point of 8 bits can only be 0, that of fewer is added."""
+    from tvm.relax import op
+
+    steps = node.emit(op.divide(value, _spread(node, scale)))
+    if node.has(2) and small.bits < BYTE:
+        steps = node.emit(op.add(steps, _spread(node, _zero_point(node, str(steps.ty.dtype)))))
+    return small.encode(node, steps, saturate=bool(node.attributes.get("saturate", 1)))
+
+
+def _dequantize_floats(node: NodeImport, wanted: str) -> Any:
+    """``(x - zero) scale`` of floats of few bits."""
+    from tvm.relax import op
+
+    wide = "float64" if wanted == "float64" else "float32"
+    constants = [node.constant(index) for index in range(3) if node.has(index)]
+    if all(array is not None for array in constants):  # products are made for weights that are constants
+        number, scale, *zeros = (array.astype(wide) for array in constants if array is not None)
+        for zero in zeros:
+            number = number - _spread_constant(node, zero, number.shape)
+        return node.const((number * _spread_constant(node, scale, number.shape)).astype(element_type(wanted)), wanted)
+    value = _numbers(node, 0, wide)
+    if node.has(2):
+        value = node.emit(op.subtract(value, _spread(node, _zero_point(node, wide))))
+    scale = node.input(1)
+    scale = scale if node.dtype(1) == wide else node.emit(op.astype(scale, wide))
+    found = node.emit(op.multiply(value, _spread(node, scale)))
+    return found if wide == wanted else op.astype(found, wanted)
+
+
+def _spread(node: NodeImport, factors: Any) -> Any:
+    """Return scales, or zero points, in a shape that is broadcast to the first operand's."""
+    from tvm import te
+
+    axis, block = _axis(node), _block(node)
+    if not block:
+        extents = node.shape(1)
+        is_one = extents in ((), (1,))
+        return node.reshape(factors, () if is_one else (*[1] * axis, *extents, *[1] * (node.rank() - axis - 1)))
+
+    def repeated(part: Any, *extents: Any) -> Any:
+        def element(*at: Any) -> Any:
+            return part(*(index // block if position == axis else index for position, index in enumerate(at)))
+
+        return te.compute(extents, element, name="spread")
+
+    return node.kernel(repeated, factors, sizes=node.shape(), name="spread")
 
 
 def _dequantize(node: NodeImport) -> Any:
     """``(x - zero) scale``, in the scale's type."""
     from tvm.relax import op
 
-    _checked(node.dtype())
-    wanted = element_name(node.result().dtype)
+    small, wanted = small_type(node.known(0).dtype), element_name(node.result().dtype)
+    if isinstance(small, SmallFloat):
+        return _dequantize_floats(node, wanted)
+    dtype = node.dtype() if small is None else small.wide
+    _checked(dtype)
     scale = node.input(1)
     if not _block(node):
-        zero = _zero_point(node, node.dtype())
+        zero = _zero_point(node, dtype)
         wide = "float32" if wanted in ("float16", "bfloat16") else wanted
         scale = scale if node.dtype(1) == wide else node.emit(op.astype(scale, wide))
-        found = op.dequantize(node.input(0), scale, zero, axis=_axis(node), out_dtype=wide)
+        found = op.dequantize(_numbers(node, 0, dtype), scale, zero, axis=_axis(node), out_dtype=wide)
         return found if wide == wanted else op.astype(node.emit(found), wanted)
     constants = [node.constant(index) for index in range(3) if node.has(index)]
     if wanted == "float32" and all(array is not None for array in constants):
-        return _constant_in_blocks(node, [array for array in constants if array is not None])
-    zeros = (node.input(2),) if node.has(2) else ()
-    return node.kernel(_in_blocks(node, wanted, is_quantized=False), node.input(0), scale, *zeros, name="dequantize")
+        integers, scales, *zero = (array for array in constants if array is not None)
+        return _constant_in_blocks(node, [integers.astype(dtype), scales, *(array.astype(dtype) for array in zero)])
+    zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
+    template = _in_blocks(node, wanted, is_quantized=False)
+    return node.kernel(template, _numbers(node, 0, dtype), scale, *zeros, name="dequantize")
+
+
+def _spread_constant(node: NodeImport, factors: Array, shape: tuple[int, ...]) -> Array:
+    """Do as ``_spread`` does, with constants, of which the first has this ``shape``."""
+    axis, block = _axis(node), _block(node)
+    if block:
+        return np.repeat(factors, block, axis).take(range(shape[axis]), axis)
+    return factors.reshape(() if factors.size == 1 else (-1, *[1] * (len(shape) - axis - 1)))
 
 
 def _in_blocks(node: NodeImport, dtype: str, *, is_quantized: bool) -> Any:
