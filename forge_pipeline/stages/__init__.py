@@ -15,7 +15,7 @@ STAGES = Registry(
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=4, takes={"model": "load"}, gives="model",
+                name="fold", version=5, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(

@@ -72,7 +72,7 @@ def open_sizes() -> onnx.ModelProto:
 
 
 def recurrent() -> onnx.ModelProto:
-    """Return a layer of LSTM both ways over any number of steps: many sizes that are computed at the start of a call."""
+    """Return a layer of LSTM both ways over any number of steps: many sizes are computed at the start of a call."""
     random = np.random.default_rng(9)
     shapes = {"w": (2, 32, 6), "r": (2, 32, 8), "b": (2, 64)}
     weights = [
