@@ -175,7 +175,7 @@ MUTANTS = [
     ("fold-shapes", "shape", "known.constant.astype", "(known.constant + 1).astype"),
     ("drop-defaults", "state", "not array.any()", "True"),
     ("inline-branches", "branch", "if condition.reshape(())", "if not condition.reshape(())"),
-    ("fold-constants", "dropout", '"value_float": np.float32', '"value_float": np.bool_'),
+    ("fold-constants", "dropout", "tensor.CopyFrom(found)", "tensor.CopyFrom(found); tensor.raw_data = bytes(4)"),
     ("fuse-layernorm", "layernorm", "epsilon=epsilon", "epsilon=0.0"),
     ("fuse-layernorm", "layernorm", "LayerNormalization(x, scale, shift", "LayerNormalization(x, shift, scale"),
     ("fuse-attention", "attention", '"scale": found.scale', '"scale": 1.0'),
