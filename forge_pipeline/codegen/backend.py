@@ -24,7 +24,7 @@ from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import demanded, imported, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import check_interface, demanded, imported, interface, prepare
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
@@ -54,6 +54,7 @@ def import_onnx(work: Lowering) -> None:
     """
     source = _model(work)
     work.model = prepare(source)
+    check_interface(work.model)
     variants = entries(source, work.options.dims, open_form=work.options.open_form)
     work.entries = []
     for variant in variants:
@@ -98,9 +99,9 @@ def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
     The open model's hold for all entries. Where it is left out of the library, those of an entry say that its own
     sizes are the only ones.
     """
-    first = work.entries[0]
     if work.program is not None:
         return ()
+    first = work.entries[0]
     return tuple(demanded(analyse(_model(work)))) if first.sizes and work.model is not None else first.constraints
 
 

@@ -71,7 +71,7 @@ def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     import tvm
     from tvm import relax
 
-    first = next(iter(modules))
+    first = next(iter(modules), None)
     builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
     for name, module in modules.items():
         if name != MAIN:

@@ -115,6 +115,7 @@ def check_supported(model: onnx.ModelProto) -> None:
     """Raise CompileError that lists every node of a prepared ``model`` that cannot be compiled."""
     from forge_pipeline.codegen.regions.cut import Cut, cut
 
+    check_interface(model)
     found = cut(model)
     for part in [prepare(region.model) for region in found.regions] if isinstance(found, Cut) else [found]:
         imported(part)
@@ -124,7 +125,7 @@ def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> 
     """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
     from forge_pipeline.codegen.onnx_import.decompose import defined
 
-    _check_interface(model)
+    check_interface(model)
     for _ in range(ROUNDS):
         found = _attempt(model, progress)
         if isinstance(found, Imported):
@@ -148,7 +149,8 @@ def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:
     )
 
 
-def _check_interface(model: onnx.ModelProto) -> None:
+def check_interface(model: onnx.ModelProto) -> None:
+    """Raise CompileError that lists the inputs and outputs of a model that no array of numbers can be."""
     wrong = [
         Refused(place=-1, node=value.name, operator="input or output", reason="no tensor of numbers or flags")
         for value in (*model.graph.input, *model.graph.output)

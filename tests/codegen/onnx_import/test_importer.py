@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.onnx_import.importer import import_model, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import check_supported, import_model, interface, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.runtime.engine import Engine
@@ -55,6 +56,31 @@ def test_text_is_refused_as_an_input() -> None:
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
     with pytest.raises(CompileError, match=r"input or output 'v0' \(no tensor of numbers or flags\)"):
         import_model(prepare(model))
+
+
+SEQUENCE = """
+<ir_version: 10, opset_import: ["" : 18]>
+cut (float[4, 2] x) => (%s)
+<int64 second = {1}>
+{
+    parts = SplitToSequence<axis = 0>(x)
+    y = SequenceAt(parts, second)
+}
+"""
+
+
+def test_a_sequence_is_refused_as_an_output() -> None:
+    model = onnx.parser.parse_model(SEQUENCE % "seq(float[2]) parts")
+    for refuse in (check_supported, lambda model: build(model, HOST, OPTIONS)):
+        with pytest.raises(CompileError, match=r"input or output 'parts' \(no tensor of numbers or flags\)"):
+            refuse(prepare(model))
+
+
+def test_a_model_of_sequences_alone_needs_no_kernel() -> None:
+    model = onnx.parser.parse_model(SEQUENCE % "float[1, 2] y")
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    (found,) = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)(x)
+    np.testing.assert_array_equal(found, onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0])
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
