@@ -58,12 +58,10 @@ class Judge:
 
         noise = dict.fromkeys(wanted, NOTHING)
         is_quantized = self.limit_name == "quantized"
+        run = None if is_quantized else reference_of(self.model)
         for seed in range(DRAWS):
             try:
-                if is_quantized:
-                    moved = reference_of(dithered(self.model, seed))(feed)
-                else:
-                    moved = reference_of(self.model)(nudged(feed, seed))
+                moved = run(nudged(feed, seed)) if run else reference_of(dithered(self.model, seed))(feed)
             except (ModelError, DataError):
                 return noise
             for name, want in wanted.items():
