@@ -3,13 +3,15 @@
 They take turns (`benchmarks.turns`); ratios are medians over the turns of ours / theirs.
 
 The others get what suits them best: the newest releases, all optimizations, as many threads as we have, initializers
-that are no inputs, symbolic extents fixed to what is measured; OpenVINO float32 and its hint for latency. ONNX
-Runtime's threads spin, as they do by default. We get the file as it is, through the pipeline's fold stage, and one
-library for any batch.
+that are no inputs, open extents fixed to what is measured; OpenVINO float32 and its hint for latency. ONNX Runtime's
+threads spin, as they do by default. We get the file as it is, through the pipeline's load and fold stages, and one
+library for any sizes. A file that they cannot read, a TensorFlow Lite one, they get as the ONNX that our load stage
+makes of it. Open extents are EXTENTS', ``--size``'s, a batch of 1, or the first that ONNX Runtime takes.
 
     python -m benchmarks.latency --json latency.json                      # everything, with 1 and with 2 threads
     python -m benchmarks.latency --json latency.json --resume             # what the file lacks
     python -m benchmarks.latency --json latency.json --models kws resnet50 --threads 2
+    python -m benchmarks.latency --models some/detector.onnx other/pose.tflite --size height=320 --runtimes onnxruntime
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from benchmarks.models import MODELS
-from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, random_inputs, real_inputs
+from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, real_inputs
+
+if TYPE_CHECKING:
+    from forge_pipeline.ir import ONNXModule
 
 FOLDER = Path("../shared/models")
 """Where models that are files lie; without it, those that ``benchmarks.models`` makes are measured."""
@@ -52,11 +58,19 @@ class Row:
     failed: dict[str, str]
 
 
-def measure(name: str, models: Mapping[str, Path], threads: int, runs: int, failed: Mapping[str, str]) -> Row:
-    """Compare the runtimes that have a file in ``models``; ``failed`` says which have none, and why."""
-    contestants = {runtime: Contestant(runtime=runtime, model=model) for runtime, model in models.items()}
-    inputs = random_inputs(onnx.load(models["onnxruntime"]))
-    found = compare(contestants, inputs, threads=threads, runs=runs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The file that each runtime loads, why one has none, and what they all run on."""
+
+    files: Mapping[str, Path]
+    failed: Mapping[str, str]
+    inputs: Mapping[str, np.ndarray]
+
+
+def measure(name: str, prepared: Prepared, threads: int, runs: int) -> Row:
+    """Compare the runtimes that have a file."""
+    contestants = {runtime: Contestant(runtime=runtime, model=model) for runtime, model in prepared.files.items()}
+    found = compare(contestants, prepared.inputs, threads=threads, runs=runs)
     outputs = found.outputs
     return Row(
         model=name,
@@ -66,7 +80,7 @@ def measure(name: str, models: Mapping[str, Path], threads: int, runs: int, fail
         median=found.median(),
         ratio=found.ratios("ours"),
         error=_error(outputs["ours"], outputs["onnxruntime"]) if {"ours", "onnxruntime"} <= outputs.keys() else None,
-        failed={**failed, **found.failed},
+        failed={**prepared.failed, **found.failed},
     )
 
 
@@ -75,64 +89,68 @@ def _error(ours: np.ndarray, reference: np.ndarray) -> float:
     return float(np.abs(ours.astype(np.float64) - reference).max(initial=0.0) / scale)
 
 
-def at_its_best(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` as other runtimes like it: initializers are no inputs, and symbolic extents are numbers."""
+def at_its_best(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Return ``model`` as other runtimes like it: initializers are no inputs, extents are those of ``inputs``."""
     best = onnx.ModelProto()
     best.CopyFrom(model)
-    inputs = real_inputs(best)
+    own = real_inputs(best)
     del best.graph.input[:]
-    best.graph.input.extend(inputs)
+    best.graph.input.extend(own)
     del best.graph.value_info[:]
-    for value in best.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            dim.dim_value = dim.dim_value or EXTENTS.get(dim.dim_param, 1)
+    for value, array in zip(best.graph.input, inputs.values(), strict=True):
+        for dim, extent in zip(value.type.tensor_type.shape.dim, array.shape, strict=True):
+            dim.dim_value = extent
     for value in best.graph.output:
         value.type.tensor_type.ClearField("shape")
     best.ir_version = max(best.ir_version, 4)  # before it, every initializer had to be an input
     return best
 
 
-def compile_model(source: Path, folder: Path, target: str) -> tuple[Path, Path]:
-    """Fold ``source`` as the pipeline does, and compile it; return the folded model and the library."""
+def inputs_for(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Mapping[str, np.ndarray]:
+    """Return arrays that ONNX Runtime runs ``model`` with, from a fixed seed."""
+    from forge_pipeline.codegen.judge import reference_of
+    from forge_pipeline.passes.verification.candidate_sizes import Preferred
+    from forge_pipeline.passes.verification.made_up import Kinds, made_up
+
+    preferred = Preferred(batch=1, extent=128, given=sizes)
+    return made_up(model, reference_of(model), preferred, Kinds(samples=1, seed=0, varied=False)).feeds[0]
+
+
+def folded(source: Path) -> ONNXModule:
+    """Return the model of a file as the pipeline's load and fold stages leave it."""
     import yaml
 
-    from forge_pipeline.codegen.build import build
-    from forge_pipeline.codegen.options import Options
+    from forge_pipeline.api.load import load
     from forge_pipeline.config import bind
-    from forge_pipeline.ir import ONNXModule
     from forge_pipeline.locate import conf_dir
     from forge_pipeline.stages import fold
-    from forge_pipeline.target import Target
 
     settings = yaml.safe_load((conf_dir() / "fold" / "basic.yaml").read_text())
     config = bind(fold.Config, {**settings, "verify": None}, where="fold")
-    module = fold.run(config, ONNXModule.from_file(source)).output
-    model, library = folder / "model.onnx", folder / "model_library.so"
-    model.write_bytes(module.to_bytes())
-    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-    library.write_bytes(build(module.mod, Target.from_tag(target), options).to_bytes())
-    return model, library
+    output: ONNXModule = fold.run(config, load(source)).output
+    return output
 
 
-def prepare(
-    name: str, source: Path | None, folder: Path, target: str, runtimes: Sequence[str]
-) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the file that each runtime loads, and why one has none."""
+def prepare(source: Path, folder: Path, target: str, runtimes: Sequence[str], sizes: Mapping[str, int]) -> Prepared:
+    """Compile ``source`` in ``folder``, and write what the other runtimes load."""
+    from forge_pipeline.codegen.build import build
+    from forge_pipeline.codegen.options import Options
     from forge_pipeline.errors import ForgeError
+    from forge_pipeline.target import Target
 
-    folder.mkdir()
-    if source is None:
-        source = folder / "source.onnx"
-        onnx.save(MODELS[name](), source)
-    best = folder / "best.onnx"
-    onnx.save(at_its_best(onnx.load(source)), best)
-    files = dict.fromkeys(runtimes, best)
+    model = folded(source)
+    given = inputs_for(model.mod, sizes)
+    theirs = onnx.load(source) if source.suffix == ".onnx" else model.mod
+    best, library = folder / "best.onnx", folder / "model_library.so"
+    onnx.save(at_its_best(theirs, given), best)
+    files = dict.fromkeys(runtimes, best) | {"ours": library}
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
     try:
-        files["ours"] = compile_model(source, folder, target)[1]
+        library.write_bytes(build(model.mod, Target.from_tag(target), options).to_bytes())
     except ForgeError as error:
         del files["ours"]
-        return files, {"ours": " ".join(str(error).split())[:200]}
-    return files, {}
+        return Prepared(files=files, failed={"ours": " ".join(str(error).split())[:200]}, inputs=given)
+    return Prepared(files=files, failed={}, inputs=given)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -165,7 +183,8 @@ def _read(path: Path | None) -> dict[tuple[str, int], Row]:
 
 
 def _write(path: Path, rows: Mapping[tuple[str, int], Row], target: str) -> None:
-    packages = {name: version(name) for name in ("onnxruntime", "openvino", "apache-tvm", "numpy")}
+    names = {"onnxruntime", "apache-tvm", "numpy", *(runtime for row in rows.values() for runtime in row.least)}
+    packages = {name: version(name) for name in sorted(names - {"ours"})}
     report = {"target": target, "versions": packages, "rows": [asdict(rows[key]) for key in sorted(rows)]}
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(report, indent=1))
@@ -175,7 +194,7 @@ def _write(path: Path, rows: Mapping[tuple[str, int], Row], target: str) -> None
 def main(arguments: Sequence[str]) -> int:
     """Measure, print the table, and write it as JSON if asked to, model by model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="all of them by default")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="or a file; all of them by default")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="with models that are files")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--runs", type=int, default=30, help="at least; small models have more")
@@ -183,21 +202,33 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
+    parser.add_argument("--size", nargs="+", default=[], metavar="EXTENT=SIZE", help="of open extents, by name")
     chosen = parser.parse_args(arguments)
+    sizes = EXTENTS | {name: int(size) for name, size in (item.split("=") for item in chosen.size)}
     sources: dict[str, Path | None] = {path.stem: path for path in sorted(chosen.folder.glob("**/*.onnx"))}
     sources.update(dict.fromkeys(MODELS))
-    unknown = set(chosen.models or ()) - sources.keys()
-    if unknown:
-        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(sources)}")
+    names = []
+    for given in chosen.models or list(sources):
+        path = Path(given)
+        names.append(path.name if path.is_file() else given)
+        if path.is_file():
+            sources[path.name] = path
+        elif given not in sources:
+            parser.error(f"no model and no file {given}; there are {', '.join(sources)}")
     runtimes = [runtime for runtime in RUNTIMES if runtime in {"ours", "onnxruntime", *chosen.runtimes}]
     rows = _read(chosen.json)
-    wanted = [(name, threads) for name in chosen.models or sources for threads in chosen.threads]
+    wanted = [(name, threads) for name in names for threads in chosen.threads]
     missing = [key for key in wanted if not (chosen.resume and key in rows)]
-    with tempfile.TemporaryDirectory() as place:
-        for name in dict.fromkeys(name for name, _ in missing):
-            models, failed = prepare(name, sources[name], Path(place) / name, chosen.target, runtimes)
+    for name in dict.fromkeys(name for name, _ in missing):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            source = sources[name]
+            if source is None:
+                source = folder / "source.onnx"
+                onnx.save(MODELS[name](), source)
+            prepared = prepare(source, folder, chosen.target, runtimes, sizes)
             for threads in (threads for other, threads in missing if other == name):
-                rows[name, threads] = measure(name, models, threads, chosen.runs, failed)
+                rows[name, threads] = measure(name, prepared, threads, chosen.runs)
                 print(table([rows[name, threads]]).splitlines()[2], flush=True)
                 if chosen.json:
                     _write(chosen.json, rows, chosen.target)

@@ -10,11 +10,15 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.families import handlers_of
+from forge_pipeline.codegen.float32 import elementwise
+from forge_pipeline.codegen.layout import rows
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
 
 KERNEL = "relax.call_tir"
+ON_ROWS = frozenset((*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax.nn.batch_norm"))
+"""Operators that do to values of one axis what they do to images of one row."""
 
 
 def lay_out(
@@ -79,7 +83,11 @@ def _value(graph: Graph, expression: relax.Expr) -> Value:
     if not isinstance(expression, relax.Call):
         return Value(plain=graph.emit(expression))
     name = getattr(expression.op, "name", "")
-    for handler in handlers_of(name):
+    handlers = handlers_of(name)
+    lifted = rows.lifted(graph, expression, handlers) if name in ON_ROWS else None
+    if lifted is not None:
+        return lifted
+    for handler in handlers:
         value = handler(graph, expression)
         if value is not None:
             return cast(graph, value, expression.ty) if name == KERNEL and _is_open(expression) else value

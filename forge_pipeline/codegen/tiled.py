@@ -21,6 +21,7 @@ from forge_pipeline.codegen.layout.fusion import (
     PATTERN,
     close_open_kernels,
     cut_chains,
+    part_broadcasts,
     store_bytes,
 )
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
@@ -130,7 +131,7 @@ def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
     module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
-        module = relax.transform.FuseTIR()(relax.transform.FuseOps()(cut_chains(module)))
+        module = relax.transform.FuseTIR()(relax.transform.FuseOps()(part_broadcasts(cut_chains(module))))
     entry.module = relax.transform.DeadCodeElimination()(module)
     _refuse_leftovers(entry.module)
 

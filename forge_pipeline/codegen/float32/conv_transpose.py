@@ -20,9 +20,10 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv3d import make_conv3d
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.rows import image_of, row
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -32,10 +33,13 @@ LAYOUTS = {3: ("NCW", "IOW"), 4: ("NCHW", "IOHW"), 5: ("NCDHW", "IODHW")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of a transposed convolution: extents of image and result, and how taps are laid over the result."""
+    """One axis of a transposed convolution, and how taps are laid over the result.
 
-    size: int
-    output: int
+    An image of ``size``, which may be symbolic, makes ``stride * size + excess`` results.
+    """
+
+    size: Any
+    excess: int
     kernel: int
     stride: int
     dilation: int
@@ -54,9 +58,14 @@ class Axis:
         )
 
     @property
-    def results(self) -> int:
-        """Results of a phase; the last of some phases may lie behind the end, and is not used."""
-        return -(-self.output // self.stride)
+    def behind(self) -> int:
+        """Results of a phase beyond one for each pixel; the last of some phases may lie behind the end, unused."""
+        return -(-self.excess // self.stride)
+
+    @property
+    def unused(self) -> int:
+        """Results that all phases have together beyond those of the axis."""
+        return self.behind * self.stride - self.excess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +78,7 @@ class Phase:
 
     def padding(self, axis: Axis) -> tuple[int, int]:
         """Return the pixels missing before and behind the image; negative where it has more than are read."""
-        last = axis.results - 1 + self.first + max(len(self.taps) - 1, 0) * self.dilation
-        return -self.first, last - (axis.size - 1)
+        return -self.first, axis.behind + self.first + max(len(self.taps) - 1, 0) * self.dilation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +160,12 @@ def emit_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, 
         padding = tuple(edge[0] for edge in edges) + tuple(edge[1] for edge in edges)
         dilation = tuple(along.dilation for along in first)
         images.append(convolve(np.concatenate(weights), np.tile(rows, len(same)), padding, dilation))
-    shape = tuple(axis.output for axis in axes)
     strides = tuple(axis.stride for axis in axes)
     result = graph.kernel(
-        _interleave, *images, name="conv_transpose", lanes=lanes if len(shape) == 2 else 1, shape=shape,
-        strides=strides, places=places, filters=filters,
+        _interleave, *images, name="conv_transpose", lanes=lanes if len(axes) == 2 else 1, strides=strides,
+        unused=tuple(axis.unused for axis in axes), places=places, filters=filters,
     )  # fmt: skip
-    return Value(blocked=result, channels=filters) if len(shape) == 2 else Value(plain=result)
+    return Value(blocked=result, channels=filters) if len(axes) == 2 else Value(plain=result)
 
 
 def _taps(weight: Array, phase: Sequence[Phase], room: int) -> Array:
@@ -171,13 +178,17 @@ def _taps(weight: Array, phase: Sequence[Phase], room: int) -> Array:
 def _interleave(
     *images: te.Tensor,
     lanes: int,
-    shape: tuple[int, ...],
     strides: tuple[int, ...],
+    unused: tuple[int, ...],
     places: dict[tuple[int, ...], tuple[int, int]],
     filters: int,
 ) -> te.Tensor:
     """Describe the result, blocked for two axes and plain for three, from phases at (tensor, first channel)."""
-    batch, rank = images[0].shape[0], len(shape)
+    batch, rank = images[0].shape[0], len(strides)
+    shape = tuple(
+        int(size) * stride - rest if isinstance(size, tirx.IntImm) else simplify(size * stride - rest)
+        for size, stride, rest in zip(images[0].shape[2:], strides, unused, strict=False)
+    )
     channels = -(-filters // lanes)
 
     def element(n: Any, row: Any, *index: Any) -> Any:
@@ -204,24 +215,27 @@ def _interleave(
     return te.compute(full, element, name="side_by_side", attrs={primitives.FAMILY: NAME, **strided})
 
 
-def axes_of(graph: Graph, call: relax.Call) -> tuple[Axis, ...] | None:
-    """Return its axes, with a first one of extent 1 where there is but one; None if weights or sizes are not known."""
+def axes_of(graph: Graph, call: relax.Call, *, symbolic_axes: tuple[int, ...] = (0,)) -> tuple[Axis, ...] | None:
+    """Return its axes, with a first one of extent 1 where there is but one.
+
+    None if weights are not known, or sizes of others than ``symbolic_axes``.
+    """
     weight, attributes = graph.look(call.args[1]).constant, call.attrs
     rank = len(weight.shape) if weight is not None else 0
     if weight is None or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
         return None
-    if not has_known_shape(call.args[0], rank=rank) or not has_known_shape(call, rank=rank):
+    if not has_known_shape(call.args[0], rank=rank, symbolic_axes=symbolic_axes):
         return None
-    padding, strides, dilation = (ints(x) for x in (attributes.padding, attributes.strides, attributes.dilation))
+    before, after = (ints(attributes.padding)[part] for part in (slice(rank - 2), slice(rank - 2, None)))
+    strides, dilation, more = (ints(x) for x in (attributes.strides, attributes.dilation, attributes.output_padding))
     axes = [
-        Axis(size=i, output=o, kernel=k, stride=s, dilation=d, before=p)
-        for i, o, k, s, d, p in zip(
-            shape_of(call.args[0])[2:], shape_of(call)[2:], weight.shape[2:], strides, dilation, padding[: rank - 2],
-            strict=True,
+        Axis(size=i, excess=d * (k - 1) + 1 - s - first - last + m, kernel=k, stride=s, dilation=d, before=first)
+        for i, k, s, d, first, last, m in zip(
+            shape_of(call.args[0])[2:], weight.shape[2:], strides, dilation, before, after, more, strict=True
         )
-    ]  # fmt: skip
+    ]
     if rank == 3:
-        axes.insert(0, Axis(size=1, output=1, kernel=1, stride=1, dilation=1, before=0))
+        axes.insert(0, Axis(size=1, excess=0, kernel=1, stride=1, dilation=1, before=0))
     return tuple(axes)
 
 
@@ -233,20 +247,18 @@ def filters_first(weight: Array, groups: int) -> Array:
 
 
 def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 transposed convolution with constant weights and a known size."""
-    weight, axes, groups = graph.look(call.args[1]).constant, axes_of(graph, call), int(call.attrs.groups)
+    """Take every float32 transposed convolution with constant weights; but for three axes, of any size."""
+    weight, groups = graph.look(call.args[1]).constant, int(call.attrs.groups)
+    axes = axes_of(graph, call, symbolic_axes=(0, 2, 3) if len(call.ty.shape.values) < 5 else (0,))
     if weight is None or axes is None:
         return None
     weight, source = filters_first(weight, groups), graph.look(call.args[0])
-    batch, channels, *size = shape_of(call.args[0])
-    if len(size) == 1:
-        weight = weight[:, :, None]
-        source = Value(plain=graph.emit(relax.op.reshape(graph.plain(source), (batch, channels, 1, *size))))
+    channels, is_row = shape_of(call.args[0])[1], len(axes) > weight.ndim - 2
+    if is_row:
+        weight, source = weight[:, :, None], image_of(graph, source)
     made = ConvTranspose(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
-    if len(size) == 1:
-        image = Value(deferred=made, channels=made.filters)
-        return Value(plain=graph.emit(relax.op.reshape(graph.plain(image), shape_of(call))))
-    return Value(deferred=made, channels=made.filters)
+    result = Value(deferred=made, channels=made.filters)
+    return row(result, shape_of(call)) if is_row else result
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

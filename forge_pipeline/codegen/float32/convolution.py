@@ -15,6 +15,7 @@ from tvm import relax
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.rows import image_of, row
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
@@ -90,14 +91,14 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     """Take every float32 convolution over one axis as one over two, the first of extent 1."""
     weight = graph.look(call.args[1]).constant
     attributes = call.attrs
-    if weight is None or attributes.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
+    if weight is None or attributes.data_layout != "NCW":
         return None
-    batch, channels, width = shape_of(call.args[0])
-    image = graph.emit(relax.op.reshape(graph.plain(graph.look(call.args[0])), (batch, channels, 1, width)))
+    if not has_known_shape(call.args[0], rank=3, symbolic_axes=(0, 2)):
+        return None
+    image = image_of(graph, graph.look(call.args[0]))
     geometry = conv1d_geometry(call, weight.shape)
-    convolution = Convolution(source=Value(plain=image), weight=weight[:, :, None], bias=None, geometry=geometry)
-    plain = graph.plain(Value(deferred=convolution))
-    return Value(plain=graph.emit(relax.op.reshape(plain, shape_of(call))))
+    convolution = Convolution(source=image, weight=weight[:, :, None], bias=None, geometry=geometry)
+    return row(Value(deferred=convolution, channels=geometry.filters), shape_of(call))
 
 
 def batch_norm(graph: Graph, call: relax.Call) -> Value | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,34 @@ TAPS_PER_RESULT = 4
 
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
-    """Emit the convolution if each filter reads one channel of its own; the result is blocked."""
-    if not geometry.groups == geometry.channels == geometry.filters or geometry.channels == 1:
+    """Emit the convolution if each filter reads one channel; the result is blocked.
+
+    Where several filters read the same channel, the image is given as many copies of it first.
+    """
+    if geometry.groups != geometry.channels or geometry.channels == 1:
         return None
-    lanes = graph.machine.lanes
+    image, lanes = graph.blocked(source), graph.machine.lanes
+    if geometry.filters != geometry.channels:
+        times = geometry.filters // geometry.channels
+        image = graph.kernel(repeat_channels, image, name="repeat", times=times, channels=geometry.filters)
+        geometry = replace(geometry, channels=geometry.filters, groups=geometry.filters)
     blocks = -(-geometry.channels // lanes)
     full = np.zeros((blocks * lanes, *geometry.kernel), np.float32)
     full[: geometry.channels] = weight[:, 0]
     packed = graph.constant(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
-    return graph.kernel(convolve, graph.blocked(source), packed, name="depthwise", geometry=geometry)
+    return graph.kernel(convolve, image, packed, name="depthwise", geometry=geometry)
+
+
+def repeat_channels(image: te.Tensor, times: int, channels: int) -> te.Tensor:
+    """Describe a blocked image that has each channel ``times`` times, one after the other: ``channels`` in all."""
+    batch, _, height, width, lanes = image.shape
+    lanes = int(lanes)
+
+    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        channel = (block * lanes + lane) // times
+        return image[n, channel // lanes, h, w, channel % lanes]
+
+    return te.compute((batch, -(-channels // lanes), height, width, lanes), element, name="repeat")
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tensor:
@@ -60,6 +80,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         return
     before, last = primitives.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
+    h, w = primitives.rows_and_columns(sch, h, w)
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
     pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]

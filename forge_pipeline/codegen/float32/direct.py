@@ -6,12 +6,12 @@ An image with fewer channels than a vector has lanes (most often a network's inp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -28,6 +28,9 @@ ROW_BLOCKS, PIXELS, VECTORS = "forge.bands", "forge.pixels", "forge.vectors"
 FLAT = "forge.flat"
 """The annotation of a block whose tiles cross rows: the pixels of a row."""
 
+COPYING = 1.5
+"""How many times fewer the products have to be to pay for copies of the image and of the result."""
+
 RESIDENT = 1 << 20
 """Bytes of weights above which integer kernels put the loop over filters outside, so that weights are read once."""
 
@@ -35,6 +38,14 @@ RESIDENT = 1 << 20
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr:
     """Emit the convolution; the result is blocked."""
     machine = graph.machine
+    apart = pad_groups(geometry, weight, machine.lanes)
+    if apart is not None:
+        groups = geometry.groups
+        image = graph.kernel(move_groups, graph.blocked(source), name="groups_apart", groups=groups,
+                             channels=geometry.channels // groups, to=apart[0].channels // groups)  # fmt: skip
+        result = emit(graph, Value(blocked=image, channels=apart[0].channels), apart[1], apart[0])
+        return graph.kernel(move_groups, result, name="groups_together", groups=groups,
+                            channels=geometry.filters // groups, to=geometry.filters // groups)  # fmt: skip
     geometry, weight = merge_groups(geometry, weight, machine.lanes)
     is_nchw = geometry.groups == 1 and geometry.channels < machine.lanes and not graph.is_blocked(source)
     image = graph.plain(source) if is_nchw else graph.blocked(source)
@@ -62,11 +73,13 @@ class Plan:
 def choose_plan(machine: Machine, geometry: Geometry) -> Plan:
     """Return the plan with the fewest cycles, of equal ones that with the larger row blocks."""
     oc_blocks = -(-geometry.filters // machine.lanes)
-    out_h, out_w = geometry.output
+    rows, columns = geometry.output
+    if columns == 1:  # tiles go down the image
+        rows, columns = columns, rows
     is_flat = is_pointwise(geometry)
-    extent = out_h * out_w if is_flat else out_h
+    extent = rows * columns if is_flat else rows
     options = [
-        _plan(machine, geometry, stored, pixels=size if is_flat else out_w, row_blocks=extent // size)
+        _plan(machine, geometry, stored, pixels=size if is_flat else columns, row_blocks=extent // size)
         for stored in ((oc_blocks, oc_blocks + 1) if geometry.groups == 1 else (oc_blocks,))
         for size in divisors(extent, extent)
     ]
@@ -101,23 +114,58 @@ def cycles(machine: Machine, geometry: Geometry) -> float:
 
 def merge_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
     """Return an equal convolution whose groups fill whole vectors: neighbours merged, with zeros between them."""
-    from dataclasses import replace
-
-    groups = geometry.groups
-    if groups == 1:
-        return geometry, weight
-    inputs, outputs = geometry.channels // groups, geometry.filters // groups
-    together = math.lcm(lanes // math.gcd(lanes, inputs), lanes // math.gcd(lanes, outputs))
-    if groups % together:
-        together = groups
+    groups, together = geometry.groups, _merged(geometry, lanes)
     if together == 1:
         return geometry, weight
+    inputs, outputs = geometry.channels // groups, geometry.filters // groups
     merged = np.zeros((geometry.filters, inputs * together, *geometry.kernel), weight.dtype)
     for group in range(groups):
         rows = slice(group * outputs, (group + 1) * outputs)
         first = group % together * inputs
         merged[rows, first : first + inputs] = weight[rows]
     return replace(geometry, groups=groups // together), merged
+
+
+def _merged(geometry: Geometry, lanes: int) -> int:
+    """Return how many groups have to be one for its channels and its filters to fill whole vectors."""
+    groups = geometry.groups
+    inputs, outputs = geometry.channels // groups, geometry.filters // groups
+    together = math.lcm(lanes // math.gcd(lanes, inputs), lanes // math.gcd(lanes, outputs))
+    return groups if groups % together else together
+
+
+def pad_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array] | None:
+    """Return an equal convolution of groups that are filled up to whole vectors, with zeros.
+
+    None where it has no fewer products than that of merged groups, by COPYING at least.
+    """
+    groups = geometry.groups
+    inputs, outputs = geometry.channels // groups, geometry.filters // groups
+    full_in, full_out = (-(-extent // lanes) * lanes for extent in (inputs, outputs))
+    if full_in * full_out * COPYING > inputs * outputs * _merged(geometry, lanes):
+        return None
+    padded = np.zeros((groups, full_out, full_in, *geometry.kernel), weight.dtype)
+    padded[:, :outputs, :inputs] = weight.reshape(groups, outputs, inputs, *geometry.kernel)
+    wide = replace(geometry, channels=groups * full_in, filters=groups * full_out)
+    return wide, padded.reshape(groups * full_out, full_in, *geometry.kernel)
+
+
+def move_groups(image: te.Tensor, groups: int, channels: int, to: int) -> te.Tensor:
+    """Describe a blocked image whose groups, of ``channels`` that matter, start ``to`` channels apart; the rest is 0.
+
+    Where ``to`` is ``channels``, the image's groups are those that `pad_groups` filled up.
+    """
+    batch, _, height, width, lanes = image.shape
+    lanes = int(lanes)
+    apart = -(-channels // lanes) * lanes if to == channels else channels
+
+    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        group, channel = (block * lanes + lane) // to, (block * lanes + lane) % to
+        at = group * apart + channel
+        inside = tirx.all(channel < channels, group < groups)
+        return tirx.if_then_else(inside, image[n, at // lanes, h, w, at % lanes], tirx.const(0, image.dtype))
+
+    return te.compute((batch, -(-groups * to // lanes), height, width, lanes), element, name="groups")
 
 
 def pack_weight(weight: Array, lanes: int, *, block_channels: bool, oc_blocks: int | None = None) -> Array:
@@ -212,6 +260,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if FLAT in annotations:
         _flatten_rows(sch, sums, last, out_w=int(annotations[FLAT]))
     else:
+        row_block, along = primitives.rows_and_columns(sch, row_block, along)
         row_block, *between = sch.split(row_block, [row_blocks, None])
     lanes = primitives.static(sch, out)
     oc_out, oc_in = sch.split(oc, [None, vectors])

@@ -53,6 +53,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=WIDTHS)
+    h, w = primitives.rows_and_columns(sch, h, w)
     oc_out, oc_in = sch.split(oc, [None, vectors])
     row_block, h_in = sch.split(h, [None, ROW_BLOCK])
     w_out, w_in = sch.split(w, [None, pixels])
@@ -76,6 +77,7 @@ def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     blocks, lanes = (primitives.static(sch, loop) for loop in (block, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
     pixels = 1 if _is_narrow(sch) else min(DEPTHWISE_PIXELS, machine.registers // 2)
+    h, w = primitives.rows_and_columns(sch, h, w)
     row_block, h_in = sch.split(h, [None, ROW_BLOCK])
     w_out, w_in = sch.split(w, [None, pixels])
     if pixels > 1:

@@ -8,7 +8,7 @@ compute in; a form is emitted once, when it is first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -96,7 +96,7 @@ class Graph:
     builder: Any
     machine: Machine
     values: dict[Any, Value] = field(default_factory=dict)
-    uses: Mapping[Any, int] = field(default_factory=dict)
+    uses: dict[Any, int] = field(default_factory=dict)
     rearranges: bool = True
     """Whether a sum may be computed by other products than the model's, as Winograd's algorithm does."""
 

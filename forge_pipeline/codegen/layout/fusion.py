@@ -4,6 +4,9 @@ TVM gives an elementwise operator on the results of two kernels to the first of 
 memory. In a residual block with a projection that would be floats, waiting for bytes: the kernel whose result would be
 larger in memory goes on instead.
 
+The few results of a product that scale a whole image, as those of a squeeze-and-excitation block do, would be computed
+in the loops over the image: what spreads them is a kernel of its own.
+
 Elementwise operators in a row become one expression. Where each names its operand twice, or is a function that is
 written out (`tir.vector_math`), the expression that TVM simplifies doubles with each of them, or is twelve times as
 large: eight sigmoids in a row were not done in a minute. A chain is cut before that.
@@ -18,12 +21,16 @@ if TYPE_CHECKING:
     import tvm
     from tvm import relax, tirx
 
-PATTERN, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 4, 8
-"""TVM's attribute of a kernel that says what may be fused with it, and its values kOutEWiseFusable (elementwise
-operators are fused into what computes their operand) and kOpaque (nothing is)."""
+PATTERN, BROADCAST, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 1, 4, 8
+"""TVM's attribute of a kernel that says what may be fused with it, and its values kBroadcast (up to it, elements are
+computed by themselves), kOutEWiseFusable (elementwise operators are fused into what computes their operand) and
+kOpaque (nothing is)."""
 
 ALONE = "_alone"
 """The end of the name of a kernel that only stores its result, where another one like it may go on."""
+
+PARTED = "_parted"
+"""The end of the name of a kernel that spreads what another one computes."""
 
 WRITTEN_OUT = ("tirx.exp", "tirx.tanh", "tirx.erf", "tirx.sigmoid")
 TIMES_WRITTEN = 12
@@ -62,6 +69,39 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
     given, results = function.params[:operands], function.params[operands:]
     known, own = (set[Any]().union(*map(variables, parameters)) for parameters in (given, results))
     return not own <= known
+
+
+def part_broadcasts(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module``, where a kernel that spreads sums over a larger result is not fused with what computes them.
+
+    ``module`` is a sequence of calls of kernels whose patterns of fusion are known.
+    """
+    patterns = {
+        variable.name_hint: int((function.attrs or {}).get(PATTERN, OPAQUE))
+        for variable, function in module.functions_items()
+        if variable.name_hint != "main"
+    }
+    sums, parted = set[Any](), set[Any]()
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            pattern = patterns.get(_kernel(binding.value) or "", OPAQUE)
+            read = sums.intersection(_reads(binding.value)) if pattern <= BROADCAST else set()
+            if any(_spreads(variable, binding.var) for variable in read):
+                parted.add(binding.var)
+            elif read or pattern == FUSABLE_OUTPUT:
+                sums.add(binding.var)
+    return _with_pattern(module, parted, FUSABLE_OUTPUT, PARTED)
+
+
+def _spreads(operand: Any, result: Any) -> bool:
+    """Return whether a result has many elements where its operand has one."""
+    from tvm import tirx
+
+    def extents(variable: Any) -> list[int | None]:
+        return [int(item) if isinstance(item, tirx.IntImm) else None for item in variable.ty.shape.values]
+
+    own, result_own = extents(operand), extents(result)
+    return len(own) < len(result_own) or any(a == 1 != b for a, b in zip(own, result_own, strict=True))
 
 
 def cut_chains(module: tvm.IRModule) -> tvm.IRModule:
@@ -124,19 +164,24 @@ def store_bytes(module: tvm.IRModule, anchors: frozenset[str]) -> tvm.IRModule:
 
 def _stored(module: tvm.IRModule, stored: set[Any]) -> tvm.IRModule:
     """Return ``module``, where the kernels that compute the variables ``stored`` are fused with nothing."""
+    return _with_pattern(module, stored, OPAQUE, ALONE)
+
+
+def _with_pattern(module: tvm.IRModule, chosen: set[Any], pattern: int, suffix: str) -> tvm.IRModule:
+    """Return ``module``, where the kernels of ``chosen`` variables have another pattern of fusion, and another name."""
     from tvm import relax
 
-    if not stored:
+    if not chosen:
         return module
     main, builder = module["main"], relax.BlockBuilder(module)
 
     def renamed(binding: relax.Binding) -> relax.Binding:
-        if binding.var not in stored:
+        if binding.var not in chosen:
             return binding
         call = binding.value
         kernel = call.args[0]
-        alone = builder.add_func(module[kernel].with_attr(PATTERN, OPAQUE), f"{kernel.name_hint}{ALONE}")
-        return relax.VarBinding(binding.var, relax.Call(call.op, [alone, *call.args[1:]], call.attrs, call.ty_args))
+        other = builder.add_func(module[kernel].with_attr(PATTERN, pattern), f"{kernel.name_hint}{suffix}")
+        return relax.VarBinding(binding.var, relax.Call(call.op, [other, *call.args[1:]], call.attrs, call.ty_args))
 
     blocks = [type(block)([renamed(binding) for binding in block.bindings]) for block in main.body.blocks]
     body = relax.SeqExpr(blocks, main.body.body)

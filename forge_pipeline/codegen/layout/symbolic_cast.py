@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredResult, Dequantized, dequantized
+from forge_pipeline.codegen.layout.rows import Row, row
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -85,6 +86,10 @@ def cast(graph: Graph, value: Value, kind: relax.TensorType) -> Value:
 
     if isinstance(value, Dequantized):
         return dequantized(cast(graph, value.source, _of_bytes(kind)), value.affine)
+    if isinstance(value, Row):
+        batch, channels, width = kind.shape.values
+        image = cast(graph, value.image, relax.TensorType((batch, channels, 1, width), kind.dtype))
+        return row(image, (batch, channels, width))
     if isinstance(value.deferred, DeferredResult):
         named = Named(inner=value.deferred, kind=kind, clip=value.deferred.clip)
         return Value(deferred=named, channels=value.channels)

@@ -228,6 +228,11 @@ def fuse_where_provable(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
         return loops[0]
 
 
+def rows_and_columns(sch: Schedule, height: LoopRV, width: LoopRV) -> tuple[LoopRV, LoopRV]:
+    """Return the loop over rows and that along them: of an image that is one pixel wide, its height is its one row."""
+    return (width, height) if extent(sch, width) == 1 else (height, width)
+
+
 def product(extents: Iterable[Any]) -> int:
     """Return the product of the known extents."""
     result = 1

@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.options import Options
-from forge_pipeline.runtime.engine import Engine
-from forge_pipeline.target import Target
-from tests.support.sums import assert_same_sums
+from tests.support.tiled import Shape, assert_same, compiled, model
 
-TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
-Shape = Sequence[int | str]
 LENGTHS = (0, 1, 2, 5, 17, 64, 100)
 """None, one, less than any tile, and such as tiles, panels and vectors divide or do not."""
-
-
-def model(
-    nodes: list[onnx.NodeProto], inputs: dict[str, Shape], weights: dict[str, np.ndarray] | None = None
-) -> onnx.ModelProto:
-    """Return a model of ``inputs`` with the one output `y`."""
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-
-
-def assert_same(source: onnx.ModelProto, sizes: Sequence[dict[str, int]], *, terms: int) -> None:
-    """Compare with ONNX Runtime at each of ``sizes``; no kernel is left to plain loops."""
-    library = build(source, Target.from_tag("host"), TILED)
-    assert library.metadata["compile"]["fallbacks"] == []
-    engine, session = Engine(library.to_bytes(), threads=2), onnxruntime.InferenceSession(source.SerializeToString())
-    rng = np.random.default_rng(3)
-    for given in sizes:
-        feeds = {}
-        for value in source.graph.input:
-            axes = [axis.dim_value or given[axis.dim_param] for axis in value.type.tensor_type.shape.dim]
-            feeds[value.name] = rng.standard_normal(axes).astype(np.float32)
-        (expected,) = session.run(None, feeds)
-        (found,) = engine(**feeds)
-        assert found.shape == expected.shape, given
-        assert_same_sums(found, expected, terms=terms)
 
 
 @pytest.mark.parametrize("columns", [70, 128])
@@ -86,7 +46,7 @@ def test_any_number_of_steps(columns: int) -> None:
 
 def test_a_product_without_a_step_is_zero() -> None:
     source = model([helper.make_node("MatMul", ["p", "v"], ["y"])], {"p": (3, "steps"), "v": ("steps", 20)})
-    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    engine = compiled(source)
     (found,) = engine(np.zeros((3, 0), np.float32), np.zeros((0, 20), np.float32))
     assert found.shape == (3, 20)
     assert not found.any()
@@ -106,7 +66,7 @@ def test_softmax_of_any_length() -> None:
 
 def test_softmax_leaves_out_what_is_masked_and_is_nan_where_all_is() -> None:
     source = model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": ("rows", "columns")})
-    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    engine = compiled(source)
     session = onnxruntime.InferenceSession(source.SerializeToString())
     x = np.random.default_rng(1).standard_normal((4, 21)).astype(np.float32) * 30
     x[0, 3:], x[1, ::2], x[2] = -np.inf, -np.inf, -1e38
@@ -125,6 +85,6 @@ def test_reshapes_of_open_extents_copy_nothing() -> None:
     ]
     source = model(nodes, {"x": ("batch", 12, "height", 4)}, shapes)
     assert_same(source, [{"batch": b, "height": h} for b, h in ((1, 1), (2, 7), (1, 0), (3, 16))], terms=1)
-    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    engine = compiled(source)
     names = {kernel.name for kernel in engine.profile(np.ones((1, 12, 5, 4), np.float32), runs=1)}
     assert not any("reshape" in name for name in names), names
