@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from operator import floordiv, mod
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "transposed"
+UNROLLED = 16
+"""Phases that are written out one after the other; of more, each is found when the kernel runs."""
 LAYOUTS = {3: ("NCW", "IOW"), 4: ("NCHW", "IOHW"), 5: ("NCDHW", "IODHW")}
 
 
@@ -56,6 +60,12 @@ class Axis:
         return Phase(
             taps=tuple(reversed(taps)), first=first, dilation=self.dilation // math.gcd(self.dilation, self.stride)
         )
+
+    def runs(self, *, apart: bool) -> list[range]:
+        """Return the phases in order, those next to each other that read the same pixels together, if not ``apart``."""
+        reads = [(self.phase(index).first, len(self.phase(index).taps)) for index in range(self.stride)]
+        starts = [index for index in range(self.stride) if apart or index == 0 or reads[index] != reads[index - 1]]
+        return [range(start, stop) for start, stop in pairwise([*starts, self.stride])]
 
     @property
     def behind(self) -> int:
@@ -137,33 +147,51 @@ Convolve = Callable[[Array, Array, tuple[int, ...], tuple[int, ...]], "relax.Exp
 padding and dilation. The result is blocked for two axes, and plain for three."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Phases that one convolution computes: those of ``ranges``, in order, with ``room`` channels of ``image`` each."""
+
+    image: int
+    ranges: tuple[range, ...]
+    room: int
+
+    def contains(self, phase: Sequence[Any]) -> Any:
+        """Return the condition that a result of this phase is among them; the phase is symbolic."""
+        conditions = [
+            condition
+            for index, found in zip(phase, self.ranges, strict=True)
+            for condition in ([index == found.start] if len(found) == 1 else [index >= found.start, index < found.stop])
+        ]
+        return tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
+
+    def channel(self, phase: Sequence[Any]) -> Any:
+        """Return the first channel of the phase, which is symbolic."""
+        position: Any = 0
+        for index, found in zip(phase, self.ranges, strict=True):
+            position = position * len(found) + (index - found.start if len(found) > 1 else 0)
+        return position * self.room
+
+
 def emit_phases(graph: Graph, weight: Array, axes: Sequence[Axis], groups: int, convolve: Convolve) -> Value:
     """Emit a convolution for all phases that read the same pixels, and put the phases side by side."""
     filters = weight.shape[0]
     lanes = graph.block(filters)
     room = filters if groups > 1 else -(-filters // lanes) * lanes
-    together: dict[Any, list[tuple[int, ...]]] = {}
-    phases = {}
-    for index in itertools.product(*(range(axis.stride) for axis in axes)):
-        phases[index] = tuple(axis.phase(r) for axis, r in zip(axes, index, strict=True))
-        reads = tuple((phase.first, len(phase.taps)) for phase in phases[index])
-        together.setdefault((reads, index if groups > 1 else ()), []).append(index)
     rows = np.pad(np.arange(filters), (0, room - filters))  # filters of zeros have the bias of any
     images: list[relax.Expr] = []
-    places: dict[tuple[int, ...], tuple[int, int]] = {}
-    for same in together.values():
-        for position, index in enumerate(same):
-            places[index] = (len(images), position * room)
-        weights = [_taps(weight, phases[index], room) for index in same]
-        first = phases[same[0]]
-        edges = [along.padding(axis) for axis, along in zip(axes, first, strict=True)]
+    parts: list[Part] = []
+    for ranges in itertools.product(*(axis.runs(apart=groups > 1) for axis in axes)):
+        parts.append(Part(image=len(images), ranges=ranges, room=room))
+        phases = [tuple(axis.phase(r) for axis, r in zip(axes, at, strict=True)) for at in itertools.product(*ranges)]
+        weights = [_taps(weight, phase, room) for phase in phases]
+        edges = [along.padding(axis) for axis, along in zip(axes, phases[0], strict=True)]
         padding = tuple(edge[0] for edge in edges) + tuple(edge[1] for edge in edges)
-        dilation = tuple(along.dilation for along in first)
-        images.append(convolve(np.concatenate(weights), np.tile(rows, len(same)), padding, dilation))
+        dilation = tuple(along.dilation for along in phases[0])
+        images.append(convolve(np.concatenate(weights), np.tile(rows, len(phases)), padding, dilation))
     strides = tuple(axis.stride for axis in axes)
     result = graph.kernel(
         _interleave, *images, name="conv_transpose", lanes=lanes if len(axes) == 2 else 1, strides=strides,
-        unused=tuple(axis.unused for axis in axes), places=places, filters=filters,
+        unused=tuple(axis.unused for axis in axes), parts=tuple(parts), filters=filters,
     )  # fmt: skip
     return Value(blocked=result, channels=filters) if len(axes) == 2 else Value(plain=result)
 
@@ -180,10 +208,10 @@ def _interleave(
     lanes: int,
     strides: tuple[int, ...],
     unused: tuple[int, ...],
-    places: dict[tuple[int, ...], tuple[int, int]],
+    parts: tuple[Part, ...],
     filters: int,
 ) -> te.Tensor:
-    """Describe the result, blocked for two axes and plain for three, from phases at (tensor, first channel)."""
+    """Describe the result, blocked for two axes and plain for three, from its ``parts``."""
     batch, rank = images[0].shape[0], len(strides)
     shape = tuple(
         int(size) * stride - rest if isinstance(size, tirx.IntImm) else simplify(size * stride - rest)
@@ -193,21 +221,16 @@ def _interleave(
 
     def element(n: Any, row: Any, *index: Any) -> Any:
         at, lane = index[:rank], index[rank:]
+        pixel, phase = ([f(p, s) for p, s in zip(at, strides, strict=True)] for f in (floordiv, mod))
         value = None
-        for phase, (image, first) in reversed(places.items()):
-            pixel = [p // stride for p, stride in zip(at, strides, strict=True)]
-            source = images[image]
+        for part in reversed(parts):
+            source, first = images[part.image], part.channel(phase)
             if rank == 2:
                 channel, block = first + row * lanes + lane[0], int(source.shape[-1])
                 own = source(n, channel // block, *pixel, channel % block)
             else:
                 own = source(n, first + row, *pixel)
-            conditions = [p % s == r for p, s, r in zip(at, strides, phase, strict=True) if s > 1]
-            if value is None:
-                value = own
-            else:
-                chosen = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-                value = tirx.Select(chosen, own, value)
+            value = own if value is None else tirx.Select(part.contains(phase), own, value)
         return value
 
     full = (batch, channels, *shape, *([lanes] if rank == 2 else []))
@@ -277,8 +300,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reorder(*loops[:2], *(loop for place in places for loop in place), *lane)
     shared = primitives.fuse(sch, [*loops[:2], places[0][0]])
     primitives.parallel_if_worth(sch, shared, work)
-    for _, phase in places:
-        sch.unroll(phase)
+    if math.prod(strides) <= UNROLLED:
+        for _, phase in places:
+            sch.unroll(phase)
     if lane:
         sch.vectorize(lane[0])
 
