@@ -1,6 +1,7 @@
 //! A model: a library that was opened and checked. Nothing in it changes any more, so any number of sessions share it.
 const std = @import("std");
 const abi = @import("abi.zig");
+const buffers = @import("buffers.zig");
 const check = @import("check.zig");
 const cpu = @import("cpu.zig");
 const elf = @import("elf.zig");
@@ -77,14 +78,14 @@ pub const Model = struct {
     }
 
     fn start(model: *Model, parts: Parts) Error!void {
-        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a program, found a model with control flow, or with sizes that data decides, which has none yet\nfix: run it with Engine, in Python", .{});
+        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a program, found none, as in libraries for a GPU\nfix: build the model for the target of this machine", .{});
         const arena = model.arena.allocator();
         model.weights = parts.weights;
         model.program = try p.read(arena, parts.program);
         try checkMachine(&model.program);
         var room: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
         defer room.deinit();
-        try check.all(room.allocator(), &model.program, model.weights.len);
+        try check.all(arena, room.allocator(), &model.program, model.weights.len);
         try model.image.load(parts.elf);
         const kernels = arena.alloc(abi.Kernel, model.program.kernels.len) catch return noMemory();
         for (model.program.kernels, kernels) |name, *kernel| {
@@ -108,8 +109,9 @@ pub const Model = struct {
         given.scratch = workspace;
         given.kept = model.kept;
         var ready: frame.Frame = undefined;
-        ready.init(room.allocator(), &model.program, function, model.kernels, given) catch return noMemory();
-        defer ready.free();
+        var supply: buffers.Buffers = .{};
+        defer supply.free();
+        ready.init(room.allocator(), &model.program, function, model.kernels, given, &supply) catch return noMemory();
         var blocks: pool.Workspace = .{};
         defer blocks.free();
         const before = pool.enter(.{ .workspace = &blocks });
