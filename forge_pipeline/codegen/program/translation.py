@@ -73,7 +73,7 @@ def translated(name: str, function: relax.Function, parameters: Sequence[Tensor]
             work.bind(binding)
     result = work.value(function.body.body)
     work.code.append(Return(result if isinstance(result, tuple) else (result,)))
-    inputs = [parameter for parameter in parameters if parameter.kind is Kind.INPUT]
+    inputs = [parameter for parameter in parameters if parameter.kind in (Kind.INPUT, Kind.SHAPE)]
     return Function(name=name, code=work.code, inputs=inputs, heap=work.heap)
 
 

@@ -1,0 +1,66 @@
+"""The words of a program with control flow: its values, its blocks, and the steps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from forge_pipeline.runtime import program as p
+
+CODES: Final = {
+    kind: code
+    for code, kind in enumerate(
+        (
+            *(p.Call, p.Extents, p.Prefix, p.Branch, p.Loop, p.MakeList),
+            *(p.Insert, p.Erase, p.Pick, p.Length, p.Split, p.Join),
+        ),
+        start=1,
+    )
+}
+DtypeWord = Callable[[str], int]
+
+
+def words(program: p.Program, dtype_word: DtypeWord) -> list[int]:
+    """Return how many values there are, and the blocks, that of the model first."""
+    writer = _Writer(dtype_word)
+    writer.number(program.main)
+    return [program.values, len(writer.rows), *(word for row in writer.rows for word in row)]
+
+
+class _Writer:
+    """Blocks as they are found, each before those within it."""
+
+    def __init__(self, dtype_word: DtypeWord) -> None:
+        self.rows: list[list[int]] = []
+        self._dtype_word = dtype_word
+
+    def number(self, block: p.Block) -> int:
+        """Write a block, and return its number."""
+        row: list[int] = []
+        self.rows.append(row)
+        number = len(self.rows) - 1
+        row += [*_list(block.inputs), *_list(block.outputs), len(block.steps)]
+        for step in block.steps:
+            row += [CODES[type(step)], *self._fields(step)]
+        return number
+
+    def _fields(self, step: p.Step) -> Iterator[int]:
+        if isinstance(step, p.Loop):
+            yield from (step.count, step.condition, self.number(step.body), *_list(step.inputs))
+            yield len(step.stacked)
+            for share in step.stacked:
+                yield from (self._dtype_word(share.dtype), *_list(share.shape))
+            yield from _list(step.outputs)
+            return
+        for field in fields(step):
+            yield from self._words(getattr(step, field.name))
+
+    def _words(self, item: Any) -> Sequence[int]:
+        if isinstance(item, p.Block):
+            return [self.number(item)]
+        return _list(item) if isinstance(item, tuple) else [int(item)]
+
+
+def _list(items: Sequence[int]) -> list[int]:
+    return [len(items), *items]
