@@ -26,7 +26,7 @@ enum {
     FORGE_INPUT,       /* arrays that do not fit the model, or each other */
     FORGE_KERNEL,      /* a kernel refused its arguments */
     FORGE_CANCELLED,   /* by forge_cancel */
-    FORGE_UNSUPPORTED, /* a model that has no program yet: control flow */
+    FORGE_UNSUPPORTED, /* a library without a program: for a GPU */
     FORGE_USAGE        /* a call that this interface does not allow */
 };
 

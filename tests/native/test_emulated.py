@@ -13,16 +13,24 @@ import pytest
 
 from forge_pipeline.runtime.engine import Engine
 from tests.support.delivery import deliver
-from tests.support.native import Runner, built, convolutions, library_of, open_sizes
+from tests.support.native import Runner, branches, built, convolutions, library_of, open_sizes, sequences
 from tests.support.once import once
 
 TARGETS = {"aarch64": "raspberry-pi/5", "riscv64": "riscv64/generic"}
 CPU = {"aarch64": ("-cpu", "max")}  # of riscv64 the usual one does
-MODELS = {
-    "convolutions": (convolutions, [(2, 3, 24, 24)]),
-    "open_sizes": (open_sizes, [(2, 3, 48), (2, 3, 48)]),
-}
 RANDOM = np.random.default_rng(13)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+MODELS = {
+    "convolutions": (convolutions, [floats(2, 3, 24, 24)]),
+    "open_sizes": (open_sizes, [floats(2, 3, 48), floats(2, 3, 48)]),
+    "branches": (branches, [floats(4), np.array(True)]),
+    "sequences": (sequences, [np.maximum(floats(5, 4), 0), np.array([2, 3]), np.array(4), np.array(False)]),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,8 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path, tmp_path: Path, name: str) -> None:
-    _, shapes = MODELS[name]
+    _, inputs = MODELS[name]
     library = Path(shutil.copy(machine.libraries / f"{name}.so", tmp_path))
-    inputs = [RANDOM.standard_normal(shape).astype(np.float32) for shape in shapes]
     wanted = Engine(libraries / f"{name}.so", threads=1)(*inputs)
     for threads in ("1", "2"):
         found = machine.runner.call(library, inputs, "--threads", threads)

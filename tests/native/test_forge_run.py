@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 from tests.support.delivery import deliver
 from tests.support.native import Runner, mended
@@ -127,7 +129,9 @@ def test_sizes_that_do_not_go_together_are_refused(copy: Callable[[str], Path], 
 
 
 def test_a_model_without_a_program_is_refused(copy: Callable[[str], Path], runner: Runner) -> None:
-    refused(runner.start(copy("branches")), 1, "a model with control flow", "run it with Engine")
+    path = copy("convolutions")
+    path.write_bytes(dataclasses.replace(Library.from_bytes(path.read_bytes()), program=b"").to_bytes())
+    refused(runner.start(path), 1, "expected a program, found none", "for the target of this machine")
 
 
 def test_files_that_are_no_library_are_refused(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:

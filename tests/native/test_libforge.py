@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 from tests.support.native import ROOT, RUNTIME
 
@@ -202,19 +204,20 @@ def test_a_profile_counts_the_kernels(forge: Forge, library: Path) -> None:
     forge.c.forge_close(model)
 
 
-def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, libraries: Path, tmp_path: Path) -> None:
+def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, tmp_path: Path) -> None:
     def opened(path: Path) -> int:
         return forge.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))
 
-    damaged = tmp_path / "damaged.so"
+    damaged, bare = tmp_path / "damaged.so", tmp_path / "bare.so"
     damaged.write_bytes(library.read_bytes()[:-1])
+    bare.write_bytes(dataclasses.replace(Library.from_bytes(library.read_bytes()), program=b"").to_bytes())
     model = forge.open(library)
     session = forge.start(model)
     small = Array.of(np.empty((1, 4), np.float32))
     for code, call in (
         (FILE, lambda: opened(tmp_path / "none")),
         (DAMAGED, lambda: opened(damaged)),
-        (UNSUPPORTED, lambda: opened(libraries / "branches.so")),
+        (UNSUPPORTED, lambda: opened(bare)),
         (USAGE, lambda: forge.c.forge_open(None, None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))),
         (USAGE, lambda: forge.c.forge_start(model, 0, ctypes.byref(ctypes.c_void_p()))),
         (USAGE, lambda: forge.c.forge_set_threads(session, 65)),

@@ -33,7 +33,7 @@ def compiled(model: onnx.ModelProto) -> Library:
 
 
 def compare(model: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], *, tolerance: float = 1e-5) -> Library:
-    """Compile ``model`` and run it on ``samples``, one after the other, by an engine and natively; return the library."""
+    """Compile ``model``, run it on ``samples``, one after the other, by an engine and natively; return the library."""
     library = compiled(model)
     engine = Engine(library.to_bytes(), threads=1)
     session = onnxruntime.InferenceSession(model.SerializeToString())

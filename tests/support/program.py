@@ -1,6 +1,6 @@
-"""A second reader of a library's program, written from docs/format.md: it checks all of it, and runs a model of one function.
+"""A second reader of a library's program, written from docs/format.md: it checks all of it, and runs the kernels.
 
-Slow and plain: for tests, which compare what it computes with an ``Engine``, to the bit.
+Slow and plain: for tests, which compare what it computes with an ``Engine``, to the bit. Blocks it does not run.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def plan_memory(module: tvm.IRModule, *, own_results: frozenset[str] = frozenset
     """Return ``module``, whose functions call kernels on tensors that they allocate, with one allocation in each.
 
     What a function returns lies there too, and holds it as long as somebody holds the result: an ``Engine`` copies.
-    Only what is prepared once, and stays, has memory of its own, and what functions named in ``own_results`` return. A function with branches, or with tensors of unknown
-    size, is returned as it is.
+    Only what is prepared once, and stays, has memory of its own, and what functions named in ``own_results`` return.
+    A function with branches, or with tensors of unknown size, is returned as it is.
     """
     builder = relax.BlockBuilder(module)
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):

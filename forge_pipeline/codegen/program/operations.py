@@ -212,7 +212,7 @@ Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute
 class Demands:
     """What the sizes of a region's inputs must keep.
 
-    ``extents`` says on which input's which axis each extent is found, ``constraints`` are rows as the metadata have them.
+    ``extents`` says on which input's which axis each extent is found; ``constraints`` are rows as metadata have them.
     """
 
     extents: Mapping[str, tuple[int, int]]
@@ -223,8 +223,8 @@ class Demands:
 class Function:
     """Straight-line code.
 
-    ``inputs`` are those of the model, or of the region, read or not; a region has ``demands``. ``heap`` is how many slots
-    it has, ``scratch`` and ``kept`` are in bytes.
+    ``inputs`` are those of the model, or of the region, read or not; a region has ``demands``. ``heap`` is how many
+    slots it has, ``scratch`` and ``kept`` are in bytes.
     """
 
     name: str
