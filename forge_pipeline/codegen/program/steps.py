@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from forge_pipeline.errors import CompileError
 from forge_pipeline.runtime import program as p
 
 CODES: Final = {
@@ -22,9 +23,19 @@ DtypeWord = Callable[[str], int]
 
 
 def words(program: p.Program, dtype_word: DtypeWord) -> list[int]:
-    """Return how many values there are, and the blocks, that of the model first."""
+    """Return how many values there are, and the blocks, that of the model first.
+
+    Raises CompileError for more blocks within each other, or more steps, than a device takes.
+    """
     writer = _Writer(dtype_word)
     writer.number(program.main)
+    if writer.deepest > p.DEEPEST or writer.steps > p.MOST_STEPS:
+        raise CompileError(
+            where="control flow of the model",
+            expected=f"at most {p.DEEPEST} graphs within each other, and {p.MOST_STEPS} steps",
+            found=f"{writer.deepest} and {writer.steps}",
+            fix="export the model with fewer branches and loops within each other",
+        )
     return [program.values, len(writer.rows), *(word for row in writer.rows for word in row)]
 
 
@@ -33,6 +44,7 @@ class _Writer:
 
     def __init__(self, dtype_word: DtypeWord) -> None:
         self.rows: list[list[int]] = []
+        self.steps, self.deepest, self._depth = 0, 0, -1
         self._dtype_word = dtype_word
 
     def number(self, block: p.Block) -> int:
@@ -40,9 +52,13 @@ class _Writer:
         row: list[int] = []
         self.rows.append(row)
         number = len(self.rows) - 1
+        self.steps += len(block.steps)
+        self._depth += 1
+        self.deepest = max(self.deepest, self._depth)
         row += [*_list(block.inputs), *_list(block.outputs), len(block.steps)]
         for step in block.steps:
             row += [CODES[type(step)], *self._fields(step)]
+        self._depth -= 1
         return number
 
     def _fields(self, step: p.Step) -> Iterator[int]:
