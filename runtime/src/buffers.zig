@@ -8,6 +8,7 @@ const Error = message.Error;
 
 /// Larger ones are mapped each by itself, and can be given back to the system.
 const largest_of_arena = 2048;
+const large = 1 << 20;
 /// Four to a doubling: an array that grows from turn to turn needs another buffer now and then, not in every turn.
 const classes = 192;
 /// One that has up to twice as much will do.
@@ -32,6 +33,8 @@ pub const Buffers = struct {
     arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
     unused: [classes]?*Buffer = @splat(null),
     newest: ?*Buffer = null,
+    /// Those whose memory was given back to the system.
+    bare: ?*Buffer = null,
 
     /// A buffer of at least `size` bytes, which may be 0, held by the caller. Its contents are anything.
     pub fn take(buffers: *Buffers, size: usize) Error!*Buffer {
@@ -45,8 +48,10 @@ pub const Buffers = struct {
             found.holders = 1;
             return found;
         };
+        // What is large is not kept in every size that it ever had: the largest call bounds the memory.
+        if (capacity >= large) buffers.trim(large);
         return buffers.make(capacity, class) catch {
-            buffers.trim();
+            buffers.trim(largest_of_arena + 1);
             return buffers.make(capacity, class);
         };
     }
@@ -68,27 +73,38 @@ pub const Buffers = struct {
 
     fn make(buffers: *Buffers, capacity: usize, class: u8) Error!*Buffer {
         const arena = buffers.arena.allocator();
-        const buffer = arena.create(Buffer) catch return noMemory(capacity);
-        buffer.* = .{ .holders = 1, .class = class, .older = buffers.newest };
-        if (capacity <= largest_of_arena) {
-            buffer.memory = arena.alignedAlloc(u8, .fromByteUnits(abi.alignment), capacity) catch return noMemory(capacity);
-        } else buffer.memory = try platform.map(capacity);
+        const memory: []align(abi.alignment) u8 = if (capacity > largest_of_arena)
+            try platform.map(capacity)
+        else
+            arena.alignedAlloc(u8, .fromByteUnits(abi.alignment), capacity) catch return noMemory(capacity);
+        const buffer = buffers.bare orelse arena.create(Buffer) catch {
+            if (capacity > largest_of_arena) platform.unmap(@alignCast(memory));
+            return noMemory(capacity);
+        };
+        if (buffer == buffers.bare) buffers.bare = buffer.next;
+        buffer.* = .{ .memory = memory, .holders = 1, .class = class, .older = buffers.newest };
         buffers.newest = buffer;
         return buffer;
     }
 
-    /// Give back to the system what nobody holds.
-    fn trim(buffers: *Buffers) void {
+    /// Give back to the system what nobody holds and has at least so many bytes.
+    fn trim(buffers: *Buffers, least: usize) void {
         for (&buffers.unused) |*list| {
             const first = list.* orelse continue;
-            if (first.memory.len <= largest_of_arena) continue;
+            if (first.memory.len < least) continue;
             list.* = null;
             var left: ?*Buffer = first;
             while (left) |buffer| : (left = buffer.next) unmap(buffer);
         }
         var link = &buffers.newest;
         while (link.*) |buffer| {
-            if (buffer.memory.len == 0) link.* = buffer.older else link = &buffer.older;
+            if (buffer.memory.len != 0) {
+                link = &buffer.older;
+                continue;
+            }
+            link.* = buffer.older;
+            buffer.next = buffers.bare;
+            buffers.bare = buffer;
         }
     }
 };

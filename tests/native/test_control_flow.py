@@ -16,8 +16,8 @@ from benchmarks.onnx_nodes import cases, cases_of
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
-from tests.native.test_libforge import CANCELLED, INPUT, Array, Forge
 from tests.support.control_flow import compiled, model_of, natively, same
+from tests.support.forge import CANCELLED, INPUT, Array, Forge
 from tests.support.native import Runner, library_of
 from tests.support.program import Table
 
@@ -183,6 +183,20 @@ def test_memory_of_a_loop_stays_flat(session: Callable[..., tuple[Forge, object]
     for _ in range(20):
         assert forge.run(started, given, [Array()]) == 0
     assert resident() - before < 64  # pages; what the turns of a call make is 32 MB
+
+
+def test_memory_of_calls_of_many_sizes_is_that_of_the_largest(
+    session: Callable[..., tuple[Forge, object]], loop: bytes
+) -> None:
+    def peak(*rows: int) -> int:
+        forge, started = session(loop)
+        before = int(Path("/proc/self/statm").read_text().split()[1])
+        for size in rows:
+            assert forge.run(started, [np.ones(size, np.float32), np.array(6)], [Array()]) == 0
+        return int(Path("/proc/self/statm").read_text().split()[1]) - before
+
+    sizes = [int(100_000 * 1.3**step) for step in range(9)]
+    assert peak(*sizes) < 2 * peak(sizes[-1])
 
 
 def test_outputs_that_are_inputs_weights_or_of_no_elements(
