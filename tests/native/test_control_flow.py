@@ -185,20 +185,6 @@ def test_memory_of_a_loop_stays_flat(session: Callable[..., tuple[Forge, object]
     assert resident() - before < 64  # pages; what the turns of a call make is 32 MB
 
 
-def test_memory_of_calls_of_many_sizes_is_that_of_the_largest(
-    session: Callable[..., tuple[Forge, object]], loop: bytes
-) -> None:
-    def peak(*rows: int) -> int:
-        forge, started = session(loop)
-        before = int(Path("/proc/self/statm").read_text().split()[1])
-        for size in rows:
-            assert forge.run(started, [np.ones(size, np.float32), np.array(6)], [Array()]) == 0
-        return int(Path("/proc/self/statm").read_text().split()[1]) - before
-
-    sizes = [int(100_000 * 1.3**step) for step in range(9)]
-    assert peak(*sizes) < 2 * peak(sizes[-1])
-
-
 def test_outputs_that_are_inputs_weights_or_of_no_elements(
     runtime: Path,
 ) -> None:
