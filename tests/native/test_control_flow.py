@@ -237,7 +237,7 @@ def differing(case: object) -> str | None:
 
 
 OTHER_BITS = {"test_blackmanwindow_symmetric"}
-"""Cases with cosines, which the runtime brings itself: an engine that calls the C library's may differ in the last bit."""
+"""Cases with cosines, which the runtime brings itself: an engine that calls the C library's may differ by a bit."""
 SOME = {"if_": "test_if", "loop": "test_loop11", "compress": "test_compress_0", "nonzero": "test_nonzero_example"}
 
 
