@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +249,8 @@ def test_node_tests_of_onnx_compute_what_an_engine_does(runtime: Path) -> None:
 
 @pytest.mark.long
 def test_all_node_tests_of_onnx_compute_what_an_engine_does(runtime: Path) -> None:
-    found = {case.name: differing(case) for case in cases() if case.name not in OTHER_BITS}
+    with warnings.catch_warnings(action="ignore"):  # of what onnx computes to make its cases
+        given = [case for case in cases() if case.name not in OTHER_BITS]
+    found = {case.name: differing(case) for case in given}
     assert {name: said for name, said in found.items() if said} == {}
     assert sum(said == "" for said in found.values()) >= 40
