@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from forge_pipeline.runtime.bundle import Library
@@ -37,7 +38,8 @@ FLOATS: dict[int, Callable[..., Any]] = {16: np.float16, 32: np.float32, 64: np.
 BINARY = {13: np.add, 14: np.subtract, 15: np.multiply, 16: np.divide, 17: np.minimum, 18: np.maximum}
 UNARY = {19: np.negative, 20: np.abs, 21: np.floor, 22: np.ceil, 23: np.rint, 24: np.sqrt}
 FUNCTIONS: dict[int, Callable[..., Any]] = {11: np.float64, 25: np.float64, **BINARY, **UNARY}
-KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
+KINDS = {0: "i", 1: "u", 2: "f"}
+SPECIAL: dict[int, np.dtype[Any]] = {4: np.dtype(ml_dtypes.bfloat16), 6: np.dtype(bool)}
 
 
 @dataclass
@@ -137,7 +139,7 @@ class Table:
         word = self._take()
         code, bits, lanes = word & 0xFF, word >> 8 & 0xFF, word >> 16
         assert lanes == 1
-        return np.dtype(bool) if code == 6 else np.dtype(f"{KINDS[code]}{bits // 8}")
+        return SPECIAL[code] if code in SPECIAL else np.dtype(f"{KINDS[code]}{bits // 8}")
 
     def _port(self) -> Port:
         name, dtype, shape = self._text(), self._dtype(), self._list(self._take)
