@@ -37,8 +37,8 @@ from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.runtime.bundle import VERSION, Library
-from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
+from forge_runtime.entries import MAIN
 
 
 def _model(work: Lowering) -> onnx.ModelProto:

@@ -16,9 +16,9 @@ from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.program import Program
 from forge_pipeline.target import Target
+from forge_runtime.entries import MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

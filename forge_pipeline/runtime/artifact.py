@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_pipeline.content import Made, in_memory
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
 from forge_pipeline.runtime.bundle import FOOTER, Library, check_end
 from forge_pipeline.runtime.contents import Contents
 from forge_pipeline.runtime.host import Host
 from forge_pipeline.runtime.image import open_image
 from forge_pipeline.runtime.interface import Interface
-from forge_pipeline.runtime.limits import Limits
+from forge_runtime.limits import Limits
+from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
     from forge_pipeline.crypto.keyfile import Pair

@@ -14,9 +14,9 @@ from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
 from forge_pipeline.runtime.arguments import ALIGNMENT, Array
 from forge_pipeline.runtime.bundle import VERSION
 from forge_pipeline.runtime.constraints import FREE, Constraints
-from forge_pipeline.runtime.entries import NONE, Entries
 from forge_pipeline.runtime.execution import Demands
 from forge_pipeline.runtime.program import Program
+from forge_runtime.entries import NONE, Entries
 
 SMALL = frozenset(
     (

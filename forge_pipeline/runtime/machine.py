@@ -16,9 +16,9 @@ import numpy as np
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime import threads as use_of_threads
 from forge_pipeline.runtime.arguments import Slot, is_small
-from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.runtime.execution import Execution
 from forge_pipeline.runtime.ffi import runtime
+from forge_runtime.entries import MAIN
 
 if TYPE_CHECKING:
     from threading import RLock

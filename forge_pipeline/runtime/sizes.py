@@ -8,8 +8,8 @@ import numpy as np
 
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.entries import Entry, Sizes
 from forge_pipeline.runtime.interface import Call, Interface, Tensor
+from forge_runtime.entries import Entry, Sizes
 
 Compute = Callable[[Sequence[Array]], list[Array]]
 

@@ -32,16 +32,19 @@ pub const Session = struct {
     is_profiling: bool = false,
     is_busy: std.atomic.Value(bool) = .init(false),
     is_cancelled: std.atomic.Value(bool) = .init(false),
+    /// Who started it: a process that was forked has the memory, and not the threads.
+    process: i32 = 0,
 
     /// The session must stay where it is. After an error, `stop`.
     pub fn start(session: *Session, threads: u32) Error!void {
+        session.process = platform.process();
         try session.setThreads(threads);
         session.scratch = try platform.map(session.model.scratch());
         session.makeTables() catch return message.fail(error.Memory, "memory: expected room for the session's tables, found none\nfix: free memory", .{});
     }
 
     pub fn stop(session: *Session) void {
-        session.threads.stop();
+        if (session.process == platform.process()) session.threads.stop() else session.threads.free();
         session.buffers.free();
         for (session.staged) |memory| platform.unmap(memory);
         platform.unmap(session.scratch);
@@ -111,7 +114,7 @@ pub const Session = struct {
         if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs);
         const ready = for (session.frames) |*candidate| {
             if (candidate.function.suits(session.extents)) break candidate;
-        } else return message.fail(error.Input, "inputs: expected sizes that the library was built for, found others\nfix: give inputs of other sizes, or build the library with these", .{});
+        } else return session.wrongSizes();
         for (program.inputs, inputs, 0..) |port, input, index| {
             ready.bind(index, try session.stage(index, input), input.shape[0..@intCast(port.rank)]);
         }
@@ -177,8 +180,23 @@ pub const Session = struct {
 
     fn checkConstraints(session: *const Session) Error!void {
         for (session.model.program.constraints) |constraint| {
-            if (!constraint.holds(session.extents)) return message.fail(error.Input, "inputs: expected sizes that go together ({s}), found others\nfix: give inputs of other sizes", .{constraint.text});
+            if (constraint.holds(session.extents)) continue;
+            var found: Text = .{};
+            for (session.model.program.extents, session.extents) |name, size| if (size >= 0) found.addExtent(name, size);
+            return message.fail(error.Input, "inputs: expected sizes that go together, found {s}: {s}\nfix: give inputs of other sizes", .{ found.all(), constraint.text });
         }
+    }
+
+    fn wrongSizes(session: *const Session) Error {
+        const extents = session.model.program.extents;
+        var wanted: Text = .{};
+        var found: Text = .{};
+        for (session.frames) |ready| {
+            if (wanted.size != 0) wanted.add(";", .{});
+            for (ready.function.fixed) |fixed| wanted.addExtent(extents[fixed.extent], fixed.size);
+        }
+        for (extents, session.extents) |name, size| if (size >= 0) found.addExtent(name, size);
+        return message.fail(error.Input, "inputs: expected sizes that the library was compiled for: {s}, found {s}\nfix: fill the inputs up to one of them, have Engine(..., pad=True) do it, or compile with `compile.open_form=true`", .{ wanted.all(), found.all() });
     }
 
     /// Memory of the input that is aligned: the caller's, or a copy.
@@ -195,6 +213,26 @@ pub const Session = struct {
     }
 };
 
+/// A list of sizes for a message, cut where it becomes too long.
+const Text = struct {
+    room: [400]u8 = undefined,
+    size: usize = 0,
+
+    fn add(text: *Text, comptime format: []const u8, arguments: anytype) void {
+        const said = std.fmt.bufPrint(text.room[text.size..], format, arguments) catch return;
+        text.size += said.len;
+    }
+
+    fn addExtent(text: *Text, name: []const u8, size: i64) void {
+        const between = if (text.size == 0) "" else if (text.room[text.size - 1] == ';') " " else ", ";
+        text.add("{s}{s}={d}", .{ between, name, size });
+    }
+
+    fn all(text: *const Text) []const u8 {
+        return text.room[0..text.size];
+    }
+};
+
 fn wrongExtent(port: p.Port, axis: usize, expected: i64, found: i64) Error {
     if (expected < 0) return message.fail(error.Input, "input {s}: expected a size along axis {d}, found {d}\nfix: give an array that fits the model", .{ port.name, axis, found });
     return message.fail(error.Input, "input {s}: expected {d} along axis {d}, found {d}\nfix: give an array that fits the model and its other inputs", .{ port.name, expected, axis, found });
@@ -205,7 +243,7 @@ fn deliver(port: p.Port, output: *Array, data: ?[*]u8, dtype: abi.Dtype, shape: 
     @memcpy(output.shape[0..shape.len], shape);
     if (output.data) |room| {
         if (output.size < size) return message.fail(error.Input, "output {s}: expected room for {d} bytes, found {d}\nfix: give more, or NULL to have it in the session's memory", .{ port.name, size, output.size });
-        @memcpy(room[0..size], data.?[0..size]);
+        if (data.? != room) @memmove(room[0..size], data.?[0..size]);
     } else output.data = data;
     output.size = size;
 }

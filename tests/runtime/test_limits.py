@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, ConfigError, ForgeError, SecretError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import encrypt
+from forge_runtime.secret import Secret
 
 CONFIG = encrypt.Config(
     method="password", key_ref="test", chunk_kib=64, kdf=Kdf(memory_kib=19 << 10, passes=1, lanes=1)
@@ -153,7 +153,7 @@ def shown(error: BaseException) -> str:
 
 
 def test_the_default_limits_are_what_is_free() -> None:
-    from forge_pipeline.runtime.limits import Limits, available
+    from forge_runtime.limits import Limits, available
 
     assert resource.getpagesize() < available() < 1 << 50
     assert Limits.of(7, 8) == Limits(library=7, derivation=8)

@@ -16,7 +16,7 @@ from tvm import DataType, relax, tirx
 from forge_pipeline.codegen.float32.concat import IS_CONCAT
 from forge_pipeline.codegen.memory import prepack
 from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
-from forge_pipeline.runtime.profile import PLACING
+from forge_runtime.profile import PLACING
 
 DATA, BYTE_OFFSET = 1, 8
 """TVM's codes for two fields of a DLTensor."""

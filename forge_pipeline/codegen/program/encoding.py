@@ -16,7 +16,8 @@ from forge_pipeline.codegen.program import steps
 from forge_pipeline.codegen.program.expression import postfix
 from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
 from forge_pipeline.runtime import program as p
-from forge_pipeline.runtime.entries import MAIN
+from forge_runtime.entries import MAIN
+from forge_runtime.interface import SMALL
 
 MAGIC: Final = b"FORGEPRG"
 VERSION: Final = 2

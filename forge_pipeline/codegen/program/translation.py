@@ -34,7 +34,7 @@ from forge_pipeline.codegen.program.operations import (
     View,
 )
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime.profile import PLACING
+from forge_runtime.profile import PLACING
 
 ALIGNMENT: Final = 64
 SYMBOL: Final = "__tvm_ffi_"

@@ -15,7 +15,7 @@ from forge_pipeline.codegen.program.operations import Demands, Function, Kind, T
 from forge_pipeline.codegen.program.placement import place
 from forge_pipeline.codegen.program.translation import Pool, translated
 from forge_pipeline.runtime import program as p
-from forge_pipeline.runtime.entries import MAIN, Entries
+from forge_runtime.entries import MAIN, Entries
 
 
 def program_of(
