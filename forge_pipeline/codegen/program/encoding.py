@@ -145,5 +145,5 @@ class _Words:
 
 def dtype_word(name: str) -> int:
     """Return an element type as DLPack has it: code, bits and lanes."""
-    dtype = DataType(name)
+    dtype = DataType("uint8" if name in SMALL else name)  # an element of those is a byte
     return int(dtype.type_code) | int(dtype.bits) << 8 | int(dtype.lanes) << 16
