@@ -15,7 +15,7 @@ RUNS = 11
 
 def main() -> None:
     """Print the least and the median time, wall and CPU, of RUNS loads after a first one."""
-    from forge_pipeline.runtime.engine import Engine
+    from forge_runtime.engine import Engine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)

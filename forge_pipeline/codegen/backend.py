@@ -215,9 +215,7 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
-    program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
-        **program,
         "format": VERSION,
         "target": {
             "tag": target.tag,

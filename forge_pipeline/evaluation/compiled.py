@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge_pipeline.errors import MachineError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.runtime.unpacked import loaded
+from forge_runtime.engine import Engine
 
 if TYPE_CHECKING:
     from forge_pipeline.runtime.bundle import Library

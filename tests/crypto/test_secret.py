@@ -11,7 +11,7 @@ import pytest
 
 from forge_pipeline.crypto import keyfile
 from forge_pipeline.errors import ArtifactError, SecretError
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:

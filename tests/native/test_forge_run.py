@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from tests.support.delivery import deliver
 from tests.support.native import Runner, mended
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from tests.support import forge as codes
 from tests.support.forge import CANCELLED, DAMAGED, FILE, INPUT, UNSUPPORTED, USAGE, Array, Forge, Time
 from tests.support.native import ROOT, RUNTIME

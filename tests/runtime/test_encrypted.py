@@ -17,8 +17,8 @@ from forge_pipeline.crypto.envelope import Sealed
 from forge_pipeline.crypto.keyfile import Kdf
 from forge_pipeline.errors import ArtifactError, SecretError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import encrypt
+from forge_runtime.engine import Engine
 from forge_runtime.secret import Secret
 from tests.support.paths import ROOT
 

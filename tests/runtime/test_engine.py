@@ -12,8 +12,8 @@ import pytest
 
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError, MachineError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.runtime.unpacked import loaded
+from forge_runtime.engine import Engine
 from forge_runtime.session import STAGED_BYTES
 from tests.support.sums import assert_same_sums
 

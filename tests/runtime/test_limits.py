@@ -16,8 +16,8 @@ import pytest
 from forge_pipeline.crypto.keyfile import Kdf
 from forge_pipeline.errors import ArtifactError, ConfigError, ForgeError, SecretError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import encrypt
+from forge_runtime.engine import Engine
 from forge_runtime.secret import Secret
 
 CONFIG = encrypt.Config(

@@ -10,7 +10,7 @@ import pytest
 
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from forge_runtime.entries import Entries
 from tests.support.sums import assert_same_sums
 

@@ -24,11 +24,11 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.calibration.observe import calibrate
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import encrypt, fold, load, quantize
 from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from forge_runtime.secret import Secret
 from tests.support.sums import assert_same_sums
 

@@ -14,8 +14,8 @@ import onnxruntime
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.native import HERE, Runner, built
 from tests.support.program import Table
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forge_pipeline.runtime.arguments import ALIGNMENT
 
 from forge_pipeline.runtime import machine
-from forge_pipeline.runtime.arguments import ALIGNMENT
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 
 NAIVE_ALLOCATOR = 1
 """TVM's: every tensor is an allocation of the C library's, which memcheck knows."""

@@ -15,7 +15,7 @@ from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program import steps
 from forge_pipeline.codegen.program.expression import postfix
 from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
-from forge_pipeline.runtime import program as p
+from forge_pipeline.codegen.regions import program as p
 from forge_runtime.entries import MAIN
 from forge_runtime.interface import SMALL
 

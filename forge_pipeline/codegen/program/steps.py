@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from forge_pipeline.codegen.regions import program as p
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime import program as p
 
 CODES: Final = {
     kind: code

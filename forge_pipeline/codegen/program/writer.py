@@ -14,7 +14,7 @@ from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
 from forge_pipeline.codegen.program.placement import place
 from forge_pipeline.codegen.program.translation import Pool, translated
-from forge_pipeline.runtime import program as p
+from forge_pipeline.codegen.regions import program as p
 from forge_runtime.entries import MAIN, Entries
 
 

@@ -15,8 +15,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.program import DYNAMIC, ENTRY, KEPT, MAIN, PREPARE, REGION, SCRATCH, SHAPE, STORAGE, Model, Table
 
 HOST = Target.from_tag("host")

@@ -9,8 +9,8 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import ArtifactError, DataError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.control_flow import compare, compiled, model_of, steps_of
 from tests.support.program import PREPARED, REGION, WEIGHT, Table
 
