@@ -119,6 +119,7 @@ def main() -> None:
     """Answer one request from stdin on stdout, which nobody else may write to."""
     stream, sys.stdout = sys.stdout.buffer, sys.stderr
     request = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
+    answer: object
     try:
         answer = _do(request)
     except ForgeError as error:

@@ -89,7 +89,7 @@ pub const Model = struct {
     }
 
     fn start(model: *Model, parts: Parts) Error!void {
-        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a program, found none, as in libraries for a GPU\nfix: build the model for the target of this machine", .{});
+        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a library for a CPU, found one without a program, as those for other devices are\nfix: compile the model for a CPU, or load the library with TVM's own runtime", .{});
         const arena = model.arena.allocator();
         model.weights = parts.weights;
         model.metadata = parts.metadata;
@@ -153,7 +153,7 @@ pub fn isSealed(file: []const u8) bool {
 }
 
 fn lacks(comptime what: []const u8) Error {
-    return message.fail(error.Password, "encrypted model: expected its key file and password, found Model looks encrypted but no " ++ what ++ " provided\nfix: give both, the modelKey.bin that was delivered with it and the password", .{});
+    return message.fail(error.Password, "encrypted model: expected its key file and password, found Model looks encrypted but no " ++ what ++ " provided\nfix: give both: Engine(library, key=PATH_OF_modelKey.bin, password=PASSWORD)", .{});
 }
 
 fn notSealed() Error {

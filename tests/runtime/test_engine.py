@@ -294,7 +294,7 @@ def test_a_library_that_needs_a_missing_cpu_feature_is_refused(bound_library: Li
 
 
 def test_a_library_for_a_gpu_is_refused(bound_library: Library) -> None:
-    with pytest.raises(ArtifactError, match="a library for a CPU"):
+    with pytest.raises(ArtifactError, match="expected a library for a CPU"):
         Engine(replace(bound_library, program=b"").to_bytes())
 
 
