@@ -16,7 +16,7 @@ import pytest
 from benchmarks.onnx_nodes import cases, cases_of
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from tests.support.control_flow import compiled, model_of, natively, same
 from tests.support.forge import CANCELLED, INPUT, Array, Forge
 from tests.support.native import Runner, library_of

@@ -21,7 +21,7 @@ from forge_pipeline.codegen.program.operations import (
     Tensor,
     View,
 )
-from forge_pipeline.runtime import program as p
+from forge_pipeline.codegen.regions import program as p
 
 
 def listing(program: Program) -> str:
@@ -79,7 +79,7 @@ def _block(name: str, block: p.Block, margin: str) -> Iterator[str]:
         values = {field.name: getattr(step, field.name) for field in fields(step)}
         inner = {name: value for name, value in values.items() if isinstance(value, p.Block)}
         plain = ", ".join(f"{name} {value}" for name, value in values.items() if name not in inner)
-        yield f"{margin}  {p.NAMES[type(step)].upper()} {plain}"
+        yield f"{margin}  {type(step).__name__.upper()} {plain}"
         for within, found in inner.items():
             yield from _block(within, found, f"{margin}    ")
 
