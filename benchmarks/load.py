@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("library", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    Engine(chosen.library, threads=chosen.threads)  # the first loads TVM's runtime too
+    Engine(chosen.library, threads=chosen.threads)  # the first loads libforge too
     walls, cpus = [], []
     for _ in range(RUNS):
         wall, cpu = time.perf_counter(), time.process_time()

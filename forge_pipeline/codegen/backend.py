@@ -24,7 +24,14 @@ from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import check_interface, demanded, imported, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import (
+    check_interface,
+    demanded,
+    imported,
+    interface,
+    outputs_of,
+    prepare,
+)
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
 from forge_pipeline.codegen.program.writer import program_of
@@ -227,7 +234,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "cuda_arch": target.cuda_arch,
         },
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
-        "outputs": interface(model.graph.output),
+        "outputs": interface(outputs_of(model)),
         "labels": labels_of(model),
         "weights": work.weights,
         "entries": work.table,

@@ -201,7 +201,7 @@ fn checkMachine(program: *const p.Program) Error!void {
     const arch = std.mem.sliceTo(program.triple, '-');
     const mine = @tagName(@import("builtin").cpu.arch);
     if (!std.mem.eql(u8, arch, mine))
-        return message.fail(error.Machine, "library: expected one for this machine, which is {s} with linux, found one made for {s}\nfix: compile the model for this machine: target=host, or one of `forge-pipeline targets`", .{ mine, program.triple });
+        return message.fail(error.Machine, "library: expected a library for this machine, which is {s} with linux, found one made for {s}\nfix: compile the model for this machine: target=host, or one of `forge-pipeline targets`", .{ mine, program.triple });
     for (program.cpu_flags) |flag| {
         const there = cpu.has(flag) orelse return message.fail(error.Machine, "/proc/cpuinfo: expected what this CPU has, found nothing, and the library needs {s}\nfix: mount /proc", .{flag});
         if (@import("builtin").cpu.arch == .x86_64 and there and std.mem.eql(u8, flag, "amx_tile")) try cpu.askForTiles();

@@ -88,4 +88,4 @@ def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:
 def test_a_library_for_another_cpu_is_refused(machine: Machine, libraries: Path) -> None:
     done = machine.runner.start(libraries / "convolutions.so")
     assert done.returncode == 1
-    assert "expected one for this machine" in done.stderr
+    assert "expected a library for this machine" in done.stderr

@@ -44,9 +44,7 @@ def test_a_wheel_is_for_any_python_and_any_c_library_on_one_kind_of_machine(whee
     assert wheel.stat().st_size < 1 << 20
 
 
-def test_an_engine_and_forge_run_work_from_the_wheel_alone(
-    wheel: Path, bound_library: Library, tmp_path: Path
-) -> None:
+def test_an_engine_and_forge_run_work_from_the_wheel_alone(wheel: Path, bound_library: Library, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     library = tmp_path / "model_library.so"
