@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
+from forge_runtime.library import ForgeArray, Kernel, Source
+
 MEMORY, FILE, DAMAGED, PASSWORD, MACHINE, INPUT, KERNEL, CANCELLED, UNSUPPORTED, USAGE = range(1, 11)
 
+Time = Kernel
 
-class Array(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("shape", ctypes.c_int64 * 8))
+
+class Array(ForgeArray):
+    """`forge_array`."""
 
     @classmethod
     def of(cls, array: np.ndarray) -> Array:
         return cls(array.ctypes.data, array.nbytes, (ctypes.c_int64 * 8)(*array.shape))
-
-
-class Time(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
 
 
 class Forge:
@@ -42,10 +42,8 @@ class Forge:
         return model
 
     def open_memory(self, data: np.ndarray, size: int, model: ctypes.c_void_p) -> int:
-        none = ctypes.c_size_t(0)
-        return self.c.forge_open_memory(
-            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(size), None, none, None, none, ctypes.byref(model)
-        )
+        source = Source(file=data.ctypes.data, size=size)
+        return self.c.forge_open_from(ctypes.byref(source), ctypes.byref(model))
 
     def start(self, model: ctypes.c_void_p, threads: int = 1) -> ctypes.c_void_p:
         session = ctypes.c_void_p()

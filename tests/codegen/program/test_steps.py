@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forge_pipeline.codegen.program.steps import words
+from forge_pipeline.codegen.regions import program as p
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime import program as p
 
 
 def nested(depth: int) -> p.Program:
