@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+DEEPEST: Final = 32
+"""Blocks within blocks that the runtime takes."""
+MOST_STEPS: Final = 100_000
+"""Steps of a program that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
