@@ -65,6 +65,12 @@ def bytes_library() -> Library:
 
 
 @pytest.fixture(scope="session")
+def halves_library() -> Library:
+    """x[3]: bfloat16 -> x + x"""
+    return compiled("g (bfloat16[3] x) => (bfloat16[3] y) { y = Add(x, x) }")
+
+
+@pytest.fixture(scope="session")
 def bound_library() -> Library:
     """A model with its weight in the library: x[n, 8] -> product[n, 4], relu[n, 4]"""
     return compiled(PRODUCT.format(""), w=WEIGHT)

@@ -60,6 +60,13 @@ def test_elements_of_four_bits_go_in_and_come_out_as_ml_dtypes_has_them(bytes_li
         engine(x.view(np.uint8))
 
 
+def test_bfloat16_goes_in_and_comes_out_as_ml_dtypes_has_it(halves_library: Library) -> None:
+    x = np.array([1.5, -2.25, 3e20], np.float32).astype(ml_dtypes.bfloat16)
+    (doubled,) = Engine(halves_library.to_bytes())(x)
+    assert doubled.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(doubled, x + x)
+
+
 def test_weights_in_the_file_and_weights_as_input_give_the_same(
     engine: Engine, free_library: Library, x: np.ndarray
 ) -> None:
