@@ -97,7 +97,7 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
     run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
-    target = ["-target", f"{cpu.name}-linux-gnu", f"-mcpu={cpu.base}", "-fPIC"]
+    target = ["-target", f"{cpu.name}-linux-musl", f"-mcpu={cpu.base}", "-fPIC"]
     static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
     zig(["build-lib", "-j1", *target, *root("libforge.zig"), *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
