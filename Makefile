@@ -36,9 +36,9 @@ runtime: $(READY)  ## forge-run and libforge for each CPU, in runtime/out/
 clean:  ## remove what builds made; keep the environment
 	rm -rf out runs site .forge/store .forge/hydra
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml runtime/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ./runtime -e ".[dev]"
 	touch $@
 
 .forge/password: | $(READY)

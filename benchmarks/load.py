@@ -15,13 +15,13 @@ RUNS = 11
 
 def main() -> None:
     """Print the least and the median time, wall and CPU, of RUNS loads after a first one."""
-    from forge_pipeline.runtime.engine import Engine
+    from forge_runtime.engine import Engine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    Engine(chosen.library, threads=chosen.threads)  # the first loads TVM's runtime too
+    Engine(chosen.library, threads=chosen.threads)  # the first loads libforge too
     walls, cpus = [], []
     for _ in range(RUNS):
         wall, cpu = time.perf_counter(), time.process_time()

@@ -79,10 +79,10 @@ def resident(library: Path) -> int:
 
 def observed(library: Path) -> int:
     """Load and run a library in this process, and return how many bytes it grew by."""
-    from forge_pipeline.runtime.engine import Engine
-    from forge_pipeline.runtime.ffi import runtime
+    from forge_runtime.engine import Engine
+    from forge_runtime.library import libforge
 
-    runtime()  # the runtime's own memory is there before
+    libforge()  # the runtime's own memory is there before
     before = _kib("VmHWM")
     engine = Engine(library, threads=1)
     rng = np.random.default_rng(0)

@@ -73,8 +73,8 @@ def generated(generator: str, model: onnx.ModelProto) -> Function:
     """Return the model as one of the code generators compiles it for this machine, ready to run."""
     from forge_pipeline.codegen.build import build
     from forge_pipeline.codegen.options import Options
-    from forge_pipeline.runtime.engine import Engine
     from forge_pipeline.target import Target
+    from forge_runtime.engine import Engine
 
     options = Options(generator=generator, opt_level=3, float16=False, channel_layout=None)
     return Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
@@ -165,7 +165,7 @@ def outcome_apart(case: Any, through: Way = relax) -> Outcome:
 
 def ready() -> None:
     """Import once, before the forks, what every case needs."""
-    from forge_pipeline.runtime.ffi import torch_hidden
+    from forge_pipeline.ffi import torch_hidden
 
     with torch_hidden():
         for name in ("backend", "build", "stock", "tiled", "onnx_import.operators.table"):

@@ -22,8 +22,8 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 FEATURES = 20
 INPUTS = 64

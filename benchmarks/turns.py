@@ -165,7 +165,7 @@ def real_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def _ours(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    from forge_pipeline.runtime.engine import Engine
+    from forge_runtime.engine import Engine
 
     engine = Engine(model, threads=threads)
     return lambda: engine(**given)[0]

@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from forge_pipeline.api.relax_module import RelaxModule as RelaxModule
     from forge_pipeline.errors import ForgeError as ForgeError
     from forge_pipeline.frontends.contract import Declared as Declared
-    from forge_pipeline.runtime.engine import Engine as Engine
     from forge_pipeline.target import Target as Target
     from forge_pipeline.target import list_android_tags as list_android_tags
     from forge_pipeline.target import list_arm_tags as list_arm_tags
     from forge_pipeline.target import list_cuda_tags as list_cuda_tags
     from forge_pipeline.target import list_target_tags as list_target_tags
     from forge_pipeline.target import list_x86_tags as list_x86_tags
+    from forge_runtime.engine import Engine as Engine
 
 _HOME = {
-    "Declared": "frontends.contract",
-    "Engine": "runtime.engine",
-    "ForgeError": "errors",
-    "ONNXModule": "api.onnx_module",
-    "RelaxModule": "api.relax_module",
-    "Target": "target",
-    "from_keras": "api.load",
-    "from_onnx": "api.load",
-    "from_tensorflow": "api.load",
-    "from_tflite": "api.load",
-    "from_torch": "api.load",
-    "list_android_tags": "target",
-    "list_arm_tags": "target",
-    "list_cuda_tags": "target",
-    "list_target_tags": "target",
-    "list_x86_tags": "target",
-    "load": "api.load",
+    "Declared": ".frontends.contract",
+    "Engine": "forge_runtime.engine",
+    "ForgeError": ".errors",
+    "ONNXModule": ".api.onnx_module",
+    "RelaxModule": ".api.relax_module",
+    "Target": ".target",
+    "from_keras": ".api.load",
+    "from_onnx": ".api.load",
+    "from_tensorflow": ".api.load",
+    "from_tflite": ".api.load",
+    "from_torch": ".api.load",
+    "list_android_tags": ".target",
+    "list_arm_tags": ".target",
+    "list_cuda_tags": ".target",
+    "list_target_tags": ".target",
+    "list_x86_tags": ".target",
+    "load": ".api.load",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605  the table above is the list
@@ -63,8 +63,7 @@ def __getattr__(name: str) -> "Any":
     if name not in _HOME:
         hint = "; it is RelaxModule here (docs/from_forge.md)" if name == "RelayModule" else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    module, _, home_name = _HOME[name].partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), home_name or name)
+    return getattr(importlib.import_module(_HOME[name], __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ import click
 
 from forge_pipeline.errors import UsageError, did_you_mean
 from forge_pipeline.exits import guarded
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 
 class Commands(click.Group):

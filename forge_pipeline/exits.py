@@ -15,7 +15,7 @@ from typing import Final
 
 from forge_pipeline.errors import ForgeError, LimitError
 from forge_pipeline.limits import blamed, exhaustion, lower
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 BUG = 70  # EX_SOFTWARE of sysexits.h
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)

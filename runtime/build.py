@@ -1,24 +1,23 @@
 """Builds the native runtime for each CPU, with nothing but the ziglang wheel: `python runtime/build.py [ARCH...]`.
 
 Writes out/ARCH/{forge-run, libforge.so, libforge.a} beside this file, and nothing where they are of these sources.
-Equal sources give equal bytes on every machine.
+Equal sources give equal bytes on every machine. `forge_runtime` asks for its library here, in the project's own tree.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
 OUT = HERE / "out"
+PROJECT = HERE / "pyproject.toml"
+STAMP = "digest"
 FILES = ("forge-run", "libforge.so", "libforge.a")
 
 
@@ -39,18 +38,33 @@ CPUS = {
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
 # One job at a time: the numbers of nameless symbols depend on which is done first.
 PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
+# Of no C library: whichever the process has, glibc or musl, gives what is missing, which is POSIX.
+SHARED = (
+    "-shared",
+    "--gc-sections",
+    "-z",
+    "now",
+    "-z",
+    "relro",
+    "--strip-all",
+    "--build-id=none",
+    "-soname=libforge.so",
+)
+EXPORTS = "{ global: forge_*; local: *; };\n"
 
 
-def digest(release: str) -> str:
-    """Return what decides the bytes of a build: its sources, this file, the release of zig and of the project."""
-    found = hashlib.sha256(f"{version('ziglang')}\n{release}\n".encode())
-    for path in (Path(__file__), *sorted(SOURCES.glob("*.zig"))):
+def digest() -> str:
+    """Return what decides the bytes of a build: its sources, this file, and the project's pins, zig's among them."""
+    found = hashlib.sha256()
+    for path in (PROJECT, Path(__file__), *sorted(SOURCES.glob("*.zig"))):
         found.update(f"{path.name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
 
 
 def zig(arguments: list[str | Path], cache: Path, folder: Path = SOURCES) -> None:
     """Run zig, in the folder of the sources by default. Ends the program where it fails."""
+    import subprocess  # what finds its library built needs none of it
+
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "ziglang", *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, env={**os.environ, **caches}, check=False)
@@ -83,40 +97,65 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
     run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
-    target = ["-target", f"{cpu.name}-linux-gnu", f"-mcpu={cpu.base}", "-fPIC"]
-    library = [*root("libforge.zig"), *objects, "-lc"]
-    shared = ["-dynamic", "-fsoname=libforge.so", "--gc-sections", f"-femit-bin={folder / 'libforge.so'}"]
-    zig(["build-lib", "-j1", *target, *library, *shared], cache)
-    static = ["-static", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
-    zig(["build-lib", "-j1", *target, *library, *static], cache)
+    target = ["-target", f"{cpu.name}-linux-musl", f"-mcpu={cpu.base}", "-fPIC"]
+    static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
+    zig(["build-lib", "-j1", *target, *root("libforge.zig"), *objects, *static], cache)
+    (folder / "exports").write_text(EXPORTS, "utf-8")
+    linked = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
+    zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a"], cache)
     parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
     parts.mkdir()
     zig(["ar", "x", folder / "whole.a"], cache, parts)
     zig(["ar", "rcsD", folder / "libforge.a", *sorted(path.name for path in parts.iterdir())], cache, parts)
 
 
+def release() -> str:
+    """Return the version of the distribution `forge-runtime`."""
+    import tomllib
+
+    project: dict[str, str] = tomllib.loads(PROJECT.read_text("utf-8"))["project"]
+    return project["version"]
+
+
+def built(name: str) -> Path:
+    """Return the folder with the runtime for a CPU, built now unless it is there and of these sources."""
+    folder, wanted = OUT / name, digest()
+    if _is_there(folder, wanted):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_there(folder, wanted):  # who waited finds it built
+            _renew(CPUS[name], folder)
+            (folder / STAMP).write_text(wanted, "utf-8")
+    return folder
+
+
+def _is_there(folder: Path, wanted: str) -> bool:
+    stamp = folder / STAMP
+    return stamp.exists() and stamp.read_text("utf-8") == wanted and all((folder / file).exists() for file in FILES)
+
+
+def _renew(cpu: Cpu, folder: Path) -> None:
+    import shutil
+    import tempfile
+
+    (folder / STAMP).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="forge-runtime-") as made:
+        build(cpu, release(), OUT / "cache", Path(made))
+        for file in FILES:
+            shutil.copy2(Path(made) / file, folder / f"{file}.new")
+            (folder / f"{file}.new").replace(folder / file)
+
+
 def main() -> None:
     """Build what is asked for, all by default, and say how large it is."""
-    release = version("forge-pipeline")
     for name in sys.argv[1:] or CPUS:
         if name not in CPUS:
             sys.exit(f"error: {name}: expected one of {', '.join(CPUS)}, found another\nfix: name one of them")
-        folder, stamp = OUT / name, OUT / name / "digest"
-        wanted = digest(release)
-        is_there = (
-            stamp.exists() and stamp.read_text("utf-8") == wanted and all((folder / file).exists() for file in FILES)
-        )
-        if not is_there:
-            folder.mkdir(parents=True, exist_ok=True)
-            stamp.unlink(missing_ok=True)
-            with tempfile.TemporaryDirectory(prefix="forge-runtime-") as made:
-                build(CPUS[name], release, OUT / "cache", Path(made))
-                for file in FILES:
-                    shutil.copy2(Path(made) / file, folder / f"{file}.new")
-                    (folder / f"{file}.new").replace(folder / file)
-            stamp.write_text(wanted, "utf-8")
+        folder = built(name)
         sizes = ", ".join(f"{file} {(folder / file).stat().st_size}" for file in FILES)
-        print(f"{name}: {'there' if is_there else 'built'}: {sizes}")
+        print(f"{name}: {sizes}")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ from tests.support.paths import ROOT
 PACKAGE, TESTS = ROOT / "forge_pipeline", ROOT / "tests"
 
 FLOORS = (
-    {"children", "locate", "redact"},
-    {"text"},
-    {"errors"},
+    {"children", "errors", "ffi", "locate"},
     {"config", "content", "limits", "registry", "report"},
     {"digest", "exits"},
     {"crypto", "data", "ir", "store"},
@@ -141,6 +139,17 @@ def test_a_third_party_library_is_used_in_its_own_place_only(library: str, owner
         if any(name == library or name.startswith(library + ".") for name in names)
     }
     assert users <= owners
+
+
+def test_what_runs_on_a_device_needs_numpy_alone() -> None:
+    known = {*sys.stdlib_module_names, "numpy", "forge_runtime"}
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in sorted((ROOT / "forge_runtime").glob("*.py"))
+        for name in _imports(path)
+        if name.split(".")[0] not in known and (path.name, name) != ("interface.py", "ml_dtypes")
+    ]
+    assert wrong == []
 
 
 def test_a_build_imports_no_compiler_before_it_compiles() -> None:

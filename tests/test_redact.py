@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.redact import redacted, secrets_of
+from forge_runtime.redact import redacted, secrets_of
 
 SECRETS = {
     "ftp://me:hunter2@host:21/cache": "ftp://***@host:21/cache",

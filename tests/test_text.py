@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 COMMANDS = "\0\a\b\t\n\r\x1b\x7f\x85\x9b\u00ad\u200b\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ud800\udfff\ufeff\ufffe"
 

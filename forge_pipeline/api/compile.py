@@ -109,11 +109,11 @@ class Compilable:
 
 def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], password: Any) -> dict[str, Content]:
     from forge_pipeline.config import defaults
-    from forge_pipeline.crypto.secret import Secret
     from forge_pipeline.pipeline.runner import InMemory, run_once
     from forge_pipeline.stages import giving
     from forge_pipeline.stages.artifacts import KINDS
     from forge_pipeline.stages.contract import Rest
+    from forge_runtime.secret import Secret
 
     secret = None if password is None else Secret.of_password(password)  # refused before the work, not after
     rest = Rest(inputs=(), target=asdict(machine), preparation={}, has_data=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from forge_pipeline.api.compile import Compilable
 from forge_pipeline.api.onnx_module import ONNXModule
 from forge_pipeline.errors import CompileError, ModelError
-from forge_pipeline.runtime.ffi import torch_hidden
+from forge_pipeline.ffi import torch_hidden
 
 with torch_hidden():  # here TVM is imported
     from forge_pipeline.relax import tensorrt

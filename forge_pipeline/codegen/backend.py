@@ -24,8 +24,16 @@ from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
-from forge_pipeline.codegen.onnx_import.importer import check_interface, demanded, imported, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import (
+    check_interface,
+    demanded,
+    imported,
+    interface,
+    outputs_of,
+    prepare,
+)
 from forge_pipeline.codegen.program.listing import listing
+from forge_pipeline.codegen.program.operations import Demands
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.step import Entry, Lowering
@@ -36,8 +44,8 @@ from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.runtime.bundle import VERSION, Library
-from forge_pipeline.runtime.entries import MAIN
 from forge_pipeline.target import Target
+from forge_runtime.entries import MAIN
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -131,13 +139,17 @@ def _pipeline(target: Target) -> Any:
 def place_values(work: Lowering) -> None:
     """Allocate what kernels hand to each other."""
     with _compiling(work):
-        work.module = planned(work.module, work.target)
+        regions = () if work.program is None else (region.function for region in work.program.regions)
+        work.module = planned(work.module, work.target, regions=frozenset(regions))
 
 
-def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Return scheduled kernels and their callers with the memory that values between them take."""
+def planned(module: tvm.IRModule, target: Target, *, regions: frozenset[str] = frozenset()) -> tvm.IRModule:
+    """Return scheduled kernels and their callers with the memory that values between them take.
+
+    What ``regions`` return has memory of its own, which whoever takes it may keep.
+    """
     module = tvm.transform.Sequential(_pipeline(target).dataflow_lower_passes(target.tvm()))(module)
-    return module if target.kind == "cuda" else plan_memory(module)
+    return module if target.kind == "cuda" else plan_memory(module, own_results=regions)
 
 
 def finalize(work: Lowering) -> None:
@@ -148,9 +160,10 @@ def finalize(work: Lowering) -> None:
 
 
 def write_program(work: Lowering) -> None:
-    """Write what a device runs without TVM's virtual machine: not on a GPU, nor where regions are run."""
-    if work.target.kind != "cuda" and work.program is None:
-        work.device_program = program_of(work.module, _describe(work))
+    """Write what a device runs without TVM's virtual machine: not on a GPU."""
+    if work.target.kind != "cuda":
+        demands = [Demands(row["extents"], row["constraints"]) for row in work.demands]
+        work.device_program = program_of(work.module, _describe(work), work.program, demands)
 
 
 def program_text(work: Lowering) -> str:
@@ -209,9 +222,7 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
-    program = {} if work.program is None else {"program": work.program.to_json(), "demands": work.demands}
     return {
-        **program,
         "format": VERSION,
         "target": {
             "tag": target.tag,
@@ -223,7 +234,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "cuda_arch": target.cuda_arch,
         },
         "inputs": interface(value for value in model.graph.input if value.name not in constants),
-        "outputs": interface(model.graph.output),
+        "outputs": interface(outputs_of(model)),
         "labels": labels_of(model),
         "weights": work.weights,
         "entries": work.table,

@@ -15,7 +15,7 @@ from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.runtime.ffi import torch_hidden
+from forge_pipeline.ffi import torch_hidden
 
 COLLECTION = 100_000
 """New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""

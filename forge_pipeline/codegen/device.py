@@ -1,8 +1,6 @@
-"""What a device has: TVM's runtime as ``forge_pipeline.runtime`` loads it, and nothing else of TVM, in a subprocess.
+"""Runs a library as a device does, by `forge_runtime`, in a subprocess: what it computes ends at worst that one.
 
-The compiler's own process has the whole of TVM, so that functions are found there that no device has. The child
-(`python -m forge_pipeline.codegen.device`) reads one pickled Run, or None, and writes what came out, the names of the
-functions that there are, or a ForgeError.
+The child (`python -m forge_pipeline.codegen.device`) reads one pickled Run, and writes what came out, or a ForgeError.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
     import tvm
+
+VIRTUAL_MACHINE = "vm.builtin."
+"""The beginning of the names of what stands in a device's program as operations of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +47,19 @@ def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> li
     return answer
 
 
-@cache
-def functions() -> frozenset[str]:
-    """Return the names of the functions that a library can call on a device."""
-    names: frozenset[str] = _answer(None, ())
-    return names
-
-
 def check_calls(executable: Any, kernels: tvm.IRModule, model: onnx.ModelProto) -> None:
-    """Raise CompileError where ``executable``, made of ``kernels``, calls what no device has."""
+    """Raise CompileError where ``executable``, made of ``kernels``, calls functions by name: no device has any."""
     called = {*_called(kernels), *re.findall(r"^@(\S+) packed_func;$", executable.as_text(), re.MULTILINE)}
     missing = sorted(
         name
-        for name in called - functions()
-        if not any(module.implements_function(name, query_imports=True) for module in executable.mod.imports)
+        for name in called
+        if not name.startswith(VIRTUAL_MACHINE)
+        and not any(module.implements_function(name, query_imports=True) for module in executable.mod.imports)
     )
     if missing:
         raise CompileError(
             where=f"model {model.graph.name!r}",
-            expected="operators that become code of their own, or calls of what a device's runtime has",
+            expected="operators that become code of their own",
             found=f"calls of {', '.join(missing)}, which no device has",
             fix="report the model: each of its operators should become code of its own",
         )
@@ -84,7 +78,7 @@ def _called(kernels: tvm.IRModule) -> set[str]:
     return {str(call.args[0].value) for call in calls if getattr(call.op, "name", "") == "tirx.tvm_call_packed"}
 
 
-def _answer(request: Run | None, inherited: Sequence[int]) -> Any:
+def _answer(request: Run, inherited: Sequence[int]) -> Any:
     command = children.python("-m", "forge_pipeline.codegen.device")
     child = children.run_apart(command, pickle.dumps(request), files=inherited)
     if child.status != 0:
@@ -102,12 +96,9 @@ def _answer(request: Run | None, inherited: Sequence[int]) -> Any:
     return answer
 
 
-def _do(request: Run | None) -> Any:
-    from forge_pipeline.runtime.machine import registered
+def _do(request: Run) -> list[list[np.ndarray] | DataError]:
     from forge_pipeline.runtime.unpacked import loaded
 
-    if request is None:
-        return registered()
     library = request.library
     if request.weights is not None:
         descriptor, start, length = request.weights
@@ -128,10 +119,11 @@ def main() -> None:
     """Answer one request from stdin on stdout, which nobody else may write to."""
     stream, sys.stdout = sys.stdout.buffer, sys.stderr
     request = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
+    answer: object
     try:
         answer = _do(request)
     except ForgeError as error:
-        error.__cause__ = None  # TVM's errors do not pickle, and their message is in ours
+        error.__cause__ = None  # need not pickle
         answer = error
     stream.write(pickle.dumps(answer))
     stream.flush()

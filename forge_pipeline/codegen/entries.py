@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_pipeline.runtime.entries import MAIN
+from forge_runtime.entries import MAIN
 
 if TYPE_CHECKING:
     import onnx

@@ -12,13 +12,13 @@ import tvm
 from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
+from forge_pipeline.codegen.regions.program import Program
 from forge_pipeline.codegen.schedule_kernels import Scheduled
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.entries import MAIN
-from forge_pipeline.runtime.program import Program
 from forge_pipeline.target import Target
+from forge_runtime.entries import MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

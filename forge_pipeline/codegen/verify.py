@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.judge import Feed, Judge, reference_of
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.entries import Entries, Entry
+from forge_runtime.entries import Entries, Entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,9 +128,9 @@ class Source:
         from forge_pipeline.passes.verification.exact import REFUSALS
         from forge_pipeline.passes.verification.made_up import why_not
         from forge_pipeline.passes.verification.samples import Unsupported
-        from forge_pipeline.runtime.interface import Interface
+        from forge_runtime.interface import Interface
 
-        interface = Interface.of({**self.library.metadata, "weights": []}, memoryview(b""), where="library")
+        interface = Interface.of(self.library.metadata, where="library")
         trials: list[Trial] = []
         for feed in feeds:
             sizes = interface.checked([feed[tensor.name] for tensor in interface.inputs]).sizes

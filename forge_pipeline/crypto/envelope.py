@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from forge_pipeline.content import Buffer, Content, FileRange, Made, in_memory, opened, pieces
 from forge_pipeline.crypto import keyfile
 from forge_pipeline.crypto.keyfile import Entropy, Kdf, Pair
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError, SecretError
+from forge_runtime.secret import Secret
 
 MAGIC = b"\x89MLENC\r\n"
 VERSION = 1

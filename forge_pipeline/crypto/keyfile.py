@@ -15,8 +15,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
+from forge_runtime.secret import Secret
 
 MAGIC = b"\x89MLKEY\r\n"
 VERSION = 1

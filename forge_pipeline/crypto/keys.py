@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError, SecretError
+from forge_runtime.secret import Secret
 
 MAX_PASSWORD = 4096
 FORMS = "env:NAME, file:PATH, fd:N, prompt or keyring:SERVICE/NAME"

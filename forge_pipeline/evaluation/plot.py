@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 NAME, BAR, NUMBERS, ROW, WORST = 230, 380, 320, 20, 3
 STYLE = "text{font:11px ui-monospace,monospace;fill:#222}.bar{fill:#3b6ea5}.worst{fill:#c33}.head{font-weight:bold}"

@@ -24,7 +24,7 @@ from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote, Terms

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forge_pipeline.report.figures import size
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 if TYPE_CHECKING:
     from forge_pipeline.pipeline.runner import Output

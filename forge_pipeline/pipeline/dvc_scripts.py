@@ -23,7 +23,7 @@ from forge_pipeline.pipeline.runner import Input, Output
 from forge_pipeline.pipeline.work_tree import folder_of, make_private
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 
 def run(stage: str) -> None:

@@ -15,8 +15,8 @@ from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
-from forge_pipeline.redact import HIDDEN, redacted
-from forge_pipeline.text import shown
+from forge_runtime.redact import HIDDEN, redacted
+from forge_runtime.text import shown
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

@@ -12,7 +12,7 @@ from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import files
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.report.figures import size
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 if TYPE_CHECKING:
     import onnx

@@ -11,7 +11,7 @@ from forge_pipeline.pipeline.console import warn
 from forge_pipeline.report.figures import size
 from forge_pipeline.store import Action, Store
 from forge_pipeline.store.disk import refusing
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 DAY = 86_400
 

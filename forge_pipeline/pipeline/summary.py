@@ -18,7 +18,7 @@ from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES, taking
 from forge_pipeline.stages.artifacts import REPORT
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 
 def write_report(targets: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.pipeline.stage_configs import SEALING, password_sources
-from forge_pipeline.redact import HIDDEN
+from forge_runtime.redact import HIDDEN
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

@@ -9,7 +9,7 @@ from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import figures
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.chart import Chart, chart
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 TEMPLATE = "page.html.j2"
 MAIN_OUTPUTS = ("model_library.so", "model.onnx", "ranges.npz", "metrics.json")

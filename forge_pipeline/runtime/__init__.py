@@ -1,1 +1,1 @@
-"""What a device imports: needs numpy, the TVM runtime and cryptography only."""
+"""What a device is given: the library file, and, for who builds it, how it is run."""

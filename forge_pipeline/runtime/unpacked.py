@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forge_pipeline.content import Made
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 
 
 def loaded(library: Library, *, threads: int) -> Engine:

@@ -36,9 +36,9 @@ STAGES = Registry(
                 folder="plain/{target}", wants=("key", "dump"),
             ),
             Stage(
-                name="evaluate", version=7,
+                name="evaluate", version=8,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
-                tools=("onnx", "onnxruntime", "numpy", "apache-tvm"), per_target=True, folder=DELIVERED,
+                tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
             ),
             Stage(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from forge_pipeline.crypto import envelope
 from forge_pipeline.crypto.envelope import CHUNK_BITS, Sealed
 from forge_pipeline.crypto.keyfile import Entropy, Kdf
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, SecretError
 from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
+from forge_runtime.secret import Secret
 
 PAYLOAD = "forge-library/2"
 PUBLIC = ("format", "inputs", "outputs", "target", "tools")

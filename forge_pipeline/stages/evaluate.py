@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.runtime.bundle import Library
-    from forge_pipeline.runtime.profile import KernelTime
+    from forge_runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
 
@@ -83,7 +83,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
-    from forge_pipeline.runtime.entries import Entries
+    from forge_runtime.entries import Entries
 
     if _is_same(reference, model):
         model = reference  # nothing was quantized: no second one is opened

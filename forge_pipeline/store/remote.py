@@ -26,9 +26,9 @@ from typing import Any
 from forge_pipeline import children
 from forge_pipeline.digest import CHUNK
 from forge_pipeline.errors import StoreError, did_you_mean
-from forge_pipeline.redact import redacted, secrets_of
 from forge_pipeline.store import carrier
 from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, OBJECTS, fan_out
+from forge_runtime.redact import redacted, secrets_of
 
 WHERE = "store.remote"
 READ_UNSEEN = 8 << 20  # bytes that may be on their way before anything is heard of them: two blocks,

@@ -145,7 +145,7 @@ class Target:
 
     def tvm(self) -> tvm.target.Target:
         """Return the TVM target, its CPU host included."""
-        from forge_pipeline.runtime.ffi import import_ffi
+        from forge_pipeline.ffi import import_ffi
 
         import_ffi()
         import tvm

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import get_args
 
-from forge_pipeline.runtime.ffi import import_ffi
+from forge_pipeline.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Family, described
 
 

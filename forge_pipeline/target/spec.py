@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from forge_pipeline import children
 from forge_pipeline.errors import TargetError, did_you_mean
-from forge_pipeline.runtime.ffi import import_ffi
+from forge_pipeline.ffi import import_ffi
 from forge_pipeline.target.description import HOST, Target, described, tags
 from forge_pipeline.target.features import CPUINFO_FLAGS
 

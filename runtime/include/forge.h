@@ -2,7 +2,7 @@
  *
  * A forge_model is a library that was opened and checked. It never changes, and threads may share it. A forge_session has
  * the memory that a call needs, and its threads; one call at a time may use it. Stop a model's sessions before you close
- * it; start sessions after a fork, not before.
+ * it. A process that was forked may use models of its parent, and stop its sessions, but starts its own.
  *
  * Functions that return int return FORGE_OK or what went wrong, and leave a sentence in forge_message(). Nothing is
  * printed, nothing throws, nothing exits. */
@@ -21,12 +21,12 @@ enum {
     FORGE_MEMORY,      /* the system has no memory or no threads to give */
     FORGE_FILE,        /* a file cannot be read */
     FORGE_DAMAGED,     /* no library of format 2, or one that was altered */
-    FORGE_PASSWORD,    /* another password, or no key file of this model */
+    FORGE_PASSWORD,    /* another password, or no key file or password at all */
     FORGE_MACHINE,     /* built for another CPU, or a system that loads no code */
     FORGE_INPUT,       /* arrays that do not fit the model, or each other */
     FORGE_KERNEL,      /* a kernel refused its arguments */
     FORGE_CANCELLED,   /* by forge_cancel */
-    FORGE_UNSUPPORTED, /* a model that has no program yet: control flow */
+    FORGE_UNSUPPORTED, /* a library without a program: for a GPU */
     FORGE_USAGE        /* a call that this interface does not allow */
 };
 
@@ -64,11 +64,25 @@ typedef struct {
     uint64_t calls, nanoseconds;
 } forge_kernel;
 
-/* key_path and password are NULL for a model that is not encrypted. The file is read once and not kept open. */
+/* What to open: a path, or a file's contents; for an encrypted model its key file, too, and the password. NULL and 0 for
+ * what is not given, and for limits that need not be: bytes that the file, and deriving the key, may take. A plain library
+ * in memory that is aligned to FORGE_ALIGNMENT is used where it lies and must stay as it is; anything else is read or
+ * copied once. */
+typedef struct {
+    const char *path;
+    const void *file;
+    size_t size;
+    const char *key_path;
+    const void *key;
+    size_t key_size;
+    const void *password;
+    size_t password_size;
+    size_t max_bytes, max_kdf_bytes;
+} forge_source;
+
+/* key_path and password are NULL for a model that is not encrypted. */
 int forge_open(const char *path, const char *key_path, const void *password, size_t password_size, forge_model **model);
-/* Where file is a plain library and aligned, it is used where it lies, and must stay as it is. Otherwise it is copied. */
-int forge_open_memory(const void *file, size_t size, const void *key, size_t key_size, const void *password,
-                      size_t password_size, forge_model **model);
+int forge_open_from(const forge_source *source, forge_model **model);
 void forge_close(forge_model *model);
 
 int32_t forge_inputs(const forge_model *model);
@@ -77,6 +91,7 @@ const forge_port *forge_input(const forge_model *model, int32_t index);  /* NULL
 const forge_port *forge_output(const forge_model *model, int32_t index); /* NULL where there is none */
 const char *forge_extent(const forge_model *model, int64_t index);       /* NULL where there is none */
 const char *forge_target(const forge_model *model);                      /* the triple it was built for */
+const char *forge_metadata(const forge_model *model, size_t *size);      /* JSON, docs/format.md; no zero at its end */
 size_t forge_weights(const forge_model *model);                          /* bytes */
 size_t forge_arena(const forge_model *model); /* bytes for values between kernels, in each session; more where sizes are open */
 int32_t forge_kernels(const forge_model *model);

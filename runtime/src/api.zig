@@ -12,6 +12,19 @@ const Session = session_of.Session;
 const Array = session_of.Array;
 
 const KernelTime = extern struct { name: [*:0]const u8, calls: u64, nanoseconds: u64 };
+/// `forge_source`.
+const Source = extern struct {
+    path: ?[*:0]const u8 = null,
+    file: ?[*]const u8 = null,
+    size: usize = 0,
+    key_path: ?[*:0]const u8 = null,
+    key: ?[*]const u8 = null,
+    key_size: usize = 0,
+    password: ?[*]const u8 = null,
+    password_size: usize = 0,
+    max_bytes: usize = 0,
+    max_kdf_bytes: usize = 0,
+};
 const gpa = std.heap.page_allocator;
 const key_limit = 1 << 20;
 
@@ -27,14 +40,14 @@ fn missing(comptime what: []const u8) Error {
     return message.fail(error.Usage, what ++ ": expected a pointer, found NULL\nfix: pass what forge.h says", .{});
 }
 
-fn make(made: *?*Model, file: platform.File, secret: ?model_of.Secret) Error!void {
+fn create(made: *?*Model, file: platform.File, secret: model_of.Secret, comptime opened: anytype) Error!void {
     const model = gpa.create(Model) catch {
-        platform.unmap(file.memory);
+        if (opened == Model.openOwned) platform.unmap(file.memory);
         return noMemory();
     };
     model.* = .{};
     errdefer destroy(model);
-    try model.openOwned(file, secret);
+    try opened(model, file, secret);
     made.* = model;
 }
 
@@ -43,35 +56,36 @@ fn destroy(model: *Model) void {
     gpa.destroy(model);
 }
 
-fn open(path: ?[*:0]const u8, key_path: ?[*:0]const u8, password: ?[*]const u8, password_size: usize, made: *?*Model) Error!void {
-    const file = try platform.readFile(path orelse return missing("path"), 1 << 46);
-    const key_name = key_path orelse return make(made, file, null);
-    const key = platform.readFile(key_name, key_limit) catch |failure| {
-        platform.unmap(file.memory);
-        return failure;
-    };
-    defer platform.unmap(key.memory);
-    return make(made, file, secretOf(key.memory[0..key.size], password, password_size));
-}
-
-fn secretOf(key: []const u8, password: ?[*]const u8, size: usize) ?model_of.Secret {
-    const text = password orelse return null;
-    return .{ .key = key, .password = text[0..size] };
-}
-
-fn openMemory(data: ?[*]const u8, size: usize, key: ?[*]const u8, key_size: usize, password: ?[*]const u8, password_size: usize, made: *?*Model) Error!void {
-    const file = (data orelse return missing("file"))[0..size];
-    if (!model_of.isSealed(file) and @intFromPtr(file.ptr) % abi.alignment == 0) {
-        const model = gpa.create(Model) catch return noMemory();
-        model.* = .{};
-        errdefer destroy(model);
-        try model.openHere(@alignCast(file));
-        made.* = model;
-        return;
+fn open(source: *const Source, made: *?*Model) Error!void {
+    if (source.path == null and source.file == null) return missing("path and file");
+    var secret: model_of.Secret = .{ .limit = limitOf(source.max_kdf_bytes) };
+    if (source.password) |text| secret.password = text[0..source.password_size];
+    if (source.key) |bytes| secret.key = bytes[0..source.key_size];
+    var key_file: platform.Memory = &.{};
+    defer platform.unmap(key_file);
+    if (source.key_path) |path| {
+        const key = try platform.readFile(path, key_limit, null);
+        key_file = key.memory;
+        secret.key = key_file[0..key.size];
     }
-    const copy = try platform.map(size);
-    @memcpy(copy[0..size], file);
-    return make(made, .{ .memory = copy, .size = size }, if (key) |bytes| secretOf(bytes[0..key_size], password, password_size) else null);
+    const limit = limitOf(source.max_bytes);
+    if (source.path) |path| return create(made, try platform.readFile(path, limit, model_of.look), secret, Model.openOwned);
+    const file = source.file.?[0..source.size];
+    if (file.len > limit) return platform.tooLarge("library", file.len, limit);
+    if (!model_of.isSealed(file) and @intFromPtr(file.ptr) % abi.alignment == 0)
+        return create(made, .{ .memory = @constCast(@alignCast(file)), .size = file.len }, secret, openHere);
+    try model_of.look(file[0..@min(16, file.len)], file, file.len);
+    const copy = try platform.map(file.len);
+    @memcpy(copy[0..file.len], file);
+    return create(made, .{ .memory = copy, .size = file.len }, secret, Model.openOwned);
+}
+
+fn openHere(model: *Model, file: platform.File, secret: model_of.Secret) Error!void {
+    return model.openHere(file.memory, secret);
+}
+
+fn limitOf(given: usize) usize {
+    return if (given == 0) 1 << 46 else given;
 }
 
 fn startSession(model: *const Model, threads: i32, made: *?*Session) Error!void {
@@ -99,15 +113,13 @@ fn setProfile(session: *Session, on: bool) Error!void {
 }
 
 pub export fn forge_open(path: ?[*:0]const u8, key_path: ?[*:0]const u8, password: ?[*]const u8, password_size: usize, model: ?*?*Model) c_int {
-    const made = model orelse return code(missing("model"));
-    made.* = null;
-    return code(open(path, key_path, password, password_size, made));
+    return forge_open_from(&.{ .path = path, .key_path = key_path, .password = password, .password_size = password_size }, model);
 }
 
-pub export fn forge_open_memory(file: ?[*]const u8, size: usize, key: ?[*]const u8, key_size: usize, password: ?[*]const u8, password_size: usize, model: ?*?*Model) c_int {
+pub export fn forge_open_from(source: ?*const Source, model: ?*?*Model) c_int {
     const made = model orelse return code(missing("model"));
     made.* = null;
-    return code(openMemory(file, size, key, key_size, password, password_size, made));
+    return code(open(source orelse return code(missing("source")), made));
 }
 
 pub export fn forge_close(model: ?*Model) void {
@@ -140,6 +152,11 @@ pub export fn forge_extent(model: *const Model, index: i64) ?[*:0]const u8 {
 
 pub export fn forge_target(model: *const Model) [*:0]const u8 {
     return model.program.triple.ptr;
+}
+
+pub export fn forge_metadata(model: *const Model, size: *usize) [*]const u8 {
+    size.* = model.metadata.len;
+    return model.metadata.ptr;
 }
 
 pub export fn forge_arena(model: *const Model) usize {

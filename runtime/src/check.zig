@@ -3,6 +3,7 @@
 //! `frame.zig`. What kernels do with their arguments is up to them: they compare shapes and dtypes with what they take.
 const std = @import("std");
 const abi = @import("abi.zig");
+const blocks = @import("blocks.zig");
 const p = @import("program.zig");
 const message = @import("message.zig");
 const Error = message.Error;
@@ -10,7 +11,8 @@ const damaged = p.damaged;
 
 const Bits = std.bit_set.DynamicBitSetUnmanaged;
 
-pub fn all(arena: std.mem.Allocator, program: *const p.Program, weights: usize) Error!void {
+/// What is noted about the program goes to `arena`, which is its own; `room` is needed no more afterwards.
+pub fn all(arena: std.mem.Allocator, room: std.mem.Allocator, program: *const p.Program, weights: usize) Error!void {
     for (program.weights) |weight| {
         if (weight.offset % abi.alignment != 0 or weight.offset > weights or weight.size > weights - weight.offset) return damaged("a weight outside of the weights", .{});
     }
@@ -18,38 +20,37 @@ pub fn all(arena: std.mem.Allocator, program: *const p.Program, weights: usize) 
     var mains: usize = 0;
     for (program.functions) |*function| switch (function.role) {
         .main => mains += 1,
-        .entry => {},
+        .entry, .region => {},
         .prepare => if (prepare != null) return damaged("two functions that prepare", .{}) else {
             prepare = function;
         },
     };
-    if (mains != 1) return damaged("{d} functions of role 0", .{mains});
+    if (mains != @intFromBool(program.blocks.len == 0)) return damaged("{d} functions of role 0, and {d} blocks", .{ mains, program.blocks.len });
     for (program.functions) |*function| {
         if (function.operations.len == 0 or function.operations[function.operations.len - 1].code != .done) return damaged("a function without an end", .{});
         for (function.fixed) |fixed| if (fixed.extent >= program.extents.len) return damaged("a function for an extent that is not there", .{});
     }
     for (program.functions) |*function| {
-        var checker: Checker = .{ .program = program, .function = function, .prepare = prepare, .arena = arena };
+        var checker: Checker = .{ .program = program, .function = function, .prepare = prepare, .room = room };
         try checker.run();
     }
+    try blocks.check(arena, room, program);
 }
 
 const Checker = struct {
     program: *const p.Program,
     function: *const p.Function,
     prepare: ?*const p.Function,
-    arena: std.mem.Allocator,
-    /// Tensors that have memory by now, on every way here; those that lie in memory that kernels may write to; buffers.
+    room: std.mem.Allocator,
+    /// Tensors that have memory by now; those that lie in memory that kernels may write to; buffers.
     placed: Bits = .{},
     open: Bits = .{},
     made: Bits = .{},
+    /// Those that lie in scratch memory.
+    in_scratch: Bits = .{},
 
     fn bits(c: *Checker, size: usize) Error!Bits {
-        return Bits.initEmpty(c.arena, size) catch message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
-    }
-
-    fn copy(c: *Checker, set: *const Bits) Error!Bits {
-        return set.clone(c.arena) catch message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
+        return Bits.initEmpty(c.room, size) catch message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
     }
 
     fn run(c: *Checker) Error!void {
@@ -57,14 +58,25 @@ const Checker = struct {
         if (f.scratch % abi.alignment != 0 or f.kept % abi.alignment != 0 or (f.kept != 0 and f.role != .prepare)) return damaged("memory of odd sizes", .{});
         c.placed = try c.bits(f.rows.len);
         c.open = try c.bits(f.rows.len);
+        c.in_scratch = try c.bits(f.rows.len);
         c.made = try c.bits(f.buffers);
-        if (f.role != .prepare and f.rows.len < c.program.inputs.len) return damaged("inputs without tensors", .{});
+        const inputs = c.program.inputsOf(f);
+        if (f.rows.len < inputs) return damaged("inputs without tensors", .{});
         for (f.rows, 0..) |row, index| {
+            const is_input = row.kind == .input or row.kind == .shape;
+            if (is_input != (index < inputs) or (is_input and row.where != index)) return damaged("an input in another place", .{});
             try c.checkRow(row, index);
             c.placed.setValue(index, row.kind != .dynamic);
             c.open.setValue(index, row.kind == .scratch or row.kind == .kept);
+            c.in_scratch.setValue(index, row.kind == .scratch);
         }
-        try c.follow();
+        for (f.region.extents) |extent| {
+            if (extent.input >= inputs or extent.axis >= f.rows[extent.input].shape.len) return damaged("demands on an axis that is not there", .{});
+        }
+        for (f.operations, 1..) |operation, count| {
+            try c.checkOperation(operation);
+            if (operation.code == .done and count != f.operations.len) return damaged("an end before the end", .{});
+        }
     }
 
     fn checkRow(c: *Checker, row: p.Row, index: usize) Error!void {
@@ -72,10 +84,10 @@ const Checker = struct {
         for (row.shape) |extent| if (extent < -1 or extent > 1 << 40) return damaged("an extent of {d}", .{extent});
         const room: u64 = switch (row.kind) {
             .dynamic => return,
+            .shape => if (f.role == .region) return else return damaged("an input without contents", .{}),
             .input => {
-                const inputs = c.program.inputs;
-                if (f.role == .prepare or row.where >= inputs.len) return damaged("an input that is not there", .{});
-                const port = inputs[@intCast(row.where)];
+                if (f.role == .region) return;
+                const port = c.program.inputs[index];
                 if (!port.dtype.equals(row.dtype) or port.rank != row.shape.len) return damaged("an input of another kind", .{});
                 return c.checkInput(row, port);
             },
@@ -116,41 +128,6 @@ const Checker = struct {
         return size - where;
     }
 
-    /// Go through the code once: jumps go forward, so all that come to an operation are seen before it.
-    fn follow(c: *Checker) Error!void {
-        const States = struct { placed: Bits, open: Bits, made: Bits };
-        var waiting: std.AutoHashMapUnmanaged(u32, States) = .empty;
-        var is_reached = true;
-        const operations = c.function.operations;
-        for (operations, 0..) |operation, index| {
-            if (waiting.get(@intCast(index))) |state| {
-                if (is_reached) {
-                    c.placed.setIntersection(state.placed);
-                    c.open.setIntersection(state.open);
-                    c.made.setIntersection(state.made);
-                } else {
-                    c.placed = state.placed;
-                    c.open = state.open;
-                    c.made = state.made;
-                }
-                is_reached = true;
-            }
-            if (!is_reached) return damaged("code that nothing leads to", .{});
-            try c.checkOperation(operation);
-            if (operation.code == .done and index + 1 != operations.len) return damaged("an end before the end", .{});
-            if (operation.code != .jump and operation.code != .if_not) continue;
-            if (waiting.getPtr(operation.target)) |state| {
-                state.placed.setIntersection(c.placed);
-                state.open.setIntersection(c.open);
-                state.made.setIntersection(c.made);
-            } else {
-                waiting.put(c.arena, operation.target, .{ .placed = try c.copy(&c.placed), .open = try c.copy(&c.open), .made = try c.copy(&c.made) }) catch
-                    return message.fail(error.Memory, "memory: expected room to check the program, found none\nfix: free memory", .{});
-            }
-            is_reached = operation.code == .if_not;
-        }
-    }
-
     fn checkOperation(c: *Checker, operation: p.Operation) Error!void {
         const w = operation.words;
         switch (operation.code) {
@@ -164,13 +141,11 @@ const Checker = struct {
                 try c.slot(w[0]);
                 for (w[3..]) |argument| try c.checkArgument(argument);
             },
-            .match, .match_values => {
+            .match => {
                 if (w.len < 2 or w[1] < 0 or w.len - 2 != 2 * @as(u64, @intCast(w[1]))) return damaged("a comparison that is cut off", .{});
-                const row = try c.used(w[0]);
-                const is_shape = operation.code == .match;
-                if (is_shape and w[1] != row.shape.len) return damaged("a comparison of another rank", .{});
-                if (!is_shape and !(row.dtype.code == 0 and row.dtype.bits == 64)) return damaged("sizes in a tensor that is not int64", .{});
-                for (0..@intCast(w[1])) |i| switch (w[2 + 2 * i]) {
+                const row = try c.placedRow(w[0]);
+                if (w[1] != row.shape.len) return damaged("a comparison of another rank", .{});
+                for (0..row.shape.len) |i| switch (w[2 + 2 * i]) {
                     0, 2 => {},
                     1, 3 => try c.slot(w[3 + 2 * i]),
                     else => return damaged("a comparison of kind {d}", .{w[2 + 2 * i]}),
@@ -185,22 +160,15 @@ const Checker = struct {
                 if (w.len < 5) return damaged("a tensor that is cut off", .{});
                 if (!c.made.isSet(try c.buffer(w[1]))) return damaged("a tensor in a buffer that is not there yet", .{});
                 try c.number(w[2..4]);
-                try c.place(w[0], w[4..], true);
+                try c.place(w[0], w[4..]);
+                c.mark(w[0], true, false);
             },
             .view => {
                 if (w.len < 3) return damaged("a view that is cut off", .{});
                 _ = try c.used(w[1]);
-                try c.place(w[0], w[2..], c.open.isSet(@intCast(w[1])));
+                try c.place(w[0], w[2..]);
+                c.mark(w[0], c.open.isSet(@intCast(w[1])), c.in_scratch.isSet(@intCast(w[1])));
             },
-            .alias => {
-                if (w.len != 2) return damaged("an alias that is cut off", .{});
-                const source = try c.used(w[1]);
-                const row = try c.destination(w[0]);
-                if (row.shape.len != source.shape.len or !row.dtype.equals(source.dtype)) return damaged("an alias of another kind", .{});
-                c.mark(w[0], c.open.isSet(@intCast(w[1])));
-            },
-            .jump => {},
-            .if_not => if ((try c.used(w[0])).dtype.width() != 1) return damaged("a condition that is no bool", .{}),
             .done => try c.checkResults(w),
         }
     }
@@ -218,6 +186,7 @@ const Checker = struct {
         if (w.len < 1 or w[0] != w.len - 1) return damaged("results that are cut off", .{});
         for (w[1..]) |tensor| _ = try c.used(tensor);
         if (c.function.role == .prepare) return;
+        if (c.function.role == .region) return c.checkGiven(w[1..]);
         const outputs = c.program.outputs;
         if (w.len - 1 != outputs.len) return damaged("{d} results for {d} outputs", .{ w.len - 1, outputs.len });
         for (outputs, w[1..]) |port, tensor| {
@@ -226,15 +195,27 @@ const Checker = struct {
         }
     }
 
+    /// What a region gives must stay when others run: it lies in no memory that they share.
+    fn checkGiven(c: *Checker, tensors: []const i64) Error!void {
+        for (tensors) |tensor| if (c.in_scratch.isSet(@intCast(tensor))) return damaged("a result of a region in scratch memory", .{});
+    }
+
     fn within(_: *Checker, value: i64, count: usize) Error!usize {
         if (value < 0 or value >= count) return damaged("index {d} of {d}", .{ value, count });
         return @intCast(value);
     }
 
-    fn used(c: *Checker, tensor: i64) Error!p.Row {
+    fn placedRow(c: *Checker, tensor: i64) Error!p.Row {
         const at = try c.within(tensor, c.function.rows.len);
         if (!c.placed.isSet(at)) return damaged("tensor {d} before it has memory", .{tensor});
         return c.function.rows[at];
+    }
+
+    /// The row of a tensor whose contents are there.
+    fn used(c: *Checker, tensor: i64) Error!p.Row {
+        const row = try c.placedRow(tensor);
+        if (row.kind == .shape) return damaged("contents of tensor {d}, which has none", .{tensor});
+        return row;
     }
 
     fn destination(c: *Checker, tensor: i64) Error!p.Row {
@@ -243,17 +224,17 @@ const Checker = struct {
         return row;
     }
 
-    fn mark(c: *Checker, tensor: i64, is_open: bool) void {
+    fn mark(c: *Checker, tensor: i64, is_open: bool, in_scratch: bool) void {
         c.placed.set(@intCast(tensor));
         c.open.setValue(@intCast(tensor), is_open);
+        c.in_scratch.setValue(@intCast(tensor), in_scratch);
     }
 
     /// `words`: rank, and a number for each axis.
-    fn place(c: *Checker, tensor: i64, words: []const i64, is_open: bool) Error!void {
+    fn place(c: *Checker, tensor: i64, words: []const i64) Error!void {
         const row = try c.destination(tensor);
         if (words[0] != row.shape.len or words.len - 1 != 2 * row.shape.len) return damaged("tensor {d} in another rank", .{tensor});
         for (0..row.shape.len) |axis| try c.number(words[1 + 2 * axis ..][0..2]);
-        c.mark(tensor, is_open);
     }
 
     fn buffer(c: *Checker, value: i64) Error!usize {

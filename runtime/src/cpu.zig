@@ -2,7 +2,9 @@
 //! kernel passes: an emulator shows the file of its host.
 const std = @import("std");
 const builtin = @import("builtin");
+const message = @import("message.zig");
 const platform = @import("platform.zig");
+const Error = message.Error;
 const getauxval = std.os.linux.getauxval;
 
 const arm_first = [_][]const u8{ "fp", "asimd", "evtstrm", "aes", "pmull", "sha1", "sha2", "crc32", "atomics", "fphp", "asimdhp", "cpuid", "asimdrdm", "jscvt", "fcma", "lrcpc", "dcpop", "sha3", "sm3", "sm4", "asimddp", "sha512", "sve", "asimdfhm" };
@@ -46,4 +48,12 @@ pub fn hasCryptography() bool {
     };
     for (needed) |flag| if (!(has(flag) orelse false)) return false;
     return true;
+}
+
+/// Ask the system for AMX's tile registers, for this process and its threads: without, their use ends the process.
+pub fn askForTiles() Error!void {
+    const arch_request_permission = 0x1023; // asm/prctl.h
+    const tile_data = 18;
+    const refused = std.os.linux.errno(std.os.linux.syscall2(.arch_prctl, arch_request_permission, tile_data));
+    if (refused != .SUCCESS) return message.fail(error.Machine, "library: expected a system that lets processes use AMX's tiles, which it was compiled for (Linux 5.16), found {s}\nfix: compile the model with compile.amx=false", .{@tagName(refused)});
 }

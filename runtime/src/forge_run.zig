@@ -10,7 +10,8 @@ const p = @import("core").program;
 const platform = @import("core").platform;
 const version = @import("version").version;
 const Error = message.Error;
-const Model = @import("core").model.Model;
+const model_of = @import("core").model;
+const Model = model_of.Model;
 const Session = @import("core").session.Session;
 const Array = @import("core").session.Array;
 const Options = options_of.Options;
@@ -75,12 +76,12 @@ fn noMemory() Error {
 }
 
 fn open(options: *const Options, model: *Model, path: [:0]const u8) Error!void {
-    const file = try platform.readFile(path, 1 << 46);
-    const key_path = options.key orelse return model.openOwned(file, null);
-    const key = try platform.readFile(key_path, 1 << 20);
+    const file = try platform.readFile(path, 1 << 46, model_of.look);
+    const key_path = options.key orelse return model.openOwned(file, .{});
+    const key = try platform.readFile(key_path, 1 << 20, null);
     defer platform.unmap(key.memory);
     const password_path = options.password_file orelse return message.fail(error.Usage, "--password-file: expected the file with the password, found none\nfix: give it beside --key", .{});
-    const password = try platform.readFile(password_path, 1 << 20);
+    const password = try platform.readFile(password_path, 1 << 20, null);
     defer platform.wipe(password.memory);
     platform.hide(password.memory);
     var text: []const u8 = password.memory[0..password.size];

@@ -2,10 +2,13 @@
 //! for buffers whose size depends on the call, and those only grow.
 const std = @import("std");
 const abi = @import("abi.zig");
+const memory = @import("buffers.zig");
 const message = @import("message.zig");
 const p = @import("program.zig");
 const platform = @import("platform.zig");
+const Buffer = memory.Buffer;
 const Error = message.Error;
+const Tensor = @import("values.zig").Tensor;
 
 /// Where the tensors of a function lie.
 pub const Areas = struct {
@@ -28,41 +31,43 @@ pub const Frame = struct {
     room: []u64,
     heap: []i64,
     calls: []Call,
-    buffers: []platform.Memory,
+    /// Where its buffers are from, and those that it has.
+    supply: *memory.Buffers,
+    buffers: []?*Buffer,
     /// What buffers outgrew: tensors of this run, and results that were handed out, may lie there until the next run.
-    outgrown: []platform.Memory,
+    outgrown: []*Buffer,
     outgrown_count: usize,
-    /// The tensors that are inputs.
-    inputs: []const u32,
+    /// The buffer that each tensor lies in, if any.
+    owners: []?*Buffer,
 
     /// Fill `frame`, which must stay where it is. `arena` and what `areas` names must live as long.
-    pub fn init(frame: *Frame, arena: std.mem.Allocator, program: *const p.Program, function: *const p.Function, kernels: []const abi.Kernel, areas: Areas) error{OutOfMemory}!void {
+    pub fn init(frame: *Frame, arena: std.mem.Allocator, program: *const p.Program, function: *const p.Function, kernels: []const abi.Kernel, areas: Areas, supply: *memory.Buffers) error{OutOfMemory}!void {
         frame.function = function;
         frame.heap = try arena.alignedAlloc(i64, .@"64", function.heap); // shape functions store it in vectors
         @memset(frame.heap, 0);
-        frame.buffers = try arena.alloc(platform.Memory, function.buffers);
-        @memset(frame.buffers, &.{});
+        frame.supply = supply;
+        frame.buffers = try arena.alloc(?*Buffer, function.buffers);
+        @memset(frame.buffers, null);
+        frame.owners = try arena.alloc(?*Buffer, function.rows.len);
+        @memset(frame.owners, null);
         var storages: usize = 0;
         for (function.operations) |operation| storages += @intFromBool(operation.code == .storage);
-        frame.outgrown = try arena.alloc(platform.Memory, storages);
+        frame.outgrown = try arena.alloc(*Buffer, storages);
         frame.outgrown_count = 0;
-        var inputs: std.ArrayList(u32) = .empty;
-        for (function.rows, 0..) |row, index| if (row.kind == .input) try inputs.append(arena, @intCast(index));
-        frame.inputs = inputs.items;
         frame.tensors = try arena.alloc(abi.Tensor, function.rows.len);
         frame.room = try arena.alloc(u64, function.rows.len);
         for (function.rows, frame.tensors, frame.room) |row, *tensor, *room| {
             const shape = try arena.dupe(i64, row.shape);
-            const memory: ?[*]const u8 = switch (row.kind) {
-                .input, .dynamic => null,
+            const place_of: ?[*]const u8 = switch (row.kind) {
+                .input, .shape, .dynamic => null,
                 .weight => areas.weights.ptr + @as(usize, @intCast(program.weights[@intCast(row.where)].offset)),
                 .prepared => areas.prepared[@intCast(row.where)],
                 .constant => areas.constants.ptr + @as(usize, @intCast(row.where)),
                 .scratch => areas.scratch.ptr + @as(usize, @intCast(row.where)),
                 .kept => areas.kept.ptr + @as(usize, @intCast(row.where)),
             };
-            tensor.* = .{ .data = @constCast(memory), .rank = @intCast(row.shape.len), .dtype = row.dtype, .shape = shape.ptr };
-            room.* = if (memory == null) 0 else row.size().?;
+            tensor.* = .{ .data = @constCast(place_of), .rank = @intCast(row.shape.len), .dtype = row.dtype, .shape = shape.ptr };
+            room.* = if (place_of == null) 0 else row.size().?;
         }
         frame.calls = try arena.alloc(Call, function.operations.len);
         for (function.operations, frame.calls) |operation, *call| {
@@ -95,74 +100,73 @@ pub const Frame = struct {
         return tensor;
     }
 
-    pub fn free(frame: *Frame) void {
-        frame.freeOutgrown();
-        for (frame.buffers) |memory| platform.unmap(memory);
+    /// Give back all buffers: what lies in them may be held by others.
+    pub fn release(frame: *Frame) void {
+        frame.releaseOutgrown();
+        for (frame.buffers) |*slot| if (slot.*) |buffer| {
+            frame.supply.give(buffer);
+            slot.* = null;
+        };
     }
 
-    fn freeOutgrown(frame: *Frame) void {
-        for (frame.outgrown[0..frame.outgrown_count]) |memory| platform.unmap(memory);
+    fn releaseOutgrown(frame: *Frame) void {
+        for (frame.outgrown[0..frame.outgrown_count]) |buffer| frame.supply.give(buffer);
         frame.outgrown_count = 0;
     }
 
     /// Put an input in its place, of a shape that fits its port.
     pub fn bind(frame: *Frame, input: usize, data: ?[*]u8, shape: []const i64) void {
-        for (frame.inputs) |index| {
-            const row = frame.function.rows[index];
-            if (row.where != input) continue;
-            frame.tensors[index].data = data;
-            @memcpy(frame.tensors[index].shape[0..shape.len], shape);
-            frame.room[index] = p.bytes(row.dtype, shape).?;
-        }
+        frame.tensors[input].data = data;
+        @memcpy(frame.tensors[input].shape[0..shape.len], shape);
+        frame.room[input] = p.bytes(frame.function.rows[input].dtype, shape).?;
+    }
+
+    /// Put a value in the place of a region's input, if it is what the region takes.
+    pub fn give(frame: *Frame, input: usize, value: *const Tensor) Error!void {
+        const row = &frame.function.rows[input];
+        const is_shape = row.kind == .shape;
+        if (value.rank != row.shape.len or !(is_shape or value.dtype.equals(row.dtype))) return sizes("a value of another dtype or rank than the region takes", .{});
+        for (row.shape, value.extents()) |wanted, extent| if (wanted >= 0 and wanted != extent) return sizes("{d} where {d} goes with the others", .{ extent, wanted });
+        frame.owners[input] = value.owner;
+        if (is_shape) @memcpy(frame.tensors[input].shape[0..value.rank], value.extents()) else frame.bind(input, value.data, value.extents());
+    }
+
+    /// A result, held by the caller.
+    pub fn resultOf(frame: *const Frame, index: i64) Tensor {
+        const at: usize = @intCast(index);
+        const tensor = &frame.tensors[at];
+        var value: Tensor = .of(tensor.dtype, tensor.shape[0..@intCast(tensor.rank)]);
+        value.data = tensor.data;
+        value.owner = frame.owners[at];
+        return value.hold();
     }
 
     /// Run the function: its results are in `function.results()`. The inputs' shapes are those of `function`.
     pub fn run(frame: *Frame, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!void {
-        frame.freeOutgrown();
-        const operations = frame.function.operations;
-        var at: usize = 0;
-        while (true) : (at += 1) {
-            const operation = &operations[at];
+        frame.releaseOutgrown();
+        for (frame.function.operations, frame.calls) |operation, *call| {
             const w = operation.words;
             switch (operation.code) {
-                .call => _ = try frame.runCall(&frame.calls[at], @intCast(w[0]), cancelled, profile),
-                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(&frame.calls[at], @intCast(w[1]), cancelled, profile),
+                .call => _ = try frame.runCall(call, @intCast(w[0]), cancelled, profile),
+                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(call, @intCast(w[1]), cancelled, profile),
                 .match => {
                     const tensor = &frame.tensors[@intCast(w[0])];
-                    try frame.match(tensor.shape[0..@intCast(w[1])], w[2..]);
-                },
-                .match_values => {
-                    const tensor: usize = @intCast(w[0]);
-                    const count: usize = @intCast(w[1]);
-                    if (frame.room[tensor] < 8 * count) return sizes("{d} sizes in a tensor of {d} bytes", .{ count, frame.room[tensor] });
-                    const values: [*]const i64 = @ptrCast(@alignCast(frame.tensors[tensor].data orelse return sizes("no sizes", .{})));
-                    try frame.match(values[0..count], w[2..]);
+                    try frame.match(tensor.shape[0..@intCast(tensor.rank)], w[2..]);
                 },
                 .storage => try frame.grow(@intCast(w[0]), frame.number(w[1..])),
                 .tensor => {
-                    const buffer = frame.buffers[@intCast(w[1])];
+                    const buffer = frame.buffers[@intCast(w[1])].?;
                     const offset = frame.number(w[2..]);
-                    if (offset < 0 or offset > buffer.len or @mod(offset, abi.alignment) != 0) return sizes("an offset of {d}", .{offset});
+                    if (offset < 0 or offset > buffer.memory.len or @mod(offset, abi.alignment) != 0) return sizes("an offset of {d}", .{offset});
                     const start: usize = @intCast(offset);
-                    try frame.place(@intCast(w[0]), buffer.ptr + start, buffer.len - start, w[5..]);
+                    try frame.place(@intCast(w[0]), buffer.memory.ptr + start, buffer.memory.len - start, w[5..]);
+                    frame.owners[@intCast(w[0])] = buffer;
                 },
                 .view => {
                     const source: usize = @intCast(w[1]);
                     try frame.place(@intCast(w[0]), frame.tensors[source].data, frame.room[source], w[3..]);
+                    frame.owners[@intCast(w[0])] = frame.owners[source];
                 },
-                .alias => {
-                    const tensor = &frame.tensors[@intCast(w[0])];
-                    const source = &frame.tensors[@intCast(w[1])];
-                    tensor.data = source.data;
-                    @memcpy(tensor.shape[0..@intCast(source.rank)], source.shape[0..@intCast(source.rank)]);
-                    frame.room[@intCast(w[0])] = frame.room[@intCast(w[1])];
-                },
-                .if_not => {
-                    const tensor: usize = @intCast(w[0]);
-                    if (frame.room[tensor] < 1) return sizes("a condition without an element", .{});
-                    if (frame.tensors[tensor].data.?[0] == 0) at = operation.target - 1;
-                },
-                .jump => at = operation.target - 1,
                 .done => return,
             }
         }
@@ -205,15 +209,14 @@ pub const Frame = struct {
     }
 
     fn grow(frame: *Frame, index: usize, size: i64) Error!void {
-        const buffer = &frame.buffers[index];
         if (size < 0 or size > 1 << 46) return sizes("an array of {d} bytes", .{size});
-        if (buffer.len >= @max(1, size)) return;
-        const memory = try platform.map(@intCast(size));
-        if (buffer.len != 0) {
-            frame.outgrown[frame.outgrown_count] = buffer.*;
+        const before = frame.buffers[index];
+        if (before) |buffer| if (buffer.memory.len >= size) return;
+        frame.buffers[index] = try frame.supply.take(@intCast(size));
+        if (before) |buffer| {
+            frame.outgrown[frame.outgrown_count] = buffer;
             frame.outgrown_count += 1;
         }
-        buffer.* = memory;
     }
 
     /// `words`: a number for each axis.

@@ -4,7 +4,7 @@ const std = @import("std");
 
 pub const Error = error{ Memory, File, Damaged, Password, Machine, Input, Kernel, Cancelled, Unsupported, Usage };
 
-threadlocal var text: [600:0]u8 = @splat(0);
+threadlocal var text: [1200:0]u8 = @splat(0);
 
 /// Leave a message for the calling thread and return `code`, to be passed on. Format: "WHERE: expected ..., found ...\n
 /// fix: ...". Names come from files: what is not printable is replaced.

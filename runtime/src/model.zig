@@ -1,6 +1,7 @@
 //! A model: a library that was opened and checked. Nothing in it changes any more, so any number of sessions share it.
 const std = @import("std");
 const abi = @import("abi.zig");
+const buffers = @import("buffers.zig");
 const check = @import("check.zig");
 const cpu = @import("cpu.zig");
 const elf = @import("elf.zig");
@@ -18,10 +19,18 @@ const digest_size = 32;
 const magic = "\x89MLLIB\r\n";
 const file_limit = 1 << 46;
 
-/// An encrypted model's key file and password.
-pub const Secret = struct { key: []const u8, password: []const u8 };
+/// An encrypted model's key file and password, and the memory that deriving its key may take.
+pub const Secret = struct {
+    key: ?[]const u8 = null,
+    password: ?[]const u8 = null,
+    limit: usize = std.math.maxInt(usize),
 
-const Parts = struct { elf: []const u8, weights: []const u8, program: []align(8) const u8 };
+    fn isGiven(secret: Secret) bool {
+        return secret.key != null or secret.password != null;
+    }
+};
+
+const Parts = struct { elf: []const u8, weights: []const u8, program: []align(8) const u8, metadata: []const u8 };
 
 pub const Model = struct {
     arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
@@ -31,20 +40,22 @@ pub const Model = struct {
     image: elf.Image = .{},
     program: p.Program = undefined,
     weights: []const u8 = &.{},
+    metadata: []const u8 = &.{},
     kernels: []const abi.Kernel = &.{},
     kept: platform.Memory = &.{},
     prepared: []const [*]u8 = &.{},
 
     /// Open a library that lies in memory of its own, which the model takes.
-    pub fn openOwned(model: *Model, file: platform.File, secret: ?Secret) Error!void {
+    pub fn openOwned(model: *Model, file: platform.File, secret: Secret) Error!void {
         model.file = file.memory;
         var library: []align(page) u8 = file.memory[0..file.size];
         if (isSealed(library)) {
-            const keys = secret orelse return message.fail(error.Password, "encrypted model: expected its key file and password, found none\nfix: give the modelKey.bin that was delivered with it, and the password", .{});
+            const key = secret.key orelse return lacks("key");
+            const password = secret.password orelse return lacks("password");
             model.is_plaintext = true;
             platform.hide(model.file);
-            library = @alignCast(try sealed.open(library, keys.key, keys.password));
-        }
+            library = @alignCast(try sealed.open(library, key, password, secret.limit));
+        } else if (secret.isGiven()) return notSealed();
         try platform.protect(model.file, .read);
         const parts = try split(library);
         try model.start(parts);
@@ -52,7 +63,8 @@ pub const Model = struct {
     }
 
     /// Open a library where it lies: it must be 64-byte aligned, and stay as it is while the model is open.
-    pub fn openHere(model: *Model, file: []align(abi.alignment) const u8) Error!void {
+    pub fn openHere(model: *Model, file: []align(abi.alignment) const u8, secret: Secret) Error!void {
+        if (secret.isGiven()) return notSealed();
         try model.start(try split(file));
     }
 
@@ -77,14 +89,15 @@ pub const Model = struct {
     }
 
     fn start(model: *Model, parts: Parts) Error!void {
-        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a program, found a model with control flow, or with sizes that data decides, which has none yet\nfix: run it with Engine, in Python", .{});
+        if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a library for a CPU, found one without a program, as those for other devices are\nfix: compile the model for a CPU, or load the library with TVM's own runtime", .{});
         const arena = model.arena.allocator();
         model.weights = parts.weights;
+        model.metadata = parts.metadata;
         model.program = try p.read(arena, parts.program);
         try checkMachine(&model.program);
         var room: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
         defer room.deinit();
-        try check.all(room.allocator(), &model.program, model.weights.len);
+        try check.all(arena, room.allocator(), &model.program, model.weights.len);
         try model.image.load(parts.elf);
         const kernels = arena.alloc(abi.Kernel, model.program.kernels.len) catch return noMemory();
         for (model.program.kernels, kernels) |name, *kernel| {
@@ -108,8 +121,9 @@ pub const Model = struct {
         given.scratch = workspace;
         given.kept = model.kept;
         var ready: frame.Frame = undefined;
-        ready.init(room.allocator(), &model.program, function, model.kernels, given) catch return noMemory();
-        defer ready.free();
+        var supply: buffers.Buffers = .{};
+        defer supply.free();
+        ready.init(room.allocator(), &model.program, function, model.kernels, given, &supply) catch return noMemory();
         var blocks: pool.Workspace = .{};
         defer blocks.free();
         const before = pool.enter(.{ .workspace = &blocks });
@@ -138,6 +152,14 @@ pub fn isSealed(file: []const u8) bool {
     return std.mem.startsWith(u8, file, sealed.magic);
 }
 
+fn lacks(comptime what: []const u8) Error {
+    return message.fail(error.Password, "encrypted model: expected its key file and password, found Model looks encrypted but no " ++ what ++ " provided\nfix: give both: Engine(library, key=PATH_OF_modelKey.bin, password=PASSWORD)", .{});
+}
+
+fn notSealed() Error {
+    return message.fail(error.Damaged, "library: expected an encrypted model, as a key or a password was given, found a file that is not encrypted\nfix: make sure that this is the file you mean; a plain library is opened without key and password", .{});
+}
+
 fn noMemory() Error {
     return message.fail(error.Memory, "memory: expected room for the model's tables, found none\nfix: free memory", .{});
 }
@@ -146,15 +168,23 @@ fn number(comptime T: type, at: []const u8) usize {
     return std.math.lossyCast(usize, std.mem.readInt(T, at[0..@sizeOf(T)], .big));
 }
 
+const wrong = "library: expected a library of forge-pipeline, format 2, found {s}\nfix: copy the file again from where it was built, or build it anew";
+
+/// Refuse what is neither encrypted nor ends as a library does: it need not be read.
+pub fn look(first: []const u8, last: []const u8, _: usize) Error!void {
+    if (!isSealed(first)) try checkEnd(last);
+}
+
+fn checkEnd(last: []const u8) Error!void {
+    if (last.len >= footer_size and std.mem.eql(u8, last[last.len - footer_size ..][0..8], magic)) return;
+    const is_old = last.len >= 64 and std.mem.eql(u8, last[last.len - 64 ..][0..8], magic); // the footer of format 1
+    return message.fail(error.Damaged, wrong, .{if (is_old) "format 1, of an older release" else "a file that is cut off, or another kind of file"});
+}
+
 /// The parts of a library, after every byte of it was checked.
 fn split(file: []align(abi.alignment) const u8) Error!Parts {
-    const wrong = "library: expected a library of forge-pipeline, format 2, found {s}\nfix: copy the file again from where it was built, or build it anew";
-    if (file.len < footer_size) return message.fail(error.Damaged, wrong, .{"a file that is cut off, or another kind of file"});
+    try checkEnd(file);
     const footer = file[file.len - footer_size ..];
-    if (!std.mem.eql(u8, footer[0..8], magic)) {
-        const old = file[file.len - 64 ..]; // the footer of format 1
-        return message.fail(error.Damaged, wrong, .{if (std.mem.eql(u8, old[0..8], magic)) "format 1" else "a file that is cut off, or another kind of file"});
-    }
     if (number(u16, footer[8..]) != 2 or number(u16, footer[10..]) != 0 or !std.mem.allEqual(u8, footer[40..64], 0)) return message.fail(error.Damaged, wrong, .{"another format"});
     const sizes = [_]usize{ number(u64, footer[16..]), number(u64, footer[24..]), number(u64, footer[32..]), number(u32, footer[12..]) };
     for (sizes) |size| if (size > file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
@@ -164,16 +194,17 @@ fn split(file: []align(abi.alignment) const u8) Error!Parts {
     const is_padded = std.mem.allEqual(u8, file[sizes[0]..weights], 0) and std.mem.allEqual(u8, file[weights + sizes[1] .. program], 0);
     const digest = sealed.sha256(file[0 .. file.len - digest_size]);
     if (!is_padded or !std.mem.eql(u8, &digest, footer[footer_size - digest_size ..])) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
-    return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]) };
+    return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]), .metadata = file[program + sizes[2] ..][0..sizes[3]] };
 }
 
 fn checkMachine(program: *const p.Program) Error!void {
     const arch = std.mem.sliceTo(program.triple, '-');
     const mine = @tagName(@import("builtin").cpu.arch);
     if (!std.mem.eql(u8, arch, mine))
-        return message.fail(error.Machine, "library: expected code for {s}, found that for {s}\nfix: build the model for this machine's target", .{ mine, program.triple });
+        return message.fail(error.Machine, "library: expected a library for this machine, which is {s} with linux, found one made for {s}\nfix: compile the model for this machine: target=host, or one of `forge-pipeline targets`", .{ mine, program.triple });
     for (program.cpu_flags) |flag| {
         const there = cpu.has(flag) orelse return message.fail(error.Machine, "/proc/cpuinfo: expected what this CPU has, found nothing, and the library needs {s}\nfix: mount /proc", .{flag});
-        if (!there) return message.fail(error.Machine, "CPU: expected {s}, which the library was compiled for, found a CPU without\nfix: build the model for this machine's target", .{flag});
+        if (@import("builtin").cpu.arch == .x86_64 and there and std.mem.eql(u8, flag, "amx_tile")) try cpu.askForTiles();
+        if (!there) return message.fail(error.Machine, "library: expected a CPU that has what it was compiled for, found a CPU without {s}\nfix: compile the model for this machine: target=host, or an older generation of its family", .{flag});
     }
 }

@@ -14,7 +14,7 @@ fn wrong(path: []const u8, comptime found: []const u8) Error {
 
 /// Read an array; it lies in memory of its own, aligned.
 pub fn read(path: [:0]const u8) Error!File {
-    const file = try platform.readFile(path, 1 << 46);
+    const file = try platform.readFile(path, 1 << 46, null);
     defer platform.unmap(file.memory);
     const bytes = file.memory[0..file.size];
     if (bytes.len < 12 or !std.mem.eql(u8, bytes[0..6], "\x93NUMPY") or bytes[6] < 1 or bytes[6] > 3) return wrong(path, "another kind of file");

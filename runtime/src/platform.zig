@@ -53,14 +53,30 @@ pub fn wipe(memory: Memory) void {
 
 pub const File = struct { memory: Memory, size: usize };
 
+/// Looks at the first and the last bytes of a file, and its size, before there is memory for it.
+pub const Look = *const fn (first: []const u8, last: []const u8, size: usize) Error!void;
+
 /// Read a whole file into memory of this process, where nobody else can change it.
-pub fn readFile(path: [*:0]const u8, limit: usize) Error!File {
-    const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true }, 0);
+pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
+    // A pipe must not block.
+    const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true, .NONBLOCK = true }, 0);
     if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
     const file: i32 = @intCast(opened);
     defer _ = linux.close(file);
-    const end = linux.lseek(file, 0, linux.SEEK.END);
-    if (failed(end) or end > limit or failed(linux.lseek(file, 0, linux.SEEK.SET))) return unreadable(path, "no regular file, or one that is too large");
+    var status: linux.Statx = undefined;
+    if (failed(linux.statx(file, "", linux.AT.EMPTY_PATH, .{ .TYPE = true, .SIZE = true }, &status))) return unreadable(path, "one without a size");
+    if (status.mode & linux.S.IFMT != linux.S.IFREG) return unreadable(path, "something else than a regular file");
+    const end: usize = @intCast(status.size);
+    if (end > limit) return tooLarge(path, end, limit);
+    if (look) |see| {
+        var first: [16]u8 = undefined;
+        var last: [96]u8 = undefined;
+        const size = @min(end, last.len);
+        const got = linux.pread(file, &first, @min(end, first.len), 0);
+        const ended = linux.pread(file, &last, size, @intCast(end - size));
+        if (failed(got) or failed(ended)) return unreadable(path, "one that cannot be read");
+        try see(first[0..got], last[0..ended], end);
+    }
     const memory = try map(end);
     var at: usize = 0;
     while (at < end) {
@@ -73,6 +89,10 @@ pub fn readFile(path: [*:0]const u8, limit: usize) Error!File {
         at += got;
     }
     return .{ .memory = memory, .size = end };
+}
+
+pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
+    return message.fail(error.File, "{s}: expected at most {d} bytes, what this device gives for it, found {d} bytes\nfix: make sure that this is the file you mean; free some memory, or raise max_bytes", .{ where, limit, size });
 }
 
 fn unreadable(path: [*:0]const u8, why: []const u8) Error {
@@ -128,6 +148,10 @@ pub fn sleepWhile(word: *const std.atomic.Value(u32), value: u32) void {
 
 pub fn wakeAll(word: *const std.atomic.Value(u32)) void {
     _ = linux.futex_3arg(&word.raw, .{ .cmd = .WAKE, .private = true }, std.math.maxInt(i32));
+}
+
+pub fn process() i32 {
+    return linux.getpid();
 }
 
 /// How many CPUs this process may use.

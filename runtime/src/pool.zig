@@ -92,9 +92,14 @@ pub const Pool = struct {
         _ = pool.epoch.fetchAdd(1, .seq_cst);
         platform.wakeAll(&pool.epoch);
         for (pool.handles[1..pool.threads]) |handle| handle.join();
-        for (&pool.workspaces) |*workspace| workspace.free();
+        pool.free();
         pool.threads = 1;
         pool.stopping.store(false, .seq_cst);
+    }
+
+    /// Give memory back, where the threads are those of another process.
+    pub fn free(pool: *Pool) void {
+        for (&pool.workspaces) |*workspace| workspace.free();
     }
 
     fn claim(pool: *Pool) void {

@@ -1,17 +1,27 @@
 //! The program of a library (docs/format.md, "Program"), read from its words. `check.zig` checks what its functions do.
 const std = @import("std");
 const abi = @import("abi.zig");
+const blocks = @import("blocks.zig");
 const expression = @import("expression.zig");
 const message = @import("message.zig");
 const Error = message.Error;
 
 pub const Port = extern struct { name: [*:0]const u8, dtype: abi.Dtype, rank: i32, shape: [abi.max_rank]i64 };
 pub const Weight = struct { offset: u64, size: u64 };
-pub const Constraint = struct { not_negative: bool, text: [:0]const u8, expression: []const i64 };
+pub const Constraint = struct {
+    not_negative: bool,
+    text: [:0]const u8,
+    expression: []const i64,
+
+    pub fn holds(constraint: *const Constraint, extents: []const i64) bool {
+        const found = expression.value(constraint.expression, extents) orelse return false;
+        return if (constraint.not_negative) found >= 0 else found == 0;
+    }
+};
 pub const Fixed = struct { extent: usize, size: i64 };
-pub const Role = enum(i64) { main = 0, entry = 1, prepare = 2 };
-pub const Kind = enum(i64) { input = 0, weight = 1, prepared = 2, constant = 3, scratch = 4, kept = 5, dynamic = 6 };
-pub const Code = enum(i64) { call = 1, match = 2, match_values = 3, storage = 4, tensor = 5, view = 6, alias = 7, jump = 8, if_not = 9, done = 10, compute = 11 };
+pub const Role = enum(i64) { main = 0, entry = 1, prepare = 2, region = 3 };
+pub const Kind = enum(i64) { input = 0, weight = 1, prepared = 2, constant = 3, scratch = 4, kept = 5, dynamic = 6, shape = 7 };
+pub const Code = enum(i64) { call = 1, match = 2, storage = 3, tensor = 4, view = 5, done = 6, compute = 7 };
 
 pub const Row = struct {
     dtype: abi.Dtype,
@@ -25,12 +35,18 @@ pub const Row = struct {
     }
 };
 
-/// `target`: the operation that a jump goes to.
-pub const Operation = struct { code: Code, words: []const i64, target: u32 = 0 };
+pub const Operation = struct { code: Code, words: []const i64 };
+
+/// An axis of an input.
+pub const Axis = struct { input: usize, axis: usize };
+
+/// What a region takes: how many inputs, and what their sizes must keep, in expressions over these axes.
+pub const Region = struct { inputs: usize = 0, extents: []const Axis = &.{}, constraints: []const Constraint = &.{} };
 
 pub const Function = struct {
     role: Role,
     fixed: []const Fixed,
+    region: Region,
     heap: usize,
     scratch: usize,
     kept: usize,
@@ -58,8 +74,21 @@ pub const Program = struct {
     cpu_flags: []const [:0]const u8,
     constraints: []const Constraint,
     functions: []const Function,
+    /// How many values the blocks work on, and the blocks, the first of which is the model; none of a model that is one
+    /// function.
+    values: usize,
+    blocks: []blocks.Block,
     constants: []const u8,
     words: usize,
+
+    /// How many inputs a function has.
+    pub fn inputsOf(program: *const Program, function: *const Function) usize {
+        return switch (function.role) {
+            .main, .entry => program.inputs.len,
+            .region => function.region.inputs,
+            .prepare => 0,
+        };
+    }
 };
 
 /// Bytes of an array; null where an extent is negative, or all of it more than there can be.
@@ -76,31 +105,31 @@ pub fn damaged(comptime what: []const u8, arguments: anytype) Error {
     return message.fail(error.Damaged, "program of the library: expected a table as docs/format.md describes it, found " ++ what ++ "\nfix: build the library anew", arguments);
 }
 
-const Reader = struct {
+pub const Reader = struct {
     arena: std.mem.Allocator,
     words: []const i64,
     texts: []const u8,
     at: usize = 0,
 
-    fn word(r: *Reader) Error!i64 {
+    pub fn word(r: *Reader) Error!i64 {
         if (r.at == r.words.len) return damaged("one that is cut off", .{});
         r.at += 1;
         return r.words[r.at - 1];
     }
 
     /// A whole number from 0 to `limit`.
-    fn number(r: *Reader, limit: usize) Error!usize {
+    pub fn number(r: *Reader, limit: usize) Error!usize {
         const value = try r.word();
         if (value < 0 or value > limit) return damaged("{d} at word {d}, where at most {d} can be", .{ value, r.at - 1, limit });
         return @intCast(value);
     }
 
     /// How many rows follow: each takes a word at least.
-    fn count(r: *Reader) Error!usize {
+    pub fn count(r: *Reader) Error!usize {
         return r.number(r.words.len - r.at);
     }
 
-    fn take(r: *Reader, size: usize) Error![]const i64 {
+    pub fn take(r: *Reader, size: usize) Error![]const i64 {
         if (size > r.words.len - r.at) return damaged("one that is cut off", .{});
         r.at += size;
         return r.words[r.at - size .. r.at];
@@ -112,7 +141,7 @@ const Reader = struct {
         return std.mem.sliceTo(r.texts[start .. r.texts.len - 1 :0], 0);
     }
 
-    fn dtype(r: *Reader) Error!abi.Dtype {
+    pub fn dtype(r: *Reader) Error!abi.Dtype {
         const value = try r.word();
         const found: abi.Dtype = .{ .code = @truncate(@as(u64, @bitCast(value))), .bits = @truncate(@as(u64, @bitCast(value)) >> 8), .lanes = 1 };
         const is_known = switch (found.code) {
@@ -126,13 +155,13 @@ const Reader = struct {
         return found;
     }
 
-    fn rows(r: *Reader, comptime T: type, comptime one: fn (*Reader) Error!T) Error![]const T {
+    pub fn rows(r: *Reader, comptime T: type, comptime one: fn (*Reader) Error!T) Error![]const T {
         const list = try r.make(T, try r.count());
         for (list) |*item| item.* = try one(r);
         return list;
     }
 
-    fn make(r: *Reader, comptime T: type, size: usize) Error![]T {
+    pub fn make(r: *Reader, comptime T: type, size: usize) Error![]T {
         return r.arena.alloc(T, size) catch message.fail(error.Memory, "memory: expected room for the program's tables, found none\nfix: free memory", .{});
     }
 
@@ -159,20 +188,29 @@ const Reader = struct {
     fn row(r: *Reader) Error!Row {
         const kind = try r.dtype();
         const rank = try r.number(abi.max_rank);
-        const place: Kind = @fromBackingInt(@as(i64, @intCast(try r.number(6))));
+        const place: Kind = @fromBackingInt(@as(i64, @intCast(try r.number(7))));
         return .{ .dtype = kind, .kind = place, .where = try r.number(1 << 46), .shape = try r.take(rank) };
     }
 
+    fn axis(r: *Reader) Error!Axis {
+        return .{ .input = try r.number(r.words.len), .axis = try r.number(abi.max_rank - 1) };
+    }
+
+    fn region(r: *Reader) Error!Region {
+        return .{ .inputs = try r.number(r.words.len), .extents = try r.rows(Axis, axis), .constraints = try r.rows(Constraint, constraint) };
+    }
+
     fn function(r: *Reader) Error!Function {
-        const role: Role = @fromBackingInt(@as(i64, @intCast(try r.number(2))));
-        const fixes = try r.rows(Fixed, fixed);
+        const role: Role = @fromBackingInt(@as(i64, @intCast(try r.number(3))));
+        const taken: Region = if (role == .region) try r.region() else .{};
+        const fixes: []const Fixed = if (role == .region) &.{} else try r.rows(Fixed, fixed);
         const heap = try r.number(1 << 20);
         const scratch = try r.number(1 << 46);
         const kept = try r.number(1 << 46);
         const buffers = try r.number(1 << 20);
         const tensors = try r.rows(Row, row);
         const words = try r.take(try r.count());
-        return .{ .role = role, .fixed = fixes, .heap = heap, .scratch = scratch, .kept = kept, .buffers = buffers, .rows = tensors, .operations = try r.operations(words) };
+        return .{ .role = role, .fixed = fixes, .region = taken, .heap = heap, .scratch = scratch, .kept = kept, .buffers = buffers, .rows = tensors, .operations = try r.operations(words) };
     }
 
     fn operations(r: *Reader, words: []const i64) Error![]const Operation {
@@ -180,41 +218,25 @@ const Reader = struct {
         var at: usize = 0;
         while (at < words.len) : (total += 1) {
             if (words.len - at < 2 or words[at + 1] < 0 or words[at + 1] > words.len - at - 2) return damaged("an operation that is cut off", .{});
-            if (words[at] < 1 or words[at] > 11) return damaged("operation {d}", .{words[at]});
+            if (words[at] < 1 or words[at] > 7) return damaged("operation {d}", .{words[at]});
             at += 2 + @as(usize, @intCast(words[at + 1]));
         }
         const list = try r.make(Operation, total);
-        const places = try r.make(usize, total);
         at = 0;
-        for (list, places) |*operation, *place| {
+        for (list) |*operation| {
             const size: usize = @intCast(words[at + 1]);
             operation.* = .{ .code = @fromBackingInt(words[at]), .words = words[at + 2 ..][0..size] };
-            place.* = at;
             at += 2 + size;
-        }
-        for (list, 0..) |*operation, index| {
-            const wanted = switch (operation.code) {
-                .jump => if (operation.words.len == 1) operation.words[0] else return damaged("a jump of {d} words", .{operation.words.len}),
-                .if_not => if (operation.words.len == 2) operation.words[1] else return damaged("a branch of {d} words", .{operation.words.len}),
-                else => continue,
-            };
-            const target = std.sort.binarySearch(usize, places, wanted, comparePlaces) orelse return damaged("a jump into an operation", .{});
-            if (target <= index) return damaged("a jump backwards", .{});
-            operation.target = @intCast(target);
         }
         return list;
     }
 };
 
-fn comparePlaces(wanted: i64, place: usize) std.math.Order {
-    return std.math.order(wanted, @as(i64, @intCast(place)));
-}
-
 /// Read the tables of `blob`, which must stay. Its code is not to be run before `check.all`.
 pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
     if (blob.len < 64) return damaged("{d} bytes", .{blob.len});
     const head = std.mem.bytesAsSlice(i64, blob[0..64]);
-    if (!std.mem.eql(u8, blob[0..8], "FORGEPRG") or head[1] != 1 or head[2] != blob.len or head[6] != 0 or head[7] != 0)
+    if (!std.mem.eql(u8, blob[0..8], "FORGEPRG") or head[1] != 2 or head[2] != blob.len or head[6] != 0 or head[7] != 0)
         return damaged("another version, or a length that is not its own", .{});
     const count = head[3];
     if (count < 0 or count > (blob.len - 64) / 8 or head[4] != 64 + 8 * count) return damaged("texts elsewhere", .{});
@@ -234,6 +256,8 @@ pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
         .cpu_flags = try r.rows([:0]const u8, Reader.text),
         .constraints = try r.rows(Constraint, Reader.constraint),
         .functions = try r.rows(Function, Reader.function),
+        .values = try r.number(words.len),
+        .blocks = try blocks.read(&r),
         .constants = blob[constants..],
         .words = words.len,
     };
@@ -241,6 +265,7 @@ pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
     try checkPorts(&program, program.inputs);
     try checkPorts(&program, program.outputs);
     for (program.constraints) |item| try expression.check(item.expression, program.extents.len);
+    for (program.functions) |function| for (function.region.constraints) |item| try expression.check(item.expression, function.region.extents.len);
     return program;
 }
 

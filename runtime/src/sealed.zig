@@ -47,9 +47,11 @@ const Secrets = struct { derived: [64]u8, wrapped: [48]u8, header_key: [32]u8, p
 
 /// Turn an encrypted model, in place, to its plaintext, at the start of the same memory; return that. `file` is the
 /// caller's and hidden (`platform.hide`). After an error it holds what the caller must wipe, and nothing that may be used.
-pub fn open(file: []u8, key_file: []const u8, password: []const u8) Error![]u8 {
+pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize) Error![]u8 {
     const header = try headerSize(file);
     const costs = try keyCosts(key_file, file);
+    if (@as(usize, costs.kib) << 10 > limit)
+        return message.fail(error.Memory, "key file: expected a key derivation within {d} KiB, what this device gives for it, found one that takes {d} KiB\nfix: free some memory, raise max_kdf_bytes, or encrypt the model with less encrypt.kdf.memory_kib", .{ limit >> 10, costs.kib });
     const page = try platform.map(@sizeOf(Secrets));
     defer platform.wipe(page);
     platform.hide(page);
@@ -87,7 +89,7 @@ fn decryptChunks(file: []u8, header: usize, key: *const [32]u8, is_fast: bool) E
 }
 
 fn altered(what: []const u8) Error {
-    return message.fail(error.Damaged, "encrypted model: expected {s} as they were sealed, found that they were altered or damaged\nfix: copy the file again from where it was built", .{what});
+    return message.fail(error.Damaged, "encrypted model: expected {s} as sealed, found that bytes were altered or damaged\nfix: copy the file again from where it was built", .{what});
 }
 
 /// The length of the header, where all lengths account for the file.
@@ -108,20 +110,20 @@ fn headerSize(file: []const u8) Error!usize {
 /// What the derivation costs; refused before anything is derived.
 fn keyCosts(key: []const u8, file: []const u8) Error!Costs {
     const wrong = "key file: expected that of this model, version 1, found {s}\nfix: give the modelKey.bin that was delivered with the model";
-    if (key.len != 164 or !std.mem.eql(u8, key[0..8], "\x89MLKEY\r\n")) return message.fail(error.Password, wrong, .{"another kind of file"});
-    if (number(u16, key[8..]) != 1 or key[10] != 1 or key[11] != 1) return message.fail(error.Password, wrong, .{"another version"});
+    if (key.len != 164 or !std.mem.eql(u8, key[0..8], "\x89MLKEY\r\n")) return message.fail(error.Damaged, wrong, .{"another kind of file"});
+    if (number(u16, key[8..]) != 1 or key[10] != 1 or key[11] != 1) return message.fail(error.Damaged, wrong, .{"another version"});
     const costs: Costs = .{ .kib = number(u32, key[12..]), .passes = number(u32, key[16..]), .lanes = number(u32, key[20..]) };
     if (costs.kib < 19 << 10 or costs.kib > 1 << 20 or costs.passes < 1 or costs.passes > 16 or costs.lanes < 1 or costs.lanes > 16 or @as(u64, costs.kib) * costs.passes > 1 << 20)
-        return message.fail(error.Password, wrong, .{"costs outside of the limits"});
-    if (!std.mem.eql(u8, key[40..72], file[64..96])) return message.fail(error.Password, wrong, .{"that of another model"});
+        return message.fail(error.Damaged, wrong, .{"costs outside of the limits"});
+    if (!std.mem.eql(u8, key[40..72], file[64..96])) return message.fail(error.Damaged, wrong, .{"that of another model"});
     return costs;
 }
 
 fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs, is_fast: bool) Error!void {
     const derive = if (has_fast and is_fast) &fast.forge_derive_fast else &portable.forge_derive_portable;
     if (!derive(&secrets.derived, password.ptr, password.len, key[24..40], costs.kib, costs.passes, costs.lanes))
-        return message.fail(error.Memory, "key file: expected {d} KiB of memory to derive the key, found less\nfix: free memory", .{costs.kib});
-    const wrong = "password: expected that of the model, found another, or a key file that was altered\nfix: give the password that the model was encrypted with";
+        return message.fail(error.Memory, "key file: expected a key derivation within the memory that this system gives, found one that takes {d} KiB\nfix: free some memory, or encrypt the model with less encrypt.kdf.memory_kib", .{costs.kib});
+    const wrong = "key file: expected the password that this key was made with, found Corrupted chunk encountered while decrypting the key, wrong password or corrupted key file\nfix: check the password; if it is right, copy modelKey.bin again from where the model was encrypted";
     var mac: [32]u8 = undefined;
     Mac.create(&mac, key[0..132], secrets.derived[32..64]);
     if (!std.crypto.timing_safe.eql([32]u8, mac, key[132..164].*)) return message.fail(error.Password, wrong, .{});

@@ -1,14 +1,16 @@
 //! A session: the memory that calls of a model need, and their threads. One call at a time may use it.
 const std = @import("std");
 const abi = @import("abi.zig");
-const expression = @import("expression.zig");
+const execution = @import("execution.zig");
 const frame = @import("frame.zig");
+const memory_of = @import("buffers.zig");
 const message = @import("message.zig");
 const p = @import("program.zig");
 const platform = @import("platform.zig");
 const Model = @import("model.zig").Model;
 const pool = @import("pool.zig");
 const Error = message.Error;
+const Tensor = @import("values.zig").Tensor;
 
 /// The caller's memory, rows without gaps.
 pub const Array = extern struct { data: ?[*]u8, size: usize, shape: [abi.max_rank]i64 };
@@ -19,6 +21,10 @@ pub const Session = struct {
     threads: pool.Pool = .{},
     frames: []frame.Frame = &.{},
     scratch: platform.Memory = &.{},
+    buffers: memory_of.Buffers = .{},
+    /// What runs the blocks of a model that has some.
+    blocks: ?execution.Execution = null,
+    given: []Tensor = &.{},
     /// Copies of inputs that are not aligned as kernels need them.
     staged: []platform.Memory = &.{},
     extents: []i64 = &.{},
@@ -26,17 +32,20 @@ pub const Session = struct {
     is_profiling: bool = false,
     is_busy: std.atomic.Value(bool) = .init(false),
     is_cancelled: std.atomic.Value(bool) = .init(false),
+    /// Who started it: a process that was forked has the memory, and not the threads.
+    process: i32 = 0,
 
     /// The session must stay where it is. After an error, `stop`.
     pub fn start(session: *Session, threads: u32) Error!void {
+        session.process = platform.process();
         try session.setThreads(threads);
         session.scratch = try platform.map(session.model.scratch());
         session.makeTables() catch return message.fail(error.Memory, "memory: expected room for the session's tables, found none\nfix: free memory", .{});
     }
 
     pub fn stop(session: *Session) void {
-        session.threads.stop();
-        for (session.frames) |*ready| ready.free();
+        if (session.process == platform.process()) session.threads.stop() else session.threads.free();
+        session.buffers.free();
         for (session.staged) |memory| platform.unmap(memory);
         platform.unmap(session.scratch);
         session.arena.deinit();
@@ -55,13 +64,19 @@ pub const Session = struct {
         var areas = model.areas();
         areas.scratch = session.scratch;
         const frames = try arena.alloc(frame.Frame, model.program.functions.len);
+        const regions = try arena.alloc(?*frame.Frame, frames.len);
         var count: usize = 0;
-        for (model.program.functions) |*function| {
+        for (model.program.functions, regions) |*function, *region| {
+            region.* = null;
             if (function.role == .prepare) continue;
-            try frames[count].init(arena, &model.program, function, model.kernels, areas);
+            try frames[count].init(arena, &model.program, function, model.kernels, areas, &session.buffers);
+            if (function.role == .region) region.* = &frames[count];
             count += 1;
-            session.frames = frames[0..count];
         }
+        session.frames = frames[0..count];
+        if (model.program.blocks.len == 0) return;
+        session.given = try arena.alloc(Tensor, model.program.inputs.len);
+        session.blocks = try .init(arena, &model.program, regions, &session.buffers, &session.is_cancelled);
     }
 
     pub fn setThreads(session: *Session, threads: u32) Error!void {
@@ -92,18 +107,37 @@ pub const Session = struct {
         try session.checkInputs(inputs);
         if (try session.isEmpty(inputs, outputs)) return;
         try session.checkConstraints();
-        const ready = for (session.frames) |*candidate| {
-            if (candidate.function.suits(session.extents)) break candidate;
-        } else return message.fail(error.Input, "inputs: expected sizes that the library was built for, found others\nfix: give inputs of other sizes, or build the library with these", .{});
-        for (program.inputs, inputs, 0..) |port, input, index| {
-            ready.bind(index, try session.stage(index, input), input.shape[0..@intCast(port.rank)]);
-        }
         defer session.is_cancelled.store(false, .monotonic);
         const before = pool.enter(.{ .pool = &session.threads, .workspace = &session.threads.workspaces[0] });
         defer _ = pool.enter(before);
         errdefer for (&session.threads.workspaces) |*workspace| workspace.reset();
+        if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs);
+        const ready = for (session.frames) |*candidate| {
+            if (candidate.function.suits(session.extents)) break candidate;
+        } else return session.wrongSizes();
+        for (program.inputs, inputs, 0..) |port, input, index| {
+            ready.bind(index, try session.stage(index, input), input.shape[0..@intCast(port.rank)]);
+        }
         try ready.run(&session.is_cancelled, if (session.is_profiling) session.profile else null);
-        for (program.outputs, outputs, ready.function.results()) |port, *output, tensor| try deliver(port, output, &ready.tensors[@intCast(tensor)]);
+        for (program.outputs, outputs, ready.function.results()) |port, *output, index| {
+            const tensor = &ready.tensors[@intCast(index)];
+            try deliver(port, output, tensor.data, tensor.dtype, tensor.shape[0..@intCast(tensor.rank)]);
+        }
+    }
+
+    fn runBlocks(session: *Session, blocks: *execution.Execution, inputs: []const Array, outputs: []Array) Error!void {
+        const program = &session.model.program;
+        for (program.inputs, inputs, session.given, 0..) |port, input, *value, index| {
+            value.* = .of(port.dtype, input.shape[0..@intCast(port.rank)]);
+            value.data = try session.stage(index, input);
+        }
+        blocks.profile = if (session.is_profiling) session.profile else null;
+        try blocks.run(session.given);
+        for (program.outputs, outputs, 0..) |port, *output, index| {
+            const value = blocks.output(index);
+            if (value.rank != port.rank or !value.dtype.equals(port.dtype)) return p.damaged("an output of another kind", .{});
+            try deliver(port, output, value.data, value.dtype, value.extents());
+        }
     }
 
     /// Compare the inputs with what the model takes; note the extents that have a name.
@@ -133,7 +167,7 @@ pub const Session = struct {
         for (program.outputs) |port| {
             for (port.shape[0..@intCast(port.rank)]) |extent| {
                 if (extent == 0 or (extent < 0 and session.extents[@intCast(~extent)] == 0)) break;
-            } else return message.fail(error.Input, "inputs: expected arrays with elements, found one without\nfix: give arrays that are not empty", .{});
+            } else return false;
         }
         for (program.outputs, outputs) |port, *output| {
             for (port.shape[0..@intCast(port.rank)], output.shape[0..@intCast(port.rank)]) |extent, *shape| {
@@ -146,10 +180,23 @@ pub const Session = struct {
 
     fn checkConstraints(session: *const Session) Error!void {
         for (session.model.program.constraints) |constraint| {
-            const value = expression.value(constraint.expression, session.extents);
-            const is_kept = if (value) |found| (if (constraint.not_negative) found >= 0 else found == 0) else false;
-            if (!is_kept) return message.fail(error.Input, "inputs: expected sizes that go together ({s}), found others\nfix: give inputs of other sizes", .{constraint.text});
+            if (constraint.holds(session.extents)) continue;
+            var found: Text = .{};
+            for (session.model.program.extents, session.extents) |name, size| if (size >= 0) found.addExtent(name, size);
+            return message.fail(error.Input, "inputs: expected sizes that go together, found {s}: {s}\nfix: give inputs of other sizes", .{ found.all(), constraint.text });
         }
+    }
+
+    fn wrongSizes(session: *const Session) Error {
+        const extents = session.model.program.extents;
+        var wanted: Text = .{};
+        var found: Text = .{};
+        for (session.frames) |ready| {
+            if (wanted.size != 0) wanted.add(";", .{});
+            for (ready.function.fixed) |fixed| wanted.addExtent(extents[fixed.extent], fixed.size);
+        }
+        for (extents, session.extents) |name, size| if (size >= 0) found.addExtent(name, size);
+        return message.fail(error.Input, "inputs: expected sizes that the library was compiled for: {s}, found {s}\nfix: fill the inputs up to one of them, have Engine(..., pad=True) do it, or compile with `compile.open_form=true`", .{ wanted.all(), found.all() });
     }
 
     /// Memory of the input that is aligned: the caller's, or a copy.
@@ -166,18 +213,37 @@ pub const Session = struct {
     }
 };
 
+/// A list of sizes for a message, cut where it becomes too long.
+const Text = struct {
+    room: [400]u8 = undefined,
+    size: usize = 0,
+
+    fn add(text: *Text, comptime format: []const u8, arguments: anytype) void {
+        const said = std.fmt.bufPrint(text.room[text.size..], format, arguments) catch return;
+        text.size += said.len;
+    }
+
+    fn addExtent(text: *Text, name: []const u8, size: i64) void {
+        const between = if (text.size == 0) "" else if (text.room[text.size - 1] == ';') " " else ", ";
+        text.add("{s}{s}={d}", .{ between, name, size });
+    }
+
+    fn all(text: *const Text) []const u8 {
+        return text.room[0..text.size];
+    }
+};
+
 fn wrongExtent(port: p.Port, axis: usize, expected: i64, found: i64) Error {
     if (expected < 0) return message.fail(error.Input, "input {s}: expected a size along axis {d}, found {d}\nfix: give an array that fits the model", .{ port.name, axis, found });
     return message.fail(error.Input, "input {s}: expected {d} along axis {d}, found {d}\nfix: give an array that fits the model and its other inputs", .{ port.name, expected, axis, found });
 }
 
-fn deliver(port: p.Port, output: *Array, tensor: *const abi.Tensor) Error!void {
-    const shape = tensor.shape[0..@intCast(tensor.rank)];
-    const size: usize = @intCast(p.bytes(tensor.dtype, shape).?);
+fn deliver(port: p.Port, output: *Array, data: ?[*]u8, dtype: abi.Dtype, shape: []const i64) Error!void {
+    const size: usize = @intCast(p.bytes(dtype, shape).?);
     @memcpy(output.shape[0..shape.len], shape);
-    if (output.data) |data| {
+    if (output.data) |room| {
         if (output.size < size) return message.fail(error.Input, "output {s}: expected room for {d} bytes, found {d}\nfix: give more, or NULL to have it in the session's memory", .{ port.name, size, output.size });
-        @memcpy(data[0..size], tensor.data.?[0..size]);
-    } else output.data = tensor.data;
+        if (data.? != room) @memmove(room[0..size], data.?[0..size]);
+    } else output.data = data;
     output.size = size;
 }

@@ -1,4 +1,4 @@
-"""Code for aarch64, run by an emulator, against ONNX Runtime. `tests/aarch64/setup.sh` fetches what it takes."""
+"""Code for aarch64, run by an emulator, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge_pipeline.passes.files import read_recipe
 from forge_pipeline.passes.pipeline import apply, plan
 from forge_pipeline.passes.table import table
 from forge_pipeline.target import Target
-from tests.support.emulated.aarch64 import EMULATED
+from tests.support.emulated.aarch64 import QEMU
 from tests.support.emulated.choice import emulated
 from tests.support.paths import ROOT, SHARED
 
@@ -30,9 +30,7 @@ FLOAT16 = 2.0**-10
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not (EMULATED / "ready").exists(), reason=f"no emulated aarch64 in {EMULATED}: run tests/aarch64/setup.sh"
-    ),
+    pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is not installed: apt-get install qemu-user"),
 ]
 
 

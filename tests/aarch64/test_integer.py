@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from tests.support.emulated.aarch64 import EMULATED
+from forge_runtime.engine import Engine
+from tests.support.emulated.aarch64 import QEMU
 from tests.support.emulated.choice import emulated
 from tests.support.int8.compare import OPTIONS, reference
 from tests.support.int8.net import IN, OUT, Net, convolution, exact_scales
@@ -24,9 +24,7 @@ SMULL, SDOT, I8MM = "arm/cortex-a72", "arm/cortex-a76", "arm/neoverse-v1"
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(
-        not (EMULATED / "ready").exists(), reason=f"no emulated aarch64 in {EMULATED}: run tests/aarch64/setup.sh"
-    ),
+    pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is not installed: apt-get install qemu-user"),
 ]
 
 

@@ -18,7 +18,7 @@ from onnx import numpy_helper, parser
 import forge_pipeline
 from forge_pipeline import Engine, ONNXModule, RelaxModule
 from forge_pipeline.errors import CompileError, ConfigError, DataError, ModelError, SecretError, TargetError
-from forge_pipeline.runtime.ffi import torch_hidden
+from forge_pipeline.ffi import torch_hidden
 from forge_pipeline.target.spec import resolved
 from tests.support.paths import ROOT, SHARED
 from tests.support.sums import assert_same_sums

@@ -20,8 +20,8 @@ from forge_pipeline.codegen.memory.weight_section import ALIGNMENT, SMALLEST
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target, described
+from forge_runtime.engine import Engine
 from tests.support.sums import assert_same_sums
 
 CPUS = [target.tag for target in described() if target.kind == "llvm"]

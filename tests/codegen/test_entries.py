@@ -14,8 +14,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 LISTED = {"sequence": (4, 8)}

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.sums import assert_same_sums
 
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from forge_pipeline.crypto import keyfile
-from forge_pipeline.crypto.secret import Secret
+from forge_runtime.secret import Secret
 from tests.support.delivery import CHUNK_BITS, PASSWORD, Delivery, deliver
 
 

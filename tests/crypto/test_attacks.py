@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.crypto import envelope
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
+from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
     from tests.support.delivery import Delivery

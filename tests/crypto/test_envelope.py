@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from forge_pipeline.crypto import envelope, keyfile
 from forge_pipeline.crypto.envelope import Sealed
 from forge_pipeline.crypto.keyfile import Kdf, Pair
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError
+from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
     from tests.support.delivery import Delivery

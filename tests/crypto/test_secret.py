@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge_pipeline.crypto import keyfile
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, SecretError
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
+from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
     from tests.support.delivery import Delivery

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from forge_pipeline.content import in_memory
 from forge_pipeline.crypto import envelope
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.crypto.secret import Secret
+from forge_runtime.secret import Secret
 
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
 

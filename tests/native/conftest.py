@@ -7,10 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.native import HERE, Runner, branches, built, convolutions, library_of, open_sizes, recurrent
+from tests.support.native import (
+    HERE,
+    Runner,
+    branches,
+    built,
+    convolutions,
+    library_of,
+    open_sizes,
+    recurrent,
+    sequences,
+)
 from tests.support.once import once
 
-MODELS = {"convolutions": convolutions, "open_sizes": open_sizes, "recurrent": recurrent, "branches": branches}
+MODELS = {
+    "convolutions": convolutions,
+    "open_sizes": open_sizes,
+    "recurrent": recurrent,
+    "branches": branches,
+    "sequences": sequences,
+}
 
 
 @pytest.fixture(scope="session")

@@ -11,18 +11,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge_pipeline.runtime.engine import Engine
+from forge_runtime.engine import Engine
 from tests.support.delivery import deliver
-from tests.support.native import Runner, built, convolutions, library_of, open_sizes
+from tests.support.native import Runner, branches, built, convolutions, library_of, open_sizes, sequences
 from tests.support.once import once
 
 TARGETS = {"aarch64": "raspberry-pi/5", "riscv64": "riscv64/generic"}
 CPU = {"aarch64": ("-cpu", "max")}  # of riscv64 the usual one does
-MODELS = {
-    "convolutions": (convolutions, [(2, 3, 24, 24)]),
-    "open_sizes": (open_sizes, [(2, 3, 48), (2, 3, 48)]),
-}
 RANDOM = np.random.default_rng(13)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+MODELS = {
+    "convolutions": (convolutions, [floats(2, 3, 24, 24)]),
+    "open_sizes": (open_sizes, [floats(2, 3, 48), floats(2, 3, 48)]),
+    "branches": (branches, [floats(4), np.array(True)]),
+    "sequences": (sequences, [np.maximum(floats(5, 4), 0), np.array([2, 3]), np.array(4), np.array(False)]),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,8 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path, tmp_path: Path, name: str) -> None:
-    _, shapes = MODELS[name]
+    _, inputs = MODELS[name]
     library = Path(shutil.copy(machine.libraries / f"{name}.so", tmp_path))
-    inputs = [RANDOM.standard_normal(shape).astype(np.float32) for shape in shapes]
     wanted = Engine(libraries / f"{name}.so", threads=1)(*inputs)
     for threads in ("1", "2"):
         found = machine.runner.call(library, inputs, "--threads", threads)
@@ -72,10 +79,13 @@ def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:
     done = machine.runner.start(tmp_path / "model.so", *options)
     assert done.returncode == 0, done.stderr
     (tmp_path / "password").write_bytes(b"wrong horse")
-    assert "password: expected that of the model" in machine.runner.start(tmp_path / "model.so", *options).stderr
+    assert (
+        "expected the password that this key was made with"
+        in machine.runner.start(tmp_path / "model.so", *options).stderr
+    )
 
 
 def test_a_library_for_another_cpu_is_refused(machine: Machine, libraries: Path) -> None:
     done = machine.runner.start(libraries / "convolutions.so")
     assert done.returncode == 1
-    assert "expected code for" in done.stderr
+    assert "expected a library for this machine" in done.stderr

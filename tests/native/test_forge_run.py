@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.runtime.bundle import Library
+from forge_runtime.engine import Engine
 from tests.support.delivery import deliver
 from tests.support.native import Runner, mended
 
@@ -127,7 +129,9 @@ def test_sizes_that_do_not_go_together_are_refused(copy: Callable[[str], Path], 
 
 
 def test_a_model_without_a_program_is_refused(copy: Callable[[str], Path], runner: Runner) -> None:
-    refused(runner.start(copy("branches")), 1, "a model with control flow", "run it with Engine")
+    path = copy("convolutions")
+    path.write_bytes(dataclasses.replace(Library.from_bytes(path.read_bytes()), program=b"").to_bytes())
+    refused(runner.start(path), 1, "found one without a program", "compile the model for a CPU")
 
 
 def test_files_that_are_no_library_are_refused(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_another_cpu_is_named(copy: Callable[[str], Path], runner: Runner) -> No
     if flag is None:
         pytest.skip("libraries for this CPU need no instructions that have a name")
     path.write_bytes(mended(library.replace(flag, b"\0avx3\0")))
-    refused(runner.start(path), 1, "CPU: expected avx3")
+    refused(runner.start(path), 1, "found a CPU without avx3")
 
 
 def test_an_encrypted_model_is_opened_with_its_key_and_password(
@@ -171,9 +175,9 @@ def test_an_encrypted_model_is_opened_with_its_key_and_password(
     options = ["--key", str(key), "--password-file", str(password)]
     (found,) = runner.call(model, [given], *options)
     assert found.tobytes() == wanted.tobytes()
-    refused(runner.start(model), 1, "expected its key file and password, found none")
+    refused(runner.start(model), 1, "expected its key file and password, found Model looks encrypted")
     password.write_bytes(b"wrong horse")
-    refused(runner.start(model, *options), 1, "password: expected that of the model")
+    refused(runner.start(model, *options), 1, "expected the password that this key was made with")
     password.write_bytes(b"correct horse")
     key.write_bytes(other.key)
     refused(runner.start(model, *options), 1, "that of another model")

@@ -3,73 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.runtime.bundle import Library
+from forge_runtime.engine import Engine
+from tests.support import forge as codes
+from tests.support.forge import CANCELLED, DAMAGED, FILE, INPUT, UNSUPPORTED, USAGE, Array, Forge, Time
 from tests.support.native import ROOT, RUNTIME
 
-MEMORY, FILE, DAMAGED, PASSWORD, MACHINE, INPUT, KERNEL, CANCELLED, UNSUPPORTED, USAGE = range(1, 11)
 RANDOM = np.random.default_rng(5)
-
-
-class Array(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("shape", ctypes.c_int64 * 8))
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> Array:
-        return cls(array.ctypes.data, array.nbytes, (ctypes.c_int64 * 8)(*array.shape))
-
-
-class Time(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
-
-
-class Forge:
-    """forge.h by ctypes."""
-
-    def __init__(self, path: Path) -> None:
-        self.c = ctypes.CDLL(str(path))
-        self.c.forge_message.restype = ctypes.c_char_p
-        self.c.forge_arena.restype = ctypes.c_size_t
-
-    def message(self) -> str:
-        return self.c.forge_message().decode()
-
-    def open(self, path: Path) -> ctypes.c_void_p:
-        model = ctypes.c_void_p()
-        assert self.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(model)) == 0, (
-            self.message()
-        )
-        return model
-
-    def open_memory(self, data: np.ndarray, size: int, model: ctypes.c_void_p) -> int:
-        none = ctypes.c_size_t(0)
-        return self.c.forge_open_memory(
-            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(size), None, none, None, none, ctypes.byref(model)
-        )
-
-    def start(self, model: ctypes.c_void_p, threads: int = 1) -> ctypes.c_void_p:
-        session = ctypes.c_void_p()
-        assert self.c.forge_start(model, threads, ctypes.byref(session)) == 0, self.message()
-        return session
-
-    def run(self, session: ctypes.c_void_p, inputs: Sequence[np.ndarray], outputs: Sequence[Array]) -> int:
-        given = (Array * len(inputs))(*map(Array.of, inputs))
-        made = (Array * len(outputs))(*outputs)
-        code = self.c.forge_run(session, given, made)
-        for output, result in zip(outputs, made, strict=True):
-            output.data, output.size, output.shape = result.data, result.size, result.shape
-        return code
 
 
 @pytest.fixture
@@ -118,7 +70,7 @@ def test_the_numbers_of_errors_are_those_of_the_header() -> None:
     header = (RUNTIME / "include" / "forge.h").read_text("utf-8")
     names = re.findall(r"^    FORGE_([A-Z]+),?\s", header, re.MULTILINE)
     assert {name: number for number, name in enumerate(names) if number} == {
-        name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)
+        name: value for name, value in vars(codes).items() if name.isupper() and isinstance(value, int)
     }
 
 
@@ -202,19 +154,20 @@ def test_a_profile_counts_the_kernels(forge: Forge, library: Path) -> None:
     forge.c.forge_close(model)
 
 
-def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, libraries: Path, tmp_path: Path) -> None:
+def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, tmp_path: Path) -> None:
     def opened(path: Path) -> int:
         return forge.c.forge_open(str(path).encode(), None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))
 
-    damaged = tmp_path / "damaged.so"
+    damaged, bare = tmp_path / "damaged.so", tmp_path / "bare.so"
     damaged.write_bytes(library.read_bytes()[:-1])
+    bare.write_bytes(dataclasses.replace(Library.from_bytes(library.read_bytes()), program=b"").to_bytes())
     model = forge.open(library)
     session = forge.start(model)
     small = Array.of(np.empty((1, 4), np.float32))
     for code, call in (
         (FILE, lambda: opened(tmp_path / "none")),
         (DAMAGED, lambda: opened(damaged)),
-        (UNSUPPORTED, lambda: opened(libraries / "branches.so")),
+        (UNSUPPORTED, lambda: opened(bare)),
         (USAGE, lambda: forge.c.forge_open(None, None, None, ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p()))),
         (USAGE, lambda: forge.c.forge_start(model, 0, ctypes.byref(ctypes.c_void_p()))),
         (USAGE, lambda: forge.c.forge_set_threads(session, 65)),

@@ -37,7 +37,7 @@ def _network(*, seed: int = 0) -> onnx.ModelProto:
 
 def _raw(model: onnx.ModelProto, **options: Any) -> Any:
     """Return TVM's own module of a model: nothing of ONNX is left behind it."""
-    from forge_pipeline.runtime.ffi import torch_hidden
+    from forge_pipeline.ffi import torch_hidden
 
     with torch_hidden():
         from tvm.relax.frontend.onnx import from_onnx

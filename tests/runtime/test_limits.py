@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ArtifactError, ConfigError, ForgeError, SecretError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import encrypt
+from forge_runtime.engine import Engine
+from forge_runtime.secret import Secret
 
 CONFIG = encrypt.Config(
     method="password", key_ref="test", chunk_kib=64, kdf=Kdf(memory_kib=19 << 10, passes=1, lanes=1)
@@ -27,8 +27,8 @@ PASSWORD = "correct horse"
 TERABYTE = 1 << 40
 REFUSED_IN_LITTLE_MEMORY = """
 import json, resource, sys
-from forge_pipeline import Engine, ForgeError
-import numpy, tvm_ffi, cryptography.hazmat.primitives.kdf.argon2
+from forge_runtime import Engine, ForgeError
+import numpy
 before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (before + (512 << 20), -1))
 try:
@@ -75,9 +75,9 @@ def test_a_sparse_file_of_a_terabyte_is_refused_without_memory_for_it(
         if head == "encrypted":
             stream.write(sealed[0])
         elif head == "plain":
-            end = bytearray(bound_library.to_bytes()[-64:])
+            end = bytearray(bound_library.to_bytes()[-96:])
             end[24:32] = (TERABYTE - 4096).to_bytes(8, "big")
-            stream.seek(TERABYTE - 64)
+            stream.seek(TERABYTE - 96)
             stream.write(end)
     arguments = (path, key, PASSWORD) if head == "encrypted" else (path,)
     assert refusal(*arguments, **limits).startswith((f"{path}: expected", "memory: expected"))
@@ -153,7 +153,7 @@ def shown(error: BaseException) -> str:
 
 
 def test_the_default_limits_are_what_is_free() -> None:
-    from forge_pipeline.runtime.limits import Limits, available
+    from forge_runtime.limits import Limits, available
 
     assert resource.getpagesize() < available() < 1 << 50
     assert Limits.of(7, 8) == Limits(library=7, derivation=8)

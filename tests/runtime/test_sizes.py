@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
-from forge_pipeline.runtime.entries import Entries
+from forge_runtime.engine import Engine
+from forge_runtime.entries import Entries
 from tests.support.sums import assert_same_sums
 
 WEIGHT = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -26,10 +25,6 @@ def table(*extents: Mapping[str, int], names: Sequence[str] = ("batch", "length"
 
 def rows(count: int) -> np.ndarray:
     return np.random.default_rng(count).normal(size=(count, 8)).astype(np.float32)
-
-
-def with_entries(library: Library, *entries: dict[str, Any]) -> bytes:
-    return replace(library, metadata={**library.metadata, "entries": list(entries)}).to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -56,27 +51,28 @@ def test_what_is_empty_comes_back_empty(bound_library: Library) -> None:
     assert (product.shape, product.dtype, relu.shape) == ((0, 4), np.float32, (0, 4))
 
 
-def test_sizes_that_no_entry_has_are_refused_where_there_is_no_open_form(bound_library: Library) -> None:
-    engine = Engine(with_entries(bound_library, {"function": "main", "extents": {"n": 4}}))
+def test_sizes_that_no_entry_has_are_refused_where_there_is_no_open_form(listed_library: Library) -> None:
+    engine = Engine(listed_library.to_bytes())
     assert_same_sums(engine(rows(4))[0], rows(4) @ WEIGHT, terms=8)
     with pytest.raises(DataError, match=r"expected sizes that the library was compiled for: n=4, found n=3"):
         engine(rows(3))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_padding_gives_what_the_call_asked_for(bound_library: Library, count: int) -> None:
-    engine = Engine(with_entries(bound_library, {"function": "main", "extents": {"n": 4}}), pad=True)
+def test_padding_gives_what_the_call_asked_for(listed_library: Library, count: int) -> None:
+    engine = Engine(listed_library.to_bytes(), pad=True)
     product, relu = engine(rows(count))
     assert_same_sums(product, rows(count) @ WEIGHT, terms=8)
     np.testing.assert_array_equal(relu, np.maximum(product, 0))
 
 
-def test_what_is_larger_than_every_entry_is_refused_even_with_padding(bound_library: Library) -> None:
-    engine = Engine(with_entries(bound_library, {"function": "main", "extents": {"n": 4}}), pad=True)
+def test_what_is_larger_than_every_entry_is_refused_even_with_padding(listed_library: Library) -> None:
+    engine = Engine(listed_library.to_bytes(), pad=True)
     with pytest.raises(DataError, match=r"n=4, found n=5"):
         engine(rows(5))
 
 
 def test_metadata_with_entries_for_unknown_extents_are_refused(bound_library: Library) -> None:
     with pytest.raises(ArtifactError, match="expected entries for extents of the inputs, found m"):
-        Engine(with_entries(bound_library, {"function": "main", "extents": {"m": 4}}))
+        entries = [{"function": "main", "extents": {"m": 4}}]
+        Engine(replace(bound_library, metadata={**bound_library.metadata, "entries": entries}).to_bytes())

@@ -19,10 +19,10 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import CompileError, ConfigError, TargetError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages.compile import Config, run
 from forge_pipeline.stages.contract import Result
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.classifier import classifier
 
 KEY = "0f" * 32

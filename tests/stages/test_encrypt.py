@@ -13,11 +13,11 @@ from forge_pipeline.config import bind
 from forge_pipeline.crypto import envelope, keyfile
 from forge_pipeline.crypto.envelope import Sealed
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ConfigError, SecretError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages import encrypt
 from forge_pipeline.stages.encrypt import Config
+from forge_runtime.secret import Secret
 from tests.support.paths import ROOT
 
 CONF = ROOT / "conf" / "encrypt"

@@ -19,17 +19,17 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.config import bind
 from forge_pipeline.content import in_memory
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.crypto.secret import Secret
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.calibration.observe import calibrate
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import encrypt, fold, load, quantize
 from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
+from forge_runtime.secret import Secret
 from tests.support.sums import assert_same_sums
 
 KEY = "0f" * 32

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,8 +14,10 @@ import onnxruntime
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
+from tests.support.native import HERE, Runner, built
+from tests.support.program import Table
 
 TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
 
@@ -29,31 +33,35 @@ def compiled(model: onnx.ModelProto) -> Library:
 
 
 def compare(model: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], *, tolerance: float = 1e-5) -> Library:
-    """Compile ``model`` and run it on ``samples``, one after the other; return the library."""
+    """Compile ``model``, run it on ``samples``, one after the other, by an engine and natively; return the library."""
     library = compiled(model)
     engine = Engine(library.to_bytes(), threads=1)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for sample in samples:
-        for want, have in zip(session.run(None, dict(sample)), engine(**sample), strict=True):
+        found = engine(**sample)
+        for want, have in zip(session.run(None, dict(sample)), found, strict=True):
             assert have.dtype == want.dtype
             assert have.shape == want.shape
             np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance)
+        if importlib.util.find_spec("ziglang") is not None:
+            same(natively(library, [sample[port.name] for port in engine.inputs]), found)
     return library
 
 
+def natively(library: Library, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return what forge-run gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.so"
+        path.write_bytes(library.to_bytes())
+        return Runner(built(HERE) / "forge-run").call(path, inputs)
+
+
+def same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
+    """Compare arrays to the bit."""
+    for have, want in zip(found, wanted, strict=True):
+        assert (have.dtype, have.shape, have.tobytes()) == (want.dtype, want.shape, want.tobytes())
+
+
 def steps_of(library: Library) -> list[str]:
-    """Return what a library's program does, in order, within its blocks too."""
-    found: list[str] = []
-
-    def visit(item: object) -> None:
-        if isinstance(item, dict):
-            if "do" in item:
-                found.append(str(item["do"]))
-            for value in item.values():
-                visit(value)
-        elif isinstance(item, list):
-            for value in item:
-                visit(value)
-
-    visit(json.loads(json.dumps(library.metadata.get("program", {}))))
-    return found
+    """Return what a library's program does, block by block."""
+    return [step.name for block in Table(library).blocks for step in block.steps]

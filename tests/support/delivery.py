@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forge_pipeline.content import in_memory
 from forge_pipeline.crypto import envelope, keyfile
 from forge_pipeline.crypto.keyfile import Entropy, Kdf
-from forge_pipeline.crypto.secret import Secret
+from forge_runtime.secret import Secret
 
 CHEAP = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
 CHUNK_BITS = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -27,6 +28,7 @@ HERE = platform.machine()
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 
 
+@functools.cache
 def built(arch: str) -> Path:
     """Return the folder with the runtime for a CPU, built where it is not there."""
     command = [sys.executable, str(RUNTIME / "build.py"), arch]
@@ -89,6 +91,38 @@ def branches() -> onnx.ModelProto:
         y = If (c) <
             then_branch = t () => (float[4] a) { a = Relu(x) },
             else_branch = e () => (float[4] b) { b = Neg(x) }
+        >
+    }"""
+    return onnx.parser.parse_model(text)
+
+
+def sequences() -> onnx.ModelProto:
+    """Return a model whose program has all kinds of steps: a sequence that a loop fills, sizes that data decides."""
+    text = """<ir_version: 10, opset_import: ["": 18]>
+    g (float[N, 4] x, int64[P] sizes, int64 n, bool c) =>
+        (float[M, 4] y, int64 count, int64[2, K] at, float[T, A] rows, float[N, 4] z) {
+        zero = Constant <value_int = 0> ()
+        at = NonZero (x)
+        parts = SplitToSequence <axis = 0> (x, sizes)
+        filled, rows = Loop (n, "", parts) <
+            body = b (int64 i, bool d, seq(float[R, 4]) s) => (bool go, seq(float[R, 4]) s2, float[A] row) {
+                go = Identity (d)
+                part = SequenceAt (s, zero)
+                f = Cast <to = 1> (i)
+                more = Add (part, f)
+                s2 = SequenceInsert (s, more)
+                axes = Constant <value_ints = [0]> ()
+                row = ReduceSum <keepdims = 0> (more, axes)
+            }
+        >
+        shorter = SequenceErase (filled, zero)
+        count = SequenceLength (shorter)
+        y = ConcatFromSequence <axis = 0> (shorter)
+        two = SequenceConstruct (x, x)
+        pair = ConcatFromSequence <axis = 0> (two)
+        z = If (c) <
+            then_branch = t () => (float[N, 4] a) { a = Relu (x) },
+            else_branch = e () => (float[N, 4] b) { m = ReduceMax <keepdims = 0> (pair)  b = Sub (x, m) }
         >
     }"""
     return onnx.parser.parse_model(text)

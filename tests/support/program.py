@@ -1,6 +1,6 @@
 """A second reader of a library's program, written from docs/format.md: it checks all of it, and runs the kernels.
 
-Slow and plain: for tests, which compare what it computes with an ``Engine``, to the bit.
+Slow and plain: for tests, which compare what it computes with an ``Engine``, to the bit. Blocks it does not run.
 """
 
 from __future__ import annotations
@@ -11,18 +11,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from forge_pipeline.runtime.bundle import Library
 
-INPUT, WEIGHT, PREPARED, CONSTANT, SCRATCH, KEPT, DYNAMIC = range(7)
-CALL, MATCH, _, STORAGE, TENSOR, VIEW, _, _, _, RETURN, COMPUTE = range(1, 12)
-MAIN, ENTRY, PREPARE = range(3)
+INPUT, WEIGHT, PREPARED, CONSTANT, SCRATCH, KEPT, DYNAMIC, SHAPE = range(8)
+CALL, MATCH, STORAGE, TENSOR, VIEW, RETURN, COMPUTE = range(1, 8)
+MAIN, ENTRY, PREPARE, REGION = range(4)
+STEPS = {
+    "call": ("function", "inputs*", "outputs*"),
+    "extents": ("input", "output"),
+    "prefix": ("input", "extents", "output"),
+    "branch": ("condition", "block", "block", "outputs*"),
+    "loop": ("count", "condition", "block", "inputs*", "stacked", "outputs*"),
+    "list": ("inputs*", "output"),
+    "insert": ("list", "input", "position", "output"),
+    "erase": ("list", "position", "output"),
+    "pick": ("list", "position", "output"),
+    "length": ("list", "output"),
+    "split": ("input", "sizes", "axis", "drops_axis", "output"),
+    "join": ("list", "axis", "is_new", "output"),
+}
+"""The fields of each step, in the order of their codes; a star marks a list of numbers."""
 FLOATS: dict[int, Callable[..., Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
 BINARY = {13: np.add, 14: np.subtract, 15: np.multiply, 16: np.divide, 17: np.minimum, 18: np.maximum}
 UNARY = {19: np.negative, 20: np.abs, 21: np.floor, 22: np.ceil, 23: np.rint, 24: np.sqrt}
 FUNCTIONS: dict[int, Callable[..., Any]] = {11: np.float64, 25: np.float64, **BINARY, **UNARY}
-KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
+KINDS = {0: "i", 1: "u", 2: "f"}
+SPECIAL: dict[int, np.dtype[Any]] = {4: np.dtype(ml_dtypes.bfloat16), 6: np.dtype(bool)}
 
 
 @dataclass
@@ -41,9 +58,24 @@ class Row:
 
 
 @dataclass
+class Step:
+    name: str
+    fields: list[Any]
+
+
+@dataclass
+class Block:
+    inputs: list[int]
+    outputs: list[int]
+    steps: list[Step]
+
+
+@dataclass
 class Function:
     role: int
     fixed: dict[str, int]
+    inputs: int
+    constraints: list[Any]
     heap: int
     scratch: int
     kept: int
@@ -58,7 +90,7 @@ class Table:
     def __init__(self, library: Library) -> None:
         data = self._data = bytes(library.program)
         magic, version, total, count, self._texts, self._constants, *zeros = struct.unpack_from("<8s7q", data)
-        assert (magic, version, total, zeros) == (b"FORGEPRG", 1, len(data), [0, 0])
+        assert (magic, version, total, zeros) == (b"FORGEPRG", 2, len(data), [0, 0])
         assert self._texts == 64 + 8 * count
         assert self._constants % 64 == 0
         assert self._texts <= self._constants <= total
@@ -70,9 +102,11 @@ class Table:
         self.inputs = self._list(self._port)
         self.outputs = self._list(self._port)
         self.target = (self._text(), self._list(self._text))
-        self.constraints = self._list(lambda: (self._take(), self._text(), self._list(self._take)))
+        self.constraints = self._list(self._constraint)
         self.library_weights = np.frombuffer(bytes(library.weights), np.uint8)  # type: ignore[arg-type]
         self.functions = self._list(self._function)
+        self.values = self._take()
+        self.blocks = self._list(self._block)
         assert self._at == count
         for offset, size in self.weights:
             assert offset % 64 == 0
@@ -105,15 +139,35 @@ class Table:
         word = self._take()
         code, bits, lanes = word & 0xFF, word >> 8 & 0xFF, word >> 16
         assert lanes == 1
-        return np.dtype(bool) if code == 6 else np.dtype(f"{KINDS[code]}{bits // 8}")
+        return SPECIAL[code] if code in SPECIAL else np.dtype(f"{KINDS[code]}{bits // 8}")
 
     def _port(self) -> Port:
         name, dtype, shape = self._text(), self._dtype(), self._list(self._take)
         return Port(name, dtype, [extent if extent >= 0 else self.extents[~extent] for extent in shape])
 
+    def _constraint(self) -> tuple[int, str, list[int]]:
+        return self._take(), self._text(), self._list(self._take)
+
+    def _block(self) -> Block:
+        return Block(self._list(self._take), self._list(self._take), self._list(self._step))
+
+    def _step(self) -> Step:
+        name = list(STEPS)[self._take() - 1]
+        return Step(name, [self._field(field) for field in STEPS[name]])
+
+    def _field(self, field: str) -> Any:
+        if field == "stacked":
+            return self._list(lambda: (self._dtype(), self._list(self._take)))
+        return self._list(self._take) if field.endswith("*") else self._take()
+
     def _function(self) -> Function:
-        role = self._take()
-        fixed = dict(self._list(lambda: (self.extents[self._take()], self._take())))
+        role, fixed, constraints, inputs = self._take(), {}, [], len(self.inputs)
+        if role == REGION:
+            inputs, places = self._take(), self._list(lambda: (self._take(), self._take()))
+            constraints = self._list(self._constraint)
+            assert all(0 <= place < inputs for place, _ in places)
+        else:
+            fixed = dict(self._list(lambda: (self.extents[self._take()], self._take())))
         heap, scratch, kept, buffers = (self._take() for _ in range(4))
         rows = self._list(self._row)
         end = self._take()
@@ -122,11 +176,14 @@ class Table:
         while self._at < end:
             code.append((self._take(), self._list(self._take)))
         assert self._at == end
-        found = Function(role, fixed, heap, scratch, kept, buffers, rows, code)
+        found = Function(role, fixed, inputs, constraints, heap, scratch, kept, buffers, rows, code)
         assert code[-1][0] == RETURN
-        assert (kept == 0 and len(code[-1][1]) == 1 + len(self.outputs)) or role == PREPARE
-        inputs = [] if role == PREPARE else list(enumerate(self.inputs))
-        assert all((rows[place].kind, rows[place].where) == (INPUT, place) for place, _ in inputs)
+        assert kept == 0 or role == PREPARE
+        assert len(code[-1][1]) == 1 + len(self.outputs) or role in (PREPARE, REGION)
+        for place, row in enumerate(rows):
+            is_input = place < inputs and role != PREPARE
+            assert is_input == (row.kind in (INPUT, SHAPE))
+            assert row.where == place or not is_input
         for row in rows:
             self._check(found, row)
         for operation, words in code:
@@ -141,6 +198,8 @@ class Table:
         if row.kind == DYNAMIC:
             assert row.where == 0
             assert set(row.shape) <= {-1}
+        elif row.kind == SHAPE or (row.kind == INPUT and function.role == REGION):
+            assert all(extent >= -1 for extent in row.shape)
         elif row.kind == INPUT:
             port = self.inputs[row.where]
             assert row.dtype == port.dtype
@@ -201,7 +260,7 @@ def size_of(row: Row) -> int:
 
 
 class Model:
-    """A library, opened, that runs by its program alone."""
+    """A library without blocks, opened, that runs by its program alone."""
 
     def __init__(self, library: Library, folder: Path) -> None:
         import tvm

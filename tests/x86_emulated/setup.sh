@@ -9,10 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=$(realpath -m "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/forge-pipeline/x86-emulated}")
 python=${PYTHON:-$here/../../.venv/bin/python}
 [[ -f $folder/ready ]] && { echo "$folder is ready"; exit 0; }
-runtime=()
-for name in numpy apache-tvm apache-tvm-ffi cryptography cffi; do
-  runtime+=("$name==$("$python" -c "import importlib.metadata as m; print(m.version('$name'))")")
-done
+numpy="numpy==$("$python" -c "import importlib.metadata as m; print(m.version('numpy'))")"
 work=$folder/work
 mkdir -p "$work"/{lists/partial,apt/archives/partial,debs,wheels,kernel,bochs} "$folder"/root/{site,dev,tmp}
 
@@ -59,14 +56,13 @@ rm debs/linux-image-*.deb
 for deb in debs/*.deb; do dpkg -x "$deb" "$folder/root"; done
 gcc -O2 -shared -fPIC -o "$folder/root/ports.so" "$here/ports.c"
 
-# What the runtime imports. Only the runtime library of TVM's wheel is kept: the compiler has 260 MB.
+# What the runtime imports.
 site=$folder/root/site
 "$python" -m pip download --quiet --dest wheels --only-binary=:all: --python-version 3.11 \
   --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --no-deps \
-  "${runtime[@]}" pycparser typing-extensions
+  "$numpy"
 for wheel in wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$site"; done
-find "$site/tvm" -type f ! -name libtvm_runtime.so ! -path "$site/tvm/__init__.py" -delete
 find "$folder/root" -depth \( -path '*/tests' -o -path '*/share/doc' -o -path '*/share/man' -o -path '*/share/locale' \
   -o -path '*/gconv' -o -path '*/lib2to3' -o -name include \) -exec rm -rf {} +
 # Reading source takes an emulated machine a minute.

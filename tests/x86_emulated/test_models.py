@@ -11,8 +11,8 @@ import pytest
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.emulated.choice import emulated
 from tests.support.emulated.x86 import EMULATED
 from tests.support.int8 import amx

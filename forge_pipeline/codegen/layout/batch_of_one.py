@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
-from forge_pipeline.runtime.entries import MAIN
+from forge_runtime.entries import MAIN
 
 if TYPE_CHECKING:
     import tvm

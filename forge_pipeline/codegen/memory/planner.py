@@ -16,7 +16,7 @@ from tvm import DataType, relax, tirx
 from forge_pipeline.codegen.float32.concat import IS_CONCAT
 from forge_pipeline.codegen.memory import prepack
 from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
-from forge_pipeline.runtime.profile import PLACING
+from forge_runtime.profile import PLACING
 
 DATA, BYTE_OFFSET = 1, 8
 """TVM's codes for two fields of a DLTensor."""
@@ -25,17 +25,18 @@ MOST_PLACED = 64
 """Tensors that one function places: LLVM's time for one function grows faster than its arguments do."""
 
 
-def plan_memory(module: tvm.IRModule) -> tvm.IRModule:
+def plan_memory(module: tvm.IRModule, *, own_results: frozenset[str] = frozenset()) -> tvm.IRModule:
     """Return ``module``, whose functions call kernels on tensors that they allocate, with one allocation in each.
 
     What a function returns lies there too, and holds it as long as somebody holds the result: an ``Engine`` copies.
-    Only what is prepared once, and stays, has memory of its own. A function with branches, or with tensors of unknown
-    size, is returned as it is.
+    Only what is prepared once, and stays, has memory of its own, and what functions named in ``own_results`` return.
+    A function with branches, or with tensors of unknown size, is returned as it is.
     """
     builder = relax.BlockBuilder(module)
     for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint)):
         if isinstance(function, relax.Function):
-            _plan_function(builder, module, variable, function)
+            keeps_results = variable.name_hint == prepack.NAME or variable.name_hint in own_results
+            _plan_function(builder, module, variable, function, keeps_results=keeps_results)
     return builder.finalize()
 
 
@@ -60,9 +61,11 @@ def _size(allocation: relax.Call) -> int:
     return math.prod(int(extent) for extent in shape.values) * int(dtype.itemsize)
 
 
-def _plan_function(builder: Any, module: tvm.IRModule, variable: Any, function: relax.Function) -> None:
+def _plan_function(
+    builder: Any, module: tvm.IRModule, variable: Any, function: relax.Function, *, keeps_results: bool
+) -> None:
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    lives = _lives(module, bindings, function.body.body, keeps_results=variable.name_hint == prepack.NAME)
+    lives = _lives(module, bindings, function.body.body, keeps_results=keeps_results)
     if not lives:
         return
     nested, saved = nest(lives, _concats(module, bindings, lives))

@@ -345,3 +345,28 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
             {"name": value.name, "shape": shape, "dtype": str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))}
         )
     return rows
+
+
+def outputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the outputs; those that come without a shape with the rank, and the numbers, that the operators give."""
+    from forge_pipeline.ir.sizes.analysis import analyse
+
+    outputs = list(model.graph.output)
+    if all(value.type.tensor_type.HasField("shape") for value in outputs):
+        return outputs
+    sizes = analyse(model)
+    return [_with_shape(value, sizes.shape(value.name) or ()) for value in outputs]
+
+
+def _with_shape(value: onnx.ValueInfoProto, shape: Iterable[object]) -> onnx.ValueInfoProto:
+    import onnx
+
+    if value.type.tensor_type.HasField("shape"):
+        return value
+    found = onnx.ValueInfoProto.FromString(value.SerializeToString())
+    found.type.tensor_type.shape.SetInParent()
+    for size in shape:
+        dim = found.type.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+    return found

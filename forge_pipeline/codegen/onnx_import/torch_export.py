@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.errors import CompileError
+from forge_pipeline.ffi import import_ffi
 from forge_pipeline.frontends.agreement import TOLERANCE, relative_difference
-from forge_pipeline.runtime.ffi import import_ffi
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,12 +12,15 @@ from typing import Any, Final, TypeVar
 from tvm import DataType
 
 from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
+from forge_pipeline.codegen.program import steps
 from forge_pipeline.codegen.program.expression import postfix
-from forge_pipeline.codegen.program.operations import Function, Kind, Tensor
-from forge_pipeline.runtime.entries import MAIN
+from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
+from forge_pipeline.codegen.regions import program as p
+from forge_runtime.entries import MAIN
+from forge_runtime.interface import SMALL
 
 MAGIC: Final = b"FORGEPRG"
-VERSION: Final = 1
+VERSION: Final = 2
 ALIGNMENT: Final = 64
 UNKNOWN: Final = -1
 _HEAD: Final = struct.Struct("<8s7q")
@@ -31,17 +34,19 @@ class Role(IntEnum):
     MAIN = 0
     ENTRY = 1
     PREPARE = 2
+    REGION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A whole program: a library's metadata, ``kernels`` by their symbols, ``constants``, and functions in the order in
-    which a call tries them."""
+    which a call tries them, or regions in the order in which ``blocks`` count them."""
 
     metadata: Mapping[str, Any]
     kernels: Collection[str]
     constants: bytes
     functions: Sequence[Function]
+    blocks: p.Program | None = None
 
     def to_bytes(self) -> bytes:
         """Return the program as it stands in the file."""
@@ -55,8 +60,9 @@ class Program:
         words.each(outputs, words.port)
         words.text(self.metadata["target"]["triple"])
         words.each(self.metadata["target"]["cpu_flags"], words.text)
-        words.each(self.metadata["constraints"], words.constraint)
+        words.each(self.metadata["constraints"], lambda row: words.constraint(row, words.extents))
         words.each(self.functions, words.function)
+        words.words += [0, 0] if self.blocks is None else steps.words(self.blocks, dtype_word)
         return words.to_bytes(self.constants)
 
 
@@ -90,33 +96,42 @@ class _Words:
         """Write an input or output."""
         self.text(row["name"])
         shape = [extent if isinstance(extent, int) else ~self.extents[extent] for extent in row["shape"]]
-        self.words += [_dtype(row["dtype"]), len(shape), *shape]
+        self.words += [dtype_word(row["dtype"]), len(shape), *shape]
 
-    def constraint(self, row: Mapping[str, Any]) -> None:
-        """Write what sizes must keep."""
-        expression = postfix(row["size"], self.extents)
+    def constraint(self, row: Mapping[str, Any], extents: Mapping[str, int]) -> None:
+        """Write what sizes must keep; ``extents`` are the numbers of those that it may name."""
+        expression = postfix(row["size"], extents)
         self.words.append(int(row["at_least"]))
         self.text(row["text"])
         self.words += [len(expression), *expression]
 
     def function(self, function: Function) -> None:
         """Write a function: its extents and memory, its tensors, and its code."""
-        role = {MAIN: Role.MAIN, PREPARE: Role.PREPARE}.get(function.name, Role.ENTRY)
         tensors = function.tensors
         rows = {tensor: number for number, tensor in enumerate(tensors)}
         operations = [(operation.code, operation.words(rows)) for operation in function.code]
         code = [word for number, words in operations for word in (number, len(words), *words)]
-        self.words.append(role)
-        self.each(function.fixed.items(), lambda item: self.words.extend((self.extents[item[0]], item[1])))
+        if function.demands is not None:
+            self.words += [Role.REGION, len(function.inputs)]
+            self.demands(function.demands)
+        else:
+            self.words.append({MAIN: Role.MAIN, PREPARE: Role.PREPARE}.get(function.name, Role.ENTRY))
+            self.each(function.fixed.items(), lambda item: self.words.extend((self.extents[item[0]], item[1])))
         self.words += [function.heap, function.scratch, function.kept, function.buffers]
         self.each(tensors, self.tensor)
         self.words += [len(code), *code]
+
+    def demands(self, demands: Demands) -> None:
+        """Write what the sizes of a region's inputs must keep, and where they are found."""
+        self.each(demands.extents.values(), self.words.extend)
+        extents = {name: number for number, name in enumerate(demands.extents)}
+        self.each(demands.constraints, lambda row: self.constraint(row, extents))
 
     def tensor(self, tensor: Tensor) -> None:
         """Write a row of a function's tensors."""
         is_placed = tensor.kind is not Kind.DYNAMIC
         shape = [extent if is_placed and isinstance(extent, int) else UNKNOWN for extent in tensor.shape]
-        self.words += [_dtype(tensor.dtype), len(shape), tensor.kind, tensor.where, *shape]
+        self.words += [dtype_word(tensor.dtype), len(shape), tensor.kind, tensor.where, *shape]
 
     def to_bytes(self, constants: bytes) -> bytes:
         """Return the whole, with its head."""
@@ -128,7 +143,7 @@ class _Words:
         return b"".join((head, words, self.texts, bytes(data - behind), constants))
 
 
-def _dtype(name: str) -> int:
+def dtype_word(name: str) -> int:
     """Return an element type as DLPack has it: code, bits and lanes."""
-    dtype = DataType(name)
+    dtype = DataType("uint8" if name in SMALL else name)  # an element of those is a byte
     return int(dtype.type_code) | int(dtype.bits) << 8 | int(dtype.lanes) << 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.operations import (
@@ -20,14 +21,17 @@ from forge_pipeline.codegen.program.operations import (
     Tensor,
     View,
 )
+from forge_pipeline.codegen.regions import program as p
 
 
 def listing(program: Program) -> str:
-    """Return the functions of a program, their tensors and operations, a line each."""
+    """Return the functions of a program, their tensors and operations, and the steps of its blocks, a line each."""
     kernels = list(program.kernels)
     lines = [f"{len(program.to_bytes())} bytes, {len(kernels)} kernels, {len(program.constants)} bytes of constants"]
     for function in program.functions:
         lines += ["", *_function(function, kernels)]
+    if program.blocks is not None:
+        lines += ["", *_block("main", program.blocks.main, "")]
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +71,17 @@ def _argument(argument: Argument, rows: Rows) -> str:
     if isinstance(argument, Heap):
         return "heap"
     return f"t{rows[argument]}" if isinstance(argument, Tensor) else str(argument)
+
+
+def _block(name: str, block: p.Block, margin: str) -> Iterator[str]:
+    yield f"{margin}{name} {list(block.inputs)} -> {list(block.outputs)}:"
+    for step in block.steps:
+        values = {field.name: getattr(step, field.name) for field in fields(step)}
+        inner = {name: value for name, value in values.items() if isinstance(value, p.Block)}
+        plain = ", ".join(f"{name} {value}" for name, value in values.items() if name not in inner)
+        yield f"{margin}  {type(step).__name__.upper()} {plain}"
+        for within, found in inner.items():
+            yield from _block(within, found, f"{margin}    ")
 
 
 def _shape(shape: Sequence[Number | None]) -> str:

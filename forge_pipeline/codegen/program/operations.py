@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ Number: TypeAlias = int | Slot
 
 
 class Kind(IntEnum):
-    """What a tensor lies in."""
+    """What a tensor lies in. SHAPE is an input of a region that has no contents."""
 
     INPUT = 0
     WEIGHT = 1
@@ -34,6 +34,7 @@ class Kind(IntEnum):
     SCRATCH = 4
     KEPT = 5
     DYNAMIC = 6
+    SHAPE = 7
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +129,7 @@ class Match:
 class Reserve:
     """Make a buffer as large as a storage is."""
 
-    code: ClassVar[int] = 4
+    code: ClassVar[int] = 3
     storage: Storage
     tensors: ClassVar[Sequence[Tensor]] = ()
 
@@ -141,7 +142,7 @@ class Reserve:
 class Place:
     """Put a tensor into its storage."""
 
-    code: ClassVar[int] = 5
+    code: ClassVar[int] = 4
     tensor: Tensor
     storage: Storage
     offset: int
@@ -160,7 +161,7 @@ class Place:
 class View:
     """Give a tensor's memory to another, of another shape."""
 
-    code: ClassVar[int] = 6
+    code: ClassVar[int] = 5
     tensor: Tensor
     source: Tensor
 
@@ -178,7 +179,7 @@ class View:
 class Return:
     """End the function."""
 
-    code: ClassVar[int] = 10
+    code: ClassVar[int] = 6
     tensors: tuple[Tensor, ...]
 
     def words(self, rows: Rows) -> list[int]:
@@ -190,7 +191,7 @@ class Return:
 class Compute:
     """Call a kernel that returns a whole number, and put that into a slot."""
 
-    code: ClassVar[int] = 11
+    code: ClassVar[int] = 7
     slot: Slot
     call: Call
 
@@ -207,12 +208,23 @@ class Compute:
 Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute
 
 
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What the sizes of a region's inputs must keep.
+
+    ``extents`` says on which input's which axis each extent is found; ``constraints`` are rows as metadata have them.
+    """
+
+    extents: Mapping[str, tuple[int, int]]
+    constraints: Sequence[Mapping[str, Any]]
+
+
 @dataclass(slots=True, kw_only=True)
 class Function:
     """Straight-line code.
 
-    ``inputs`` are those of the model, read or not. ``heap`` is how many slots it has, ``scratch`` and ``kept`` are in
-    bytes.
+    ``inputs`` are those of the model, or of the region, read or not; a region has ``demands``. ``heap`` is how many
+    slots it has, ``scratch`` and ``kept`` are in bytes.
     """
 
     name: str
@@ -223,6 +235,7 @@ class Function:
     kept: int = 0
     buffers: int = 0
     fixed: Mapping[str, int] = field(default_factory=dict)
+    demands: Demands | None = None
 
     @property
     def tensors(self) -> list[Tensor]:

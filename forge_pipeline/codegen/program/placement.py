@@ -15,9 +15,15 @@ ALIGNMENT: Final = 64
 
 
 def place(function: Function, *, keeps_results: bool = False) -> None:
-    """Place all tensors of ``function``. With ``keeps_results``, what it returns lies in memory of its own."""
-    kept = _returned(function) if keeps_results else set()
+    """Place all tensors of ``function``. With ``keeps_results``, what it returns lies in memory of its own.
+
+    What a region returns lies in buffers, which go to whoever takes the results.
+    """
+    returned = _returned(function)
+    kept = returned if keeps_results else set()
     fixed = _fixed_storages(function)
+    if function.demands is not None:
+        fixed = [storage for storage in fixed if storage not in returned]
     for storage in fixed:
         size = -(-_whole(storage.size) // ALIGNMENT) * ALIGNMENT
         if storage in kept:
@@ -40,7 +46,7 @@ def place(function: Function, *, keeps_results: bool = False) -> None:
     _give_buffers(function)
 
 
-def _fixed_storages(function: Function) -> dict[Storage, None]:
+def _fixed_storages(function: Function) -> list[Storage]:
     """Return the storages whose size is known, and all of whose tensors are."""
     found = dict.fromkeys(
         operation.storage
@@ -50,7 +56,7 @@ def _fixed_storages(function: Function) -> dict[Storage, None]:
     for operation in function.code:
         if isinstance(operation, Place) and not operation.tensor.is_sized:
             found.pop(operation.storage, None)
-    return found
+    return list(found)
 
 
 def _is_fixed(view: View) -> bool:

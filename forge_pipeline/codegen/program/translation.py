@@ -34,7 +34,7 @@ from forge_pipeline.codegen.program.operations import (
     View,
 )
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime.profile import PLACING
+from forge_runtime.profile import PLACING
 
 ALIGNMENT: Final = 64
 SYMBOL: Final = "__tvm_ffi_"
@@ -73,7 +73,7 @@ def translated(name: str, function: relax.Function, parameters: Sequence[Tensor]
             work.bind(binding)
     result = work.value(function.body.body)
     work.code.append(Return(result if isinstance(result, tuple) else (result,)))
-    inputs = [parameter for parameter in parameters if parameter.kind is Kind.INPUT]
+    inputs = [parameter for parameter in parameters if parameter.kind in (Kind.INPUT, Kind.SHAPE)]
     return Function(name=name, code=work.code, inputs=inputs, heap=work.heap)
 
 

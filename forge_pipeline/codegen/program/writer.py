@@ -7,27 +7,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program.encoding import Program
-from forge_pipeline.codegen.program.operations import Function, Kind, Tensor
+from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
 from forge_pipeline.codegen.program.placement import place
 from forge_pipeline.codegen.program.translation import Pool, translated
-from forge_pipeline.runtime.entries import MAIN, Entries
+from forge_pipeline.codegen.regions import program as p
+from forge_runtime.entries import MAIN, Entries
 
 
-def program_of(module: tvm.IRModule, metadata: Mapping[str, Any]) -> Program:
-    """Return the program of a library without regions. Raises CompileError for calls that no device can do."""
+def program_of(
+    module: tvm.IRModule,
+    metadata: Mapping[str, Any],
+    blocks: p.Program | None = None,
+    demands: Sequence[Demands] = (),
+) -> Program:
+    """Return the program of a library: of one function and its entries, or of ``blocks`` that call regions.
+
+    ``demands`` are those of each region. Raises CompileError for calls that no device can do.
+    """
     writer = _Writer(module=module, metadata=metadata)
-    entries = Entries.of(metadata, where="the library").rows
-    functions = [writer.function(entry.function, entry.extents) for entry in entries]
-    if all(entry.function != MAIN for entry in entries):
-        functions.append(writer.function(MAIN, {}))
+    functions = writer.entries() if blocks is None else writer.regions(blocks, demands)
     if writer.raw:
-        functions.append(writer.function(PREPARE, {}))
+        functions.append(writer.function(PREPARE, writer.prepared_from(), {}))
     pool = writer.pool
-    return Program(metadata=metadata, kernels=pool.kernels, constants=bytes(pool.constants), functions=functions)
+    return Program(
+        metadata=metadata,
+        kernels=pool.kernels,
+        constants=bytes(pool.constants),
+        functions=functions,
+        blocks=blocks,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,36 +57,70 @@ class _Writer:
         self.direct = [place for place, row in enumerate(rows) if not row["prepare"]]
         self.raw = [place for place, row in enumerate(rows) if row["prepare"]]
 
-    def function(self, name: str, fixed: Mapping[str, int]) -> Function:
+    def entries(self) -> list[Function]:
+        """Return `main` and the entries beside it, in the order in which a call tries them."""
+        rows = [(entry.function, entry.extents) for entry in Entries.of(self.metadata, where="the library").rows]
+        if all(name != MAIN for name, _ in rows):
+            rows.append((MAIN, {}))
+        return [self.function(name, self._parameters(name, fixed), fixed) for name, fixed in rows]
+
+    def regions(self, blocks: p.Program, demands: Sequence[Demands]) -> list[Function]:
+        """Return the regions. An input that was made of sizes has no contents."""
+        steps = [step for block in p.blocks(blocks.main) for step in block.steps]
+        shapes = {step.output for step in steps if isinstance(step, p.Extents)}
+        inputs = {step.region: step.inputs for step in steps if isinstance(step, p.Call)}
+        made = []
+        for number, (region, demanded) in enumerate(zip(blocks.regions, demands, strict=True)):
+            variables = self.module[region.function].params
+            given = [
+                Tensor(
+                    dtype=str(variable.ty.dtype),
+                    shape=tuple(_known(extent) for extent in variable.ty.shape.values),
+                    kind=Kind.SHAPE if value in shapes else Kind.INPUT,
+                    where=place,
+                )
+                for place, (value, variable) in enumerate(zip(inputs[number], variables, strict=False))
+            ]
+            weights = [self._weight(*item) for item in zip(region.weights, variables[len(given) :], strict=True)]
+            made.append(self.function(region.function, [*given, *weights], {}, demanded))
+        return made
+
+    def function(
+        self, name: str, parameters: Sequence[Tensor], fixed: Mapping[str, int], demands: Demands | None = None
+    ) -> Function:
         """Return a function of the module as the program has it."""
-        function: relax.Function = self.module[name]
-        parameters = self._parameters(name, function.params, fixed)
-        made = translated(name, function, parameters, self.pool)
-        made.fixed = dict(sorted(fixed.items()))
+        made = translated(name, self.module[name], parameters, self.pool)
+        made.fixed, made.demands = dict(sorted(fixed.items())), demands
         place(made, keeps_results=name == PREPARE)
         return made
 
-    def _parameters(self, name: str, variables: Sequence[relax.Var], fixed: Mapping[str, int]) -> list[Tensor]:
+    def prepared_from(self) -> list[Tensor]:
+        """Return what `prepare` takes."""
+        variables = self.module[PREPARE].params
+        return [_tensor(Kind.WEIGHT, *item) for item in zip(self.raw, variables, strict=True)]
+
+    def _parameters(self, name: str, fixed: Mapping[str, int]) -> list[Tensor]:
         """Return what a function takes: of inputs, what the interface and the fixed extents say and no more."""
-        if name == PREPARE:
-            return [_tensor(Kind.WEIGHT, *item) for item in zip(self.raw, variables, strict=True)]
         rows = self.metadata["inputs"]
-        behind = len(rows) + len(self.direct)
         inputs = [
             Tensor(dtype=row["dtype"], shape=_extents(row["shape"], fixed), kind=Kind.INPUT, where=place)
             for place, row in enumerate(rows)
         ]
-        weights = zip(self.direct, variables[len(rows) : behind], strict=True)
-        prepared = enumerate(variables[behind:])
-        return [
-            *inputs,
-            *(_tensor(Kind.WEIGHT, *item) for item in weights),
-            *(_tensor(Kind.PREPARED, *item) for item in prepared),
-        ]
+        return [*inputs, *(self._weight(*item) for item in enumerate(self.module[name].params[len(rows) :]))]
+
+    def _weight(self, place: int, variable: relax.Var) -> Tensor:
+        """Return one of the arrays that functions take after their inputs: those as stored, then those prepared."""
+        if place < len(self.direct):
+            return _tensor(Kind.WEIGHT, self.direct[place], variable)
+        return _tensor(Kind.PREPARED, place - len(self.direct), variable)
 
 
 def _extents(shape: Sequence[int | str], fixed: Mapping[str, int]) -> tuple[int | None, ...]:
     return tuple(fixed.get(extent) if isinstance(extent, str) else extent for extent in shape)
+
+
+def _known(extent: Any) -> int | None:
+    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
 
 
 def _tensor(kind: Kind, where: int, variable: relax.Var) -> Tensor:

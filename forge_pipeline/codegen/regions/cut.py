@@ -9,13 +9,13 @@ from onnx import ModelProto
 from forge_pipeline.codegen.regions.data_sizes import RULES, taken_apart
 from forge_pipeline.codegen.regions.normal_form import normal_form
 from forge_pipeline.codegen.regions.partition import Partition
+from forge_pipeline.codegen.regions.program import Program
 from forge_pipeline.codegen.regions.region import Region
 from forge_pipeline.codegen.regions.rewriting import opset_of, rewritten
 from forge_pipeline.codegen.regions.steps import OF_ONNX, is_step
 from forge_pipeline.ir.constant_node import STANDARD
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.ir.traversal import every_node
-from forge_pipeline.runtime.program import Program
 
 ALWAYS = OF_ONNX | {"Scan", "NonZero", "Compress", "Unique", "NonMaxSuppression"}
 """Operators of which one makes a model one to look at."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from forge_pipeline.codegen.regions import program as p
 from forge_pipeline.codegen.regions.normal_form import graphs_of
 from forge_pipeline.codegen.regions.region import Region, is_made_of_sizes, names_in, plain_names, region
 from forge_pipeline.codegen.regions.steps import is_step, step
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
-from forge_pipeline.runtime import program as p
 
 
 @dataclass(slots=True, kw_only=True)

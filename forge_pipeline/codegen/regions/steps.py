@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from onnx import NodeProto, helper
 
+from forge_pipeline.codegen.regions import program as p
 from forge_pipeline.ir import program_operators as own
 from forge_pipeline.ir.sizes.value import Known
 from forge_pipeline.ir.tensors import stored_name
-from forge_pipeline.runtime import program as p
 
 Number = Callable[[str], int]
 """The number that a value has in the program."""

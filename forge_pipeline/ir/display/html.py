@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 
 def html(description: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 WIDTH: Final = 168
 HEIGHT: Final = 40

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_pipeline.text import shown
+from forge_runtime.text import shown
 
 if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges

@@ -19,8 +19,8 @@ from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.int8.compare import HERE, OPTIONS, OTHERS, PLAIN, SDOT, VNNI, assembly_of, check, compiled, reference
 from tests.support.int8.net import IN, OUT, Net, convolution, exact_scales
 

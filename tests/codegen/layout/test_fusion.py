@@ -12,8 +12,8 @@ from forge_pipeline.codegen.layout.fusion import MOST_NAMED, TIMES_WRITTEN
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 HOST = Target.from_tag("host")

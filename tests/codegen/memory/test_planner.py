@@ -18,9 +18,9 @@ from forge_pipeline.codegen.memory.offsets import ALIGNMENT, Concat, Life, most_
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.runtime.engine import Engine
-from forge_pipeline.runtime.profile import PLACING
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
+from forge_runtime.profile import PLACING
 from tests.support.int8.net import OUT, Net, exact_scales
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)

@@ -16,8 +16,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.float16 import widened
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.paths import SHARED
 
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)

@@ -16,8 +16,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.importer import check_supported, import_model, interface, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 HOST = Target.from_tag("host")
 OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)

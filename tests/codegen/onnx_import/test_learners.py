@@ -10,8 +10,8 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.ir.ml.to_standard import written_out
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 LEARNERS = {

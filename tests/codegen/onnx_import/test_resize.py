@@ -20,8 +20,8 @@ from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, coordinates, taps
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 FLOAT = TensorProto.FLOAT
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)

@@ -17,8 +17,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.ir.tensors import DTYPES, SMALL
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 
 Array = np.ndarray[Any, Any]
 

@@ -15,8 +15,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError, ModelError
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.forests import ML, Forest, model_of, regressor
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)

@@ -15,9 +15,9 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
-from tests.support.program import DYNAMIC, ENTRY, KEPT, MAIN, PREPARE, STORAGE, Model, Table
+from forge_runtime.engine import Engine
+from tests.support.program import DYNAMIC, ENTRY, KEPT, MAIN, PREPARE, REGION, SCRATCH, SHAPE, STORAGE, Model, Table
 
 HOST = Target.from_tag("host")
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
@@ -168,11 +168,49 @@ def test_an_input_that_nobody_reads_is_checked_all_the_same(tmp_path: Path) -> N
         run([inputs(2, 2)[0], inputs(3, 2)[0]])
 
 
-def test_a_model_with_control_flow_has_none() -> None:
+LOOP = """agraph (float[n, 2] x, int64 k) => (float[m, 2] y, float[2, 2] s) {
+    s = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
+    y = Loop (k, "", x) <
+        body = b (int64 i, bool c, float[r, 2] v) => (bool go, float[q, 2] w) {
+            go = Identity (c)  z = MatMul (v, s)  w = Concat <axis = 0> (v, z)
+        }
+    >
+}"""
+
+
+def test_a_model_with_control_flow_is_regions_and_blocks() -> None:
+    table = Table(build(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{LOOP}'), HOST, TILED))
+    assert table.function(MAIN) is None
+    assert [step.name for step in table.blocks[0].steps].count("loop") == 1
+    (loop,) = (step for step in table.blocks[0].steps if step.name == "loop")
+    assert loop.fields[2] == 1
+    body = table.blocks[1]
+    assert (len(body.inputs), len(body.outputs)) == (3, 2)
+    assert {step.name for step in body.steps} == {"call"}
+    called = {step.fields[0] for block in table.blocks for step in block.steps if step.name == "call"}
+    assert called == {number for number, found in enumerate(table.functions) if found.role == REGION}
+
+
+def test_what_a_region_gives_lies_in_no_memory_that_others_use() -> None:
+    table = Table(build(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{LOOP}'), HOST, TILED))
+    regions = [found for found in table.functions if found.role == REGION]
+    given = [found.rows[tensor].kind for found in regions for tensor in found.code[-1][1][1:]]
+    assert given
+    assert SCRATCH not in given
+
+
+def test_sizes_that_data_decides_are_inputs_without_contents() -> None:
     text = "agraph (float[n] x) => (int64[1, k] y) { y = NonZero(x) }"
-    regions = build(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}'), HOST, TILED)
-    assert "program" in regions.metadata
-    assert len(regions.program) == 0
+    table = Table(build(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}'), HOST, TILED))
+    steps = [step for block in table.blocks for step in block.steps]
+    sizes = {step.fields[1] for step in steps if step.name == "extents"}
+    assert sizes
+    for step in steps:
+        if step.name == "call":
+            kinds = [row.kind for row in table.functions[step.fields[0]].rows]
+            assert [kind == SHAPE for kind in kinds[: len(step.fields[1])]] == [
+                value in sizes for value in step.fields[1]
+            ]
 
 
 def test_the_same_model_gives_the_same_program(library: Library) -> None:

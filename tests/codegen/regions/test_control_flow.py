@@ -8,10 +8,11 @@ import pytest
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.errors import ArtifactError, DataError
-from forge_pipeline.runtime.engine import Engine
+from forge_pipeline.errors import DataError
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.control_flow import compare, compiled, model_of, steps_of
+from tests.support.program import PREPARED, REGION, WEIGHT, Table
 
 RANDOM = np.random.default_rng(0)
 
@@ -174,16 +175,9 @@ def test_weights_that_several_regions_read_are_stored_once() -> None:
         }}""")
     library = compare(model, [{"x": floats(3, 64), "c": np.array(flag)} for flag in (True, False)], tolerance=1e-4)
     assert len(library.weights) <= 64 * 64 * 4 * 1.1
-    taken = [region["weights"] for region in library.metadata["program"]["regions"]]
-    assert sorted(map(len, taken)) == [0, 1, 1]
-
-
-def test_a_region_that_takes_weights_which_are_not_there_is_refused() -> None:
-    model = model_of("g (float[N] x) => (int64[1, K] y) { y = NonZero (x) }")
-    library = compiled(model)
-    library.metadata["program"]["regions"][0]["weights"] = [7]
-    with pytest.raises(ArtifactError, match="regions that take the library's weights"):
-        Engine(library.to_bytes(), threads=1)
+    regions = [function.rows for function in Table(library).functions if function.role == REGION]
+    taken = [sum(row.kind in (WEIGHT, PREPARED) for row in rows) for rows in regions]
+    assert sorted(taken) == [0, 1, 1]
 
 
 def test_what_data_decides_within_a_loop_within_a_loop_reads_what_is_around_it() -> None:

@@ -16,7 +16,7 @@ found = cut(onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 18]>
     net (float[N, M, 8] x) => (int64[3, K] y, float[L] z) {
         y = NonZero (x)  turned = Transpose <perm = [1, 0]> (y)  w = Exp (x)  z = GatherND (w, turned)
     }'''))
-print(found.program.to_json(), [(region.inputs, region.outputs) for region in found.regions])
+print(found.program, [(region.inputs, region.outputs) for region in found.regions])
 """
 
 

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 from forge_pipeline.errors import ModelError
-from forge_pipeline.runtime.ffi import torch_hidden
+from forge_pipeline.ffi import torch_hidden
 
 with torch_hidden():
     import tvm

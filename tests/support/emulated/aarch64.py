@@ -1,57 +1,57 @@
-"""An emulated 64-bit ARM: one process of QEMU, in whose user mode a Python runs libraries that are handed to it."""
+"""An emulated 64-bit ARM: forge-run, the native runtime, in QEMU's user mode. It needs no C library of that machine."""
 
 from __future__ import annotations
 
-import os
-import struct
-import subprocess
+import json
+import re
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from tests.support.emulated.machine import CACHE, Machine
-from tests.support.paths import ROOT, SUPPORT
+import numpy as np
+import pytest
 
-EMULATED = Path(os.environ.get("FORGE_AARCH64", CACHE / "aarch64"))
-START_SECONDS = 300
+from forge_pipeline.errors import DataError
+from tests.support.emulated.machine import Result
+from tests.support.native import Runner, built
+
+QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+SECONDS = 1200
 
 
-class Emulator(Machine):
-    """A running process on a CPU of a model that QEMU knows; its C library is glibc, whatever a target's is."""
+class Emulator:
+    """A CPU of a model that QEMU knows."""
 
     def __init__(self, cpu: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="forge-emulated-")
-        folder, root = Path(self._folder.name), EMULATED / "root"
-        (folder / "libraries").mkdir()
-        for name in ("libc", "libm"):  # what Android calls them
-            (folder / f"libraries/{name}.so").symlink_to(root / "lib/aarch64-linux-gnu" / f"{name}.so.6")
-        self._messages = folder / "messages"
-        with self._messages.open("wb") as messages:
-            process = subprocess.Popen(
-                [root / "usr/bin/qemu-aarch64-static", "-cpu", cpu, root / "usr/bin/python3.11",
-                 SUPPORT / "emulated/aarch64_jobs.py", folder / "cpuinfo"],
-                env={
-                    "QEMU_LD_PREFIX": str(root),
-                    "QEMU_SET_ENV": f"LD_LIBRARY_PATH={folder / 'libraries'}",
-                    "PYTHONHOME": str(root / "usr"),
-                    "PYTHONPATH": f"{EMULATED / 'site'}:{ROOT}",
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    "OPENBLAS_NUM_THREADS": "1",  # a child inherits none but the thread that makes it
-                },
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages,
-            )  # fmt: skip
-        super().__init__(process, START_SECONDS)
+        if QEMU is None:
+            pytest.skip("qemu-aarch64 is not installed: apt-get install qemu-user")
+        self._runner = Runner(built("aarch64") / "forge-run", (QEMU, "-cpu", cpu))
+
+    def run(self, library: bytes, *runs: tuple[tuple[Any, ...], dict[str, Any]]) -> Result:
+        """Run ``library`` with the arguments of each run. Raises DataError where it refuses them.
+
+        Skips the test where the CPU lacks what the library was compiled for.
+        """
+        with tempfile.TemporaryDirectory(prefix="forge-emulated-") as folder:
+            path = Path(folder) / "model_library.so"
+            path.write_bytes(library)
+            return Result(outputs=[self._outputs(path, args, named) for args, named in runs], instructions=[])
 
     def close(self) -> None:
-        """End the process."""
-        super().close()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._folder.cleanup()
+        """Nothing is left running."""
 
-    def _submit(self, job: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(struct.pack("<Q", len(job)) + job)
-        self._process.stdin.flush()
-
-    def _last_words(self) -> str:
-        return self._messages.read_text("utf-8", "replace")
+    def _outputs(self, path: Path, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+        folder = path.parent
+        words = []
+        for name, array in [*enumerate(args), *named.items()]:
+            file = folder / f"in{len(words)}.npy"
+            np.save(file, array)
+            words.append(str(file) if isinstance(name, int) else f"{name}={file}")
+        done = self._runner.start(path, *words, "--output", folder, "--json", seconds=SECONDS)
+        if done.returncode:
+            if lacking := re.search("a CPU without .*", done.stderr):
+                pytest.skip(f"the emulated machine is {lacking[0]}")
+            raise DataError("forge-run", "outputs", done.stderr, "give other inputs")
+        count = len(json.loads(done.stdout)["outputs"])
+        return [np.load(folder / f"out{index}.npy") for index in range(count)]

@@ -22,9 +22,9 @@ def serve(
     ``instructions`` counts what the machine has executed so far, where it can tell.
     """
     # Once for all children: each would take seconds.
-    from forge_pipeline.runtime import engine, ffi
+    from forge_runtime import engine, library
 
-    ffi.runtime()
+    library.libforge()
 
     write(framed("ready", cpuinfo))
     for job in jobs:
@@ -44,7 +44,7 @@ def framed(*message: object) -> bytes:
 
 
 def _answer(make: Callable[..., Any], job: bytes, instructions: Callable[[], int] | None) -> tuple[Any, ...]:
-    from forge_pipeline.errors import ForgeError
+    from forge_runtime.errors import ForgeError
 
     try:
         library, runs = pickle.loads(job)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.emulated.machine import CACHE, Machine, Result
+from tests.support.native import built
 from tests.support.paths import ROOT, SUPPORT
 
 EMULATED = Path(os.environ.get("FORGE_X86_EMULATED", CACHE / "x86-emulated"))
@@ -153,7 +154,8 @@ def _archive() -> Iterator[bytes]:
         else:
             yield _entry(name, folder, b"") if path.is_dir() else _entry(name, file, path.read_bytes())
     yield _entry("source", folder, b"")
-    package = ROOT / "forge_pipeline"
+    package = ROOT / "forge_runtime"
+    yield _entry("source/forge_runtime/libforge.so", file, (built("x86_64") / "libforge.so").read_bytes())
     for path in [package, *sorted(package.rglob("*")), SUPPORT.parent, SUPPORT, JOBS.parent, JOBS]:
         name = f"source/{path.relative_to(ROOT)}"
         if path.is_dir():

@@ -16,8 +16,8 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.emulated.choice import load
 from tests.support.int8.compare import ELSEWHERE, HERE, OPTIONS, OTHERS, PLAIN, VNNI, check, compiled, reference
 from tests.support.int8.dynamic import measured

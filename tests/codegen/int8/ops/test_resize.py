@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.runtime.engine import Engine
 from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
 from tests.support.int8.compare import HERE, OPTIONS, check, compiled, reference
 from tests.support.int8.net import OUT, Net, exact_scales, unsized
 from tests.support.sums import assert_same_sums

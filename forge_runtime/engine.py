@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_pipeline.content import Made
-from forge_pipeline.crypto.secret import Secret
-from forge_pipeline.errors import ConfigError
-from forge_pipeline.runtime.arguments import Array
-from forge_pipeline.runtime.artifact import FileOrBytes, name_of, open_library
-from forge_pipeline.runtime.host import ask_for_tiles
-from forge_pipeline.runtime.interface import Call, Interface, Tensor
-from forge_pipeline.runtime.limits import Limits
-from forge_pipeline.runtime.machine import Machine, available_cores
-from forge_pipeline.runtime.profile import Clock, KernelTime, profile
-from forge_pipeline.runtime.sizes import computed
+import numpy as np
+
+from forge_runtime.errors import ConfigError
+from forge_runtime.interface import Array, Interface, Tensor
+from forge_runtime.library import MAX_THREADS
+from forge_runtime.limits import Limits
+from forge_runtime.model import FileOrBytes, Made, Model, name_of
+from forge_runtime.padding import padded
+from forge_runtime.profile import KernelTime, profile
+from forge_runtime.secret import Secret
+from forge_runtime.session import Session
 
 
 class Engine:
@@ -26,10 +26,9 @@ class Engine:
         engine = Engine("out/host/model_library.so", "out/host/modelKey.bin", password)
         (scores,) = engine(image)
 
-    ``library`` and ``key`` are files or their contents. ``threads`` is how many a run may use, by default one for
-    each physical core; with one, whoever calls computes, with more, one thread of the runtime does. An encrypted model
-    is decrypted into sealed memory and never touches a disk; on a system without such memory, or to load by an ordinary
-    path, name a ``plaintext_folder``: the library then lies there, readable by this user alone, while it is loaded.
+    ``library`` and ``key`` are files or their contents. ``threads`` is how many a run may use, whoever calls among
+    them, by default one for each physical core. An encrypted model is decrypted into memory of this process and never
+    touches a disk.
 
     A library may have code of its own for some sizes (`model.dims` with a list). With ``pad``, a call of other sizes is
     filled up with zeros to the next of them, and its outputs are cut to what was asked for: right for a batch, and for
@@ -52,36 +51,43 @@ class Engine:
         *,
         threads: int | None = None,
         pad: bool = False,
-        plaintext_folder: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
         max_kdf_bytes: int | None = None,
     ) -> None:
         self._where = "model library"
-        self._interface = Interface(inputs=(), outputs=(), weights=())  # for the repr in the traceback of a refusal
+        self._interface = Interface(inputs=(), outputs=())  # for the repr in the traceback of a refusal
         given, password = password, None  # no local shows it, neither now nor in the traceback of a refusal
         try:
             secret = None if given is None else Secret.of_password(given)
         finally:
             del given
-        folder = None if plaintext_folder is None else Path(plaintext_folder)
         limits = Limits.of(max_bytes, max_kdf_bytes)
         self._where = name_of(library, "model library")
-        with open_library(library, key, secret, plaintext_folder=folder, limits=limits) as (found, interface, path):
-            self._metadata, self._interface = found.metadata, interface
-            if found.metadata.get("compile", {}).get("amx", False):
-                ask_for_tiles(where=self._where)
-            self._pad = pad
-            self._machine = Machine(path, interface, threads=_check_threads(threads), where=self._where)
+        count = _check_threads(threads)
+        model = Model(library, key, secret, limits)
+        self._interface, self._metadata, self._pad = model.interface, model.metadata, pad
+        self._session = Session(model, count)
+        self._count = len(model.interface.inputs)
 
     def __call__(self, *args: object, **named: object) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one list or dict; return outputs in order.
 
         Shapes and dtypes must be those of ``inputs``; nothing is cast. Raises DataError, naming the input.
         """
-        return self._computed(self._interface.checked(self._interface.positional(args, named)))
+        values: Sequence[object]
+        if args and not named and len(args) == self._count and type(args[0]) is np.ndarray:
+            values = args
+        else:
+            values = self._interface.positional(args, named)
+        with self._session.lock:
+            plan = self._session.last
+            found = None if plan is None else plan.call(values)
+            return self._called(values) if found is None else found
 
-    def _computed(self, call: Call) -> list[Array]:
-        return computed(self._interface, call, self._machine, pad=self._pad)
+    def _called(self, values: Sequence[object]) -> list[Array]:
+        call = self._interface.checked(values)
+        found = padded(self._interface, call, self._session.call) if self._pad else None
+        return self._session.call(call.arrays) if found is None else found
 
     def run(self, *args: object, **named: object) -> dict[str, Array]:
         """Do as a call does; return outputs by name."""
@@ -90,15 +96,12 @@ class Engine:
     def profile(self, *args: object, runs: int = 10, **named: object) -> list[KernelTime]:
         """Run the model ``runs`` times; return what each kernel took in the quickest run, most time first.
 
-        Inputs are given as in a call. No other thread may use this engine meanwhile.
+        Inputs are given as in a call. Other threads wait.
         """
-        call = self._interface.checked(self._interface.positional(args, named))
-
-        def run(clock: Clock) -> None:
-            with self._machine.observed(clock):
-                self._computed(call)
-
-        return profile(run, runs, self._metadata.get("compile", {}).get("fallbacks", ()))
+        values = self._interface.positional(args, named)
+        with self._session.lock:
+            fallbacks = self._metadata.get("compile", {}).get("fallbacks", ())
+            return profile(lambda: self._session.kernels(lambda: self._called(values)), runs, fallbacks)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -122,10 +125,21 @@ class Engine:
         return f"Engine({self._where}: {listed(self.inputs)} -> {listed(self.outputs)})"
 
 
+def available_cores() -> int:
+    """Return the number of physical cores that this process may use: two threads of a core share its vector units."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return max(1, len({_siblings(cpu) for cpu in cpus}))
+
+
+def _siblings(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text() if path.exists() else str(cpu)
+
+
 def _check_threads(threads: int | None) -> int:
-    cpus = os.cpu_count() or 1
+    most = min(os.cpu_count() or 1, MAX_THREADS)
     if threads is None:
-        return available_cores()
-    if not 1 <= threads <= cpus:
-        raise ConfigError("threads", f"1 to {cpus}, this machine's CPUs", str(threads), "leave it out for all cores")
+        return min(available_cores(), most)
+    if not 1 <= threads <= most:
+        raise ConfigError("threads", f"1 to {most}, this machine's CPUs", str(threads), "leave it out for all cores")
     return threads

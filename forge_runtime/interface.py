@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from forge_pipeline.errors import ArtifactError, DataError, did_you_mean
-from forge_pipeline.runtime.arguments import ALIGNMENT, Array
-from forge_pipeline.runtime.bundle import VERSION
-from forge_pipeline.runtime.constraints import FREE, Constraints
-from forge_pipeline.runtime.entries import NONE, Entries
-from forge_pipeline.runtime.execution import Demands
-from forge_pipeline.runtime.program import Program
+from forge_runtime.entries import NONE, Entries
+from forge_runtime.errors import ArtifactError, DataError, did_you_mean
+from forge_runtime.library import MAX_RANK
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FORMAT = 2
+"""The version of the library's format whose metadata this reads."""
 SMALL = frozenset(
     (
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
@@ -25,13 +24,22 @@ SMALL = frozenset(
     )
 )
 """What ml_dtypes adds to numpy: one byte for each element. Compiled code takes and gives these bytes."""
-DTYPES = SMALL | {"bool", "float16", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+BFLOAT16 = "bfloat16"
+"""ml_dtypes' too; of two bytes."""
+DTYPES = (
+    SMALL
+    | {BFLOAT16, "bool", "float16", "float32", "float64"}
+    | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+)
 """What arrays can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One input or output. An extent is a number, or a name that stands for the same number everywhere."""
+    """One input or output. An extent is a number, or a name that stands for the same number everywhere.
+
+    Where ml_dtypes is not installed, elements of its types are unsigned integers of their bits.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -63,55 +71,35 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """Inputs and outputs of a model, in order, its entries, and the arrays of its weights section."""
+    """Inputs and outputs of a model, in order, and its entries."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    weights: tuple[Array, ...]
-    raw_weights: tuple[Array, ...] = ()
-    """What the library's function `prepare` takes, whose results `main` takes after ``weights``."""
     entries: Entries = NONE
-    constraints: Constraints = FREE
-    program: Program | None = None
-    demands: tuple[Demands, ...] = ()
-    """What calls the library's functions, where that is more than one call of `main`."""
-    accepted: dict[tuple[tuple[int, ...], ...], Mapping[str, Extent]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    """The shapes of the inputs that were checked last, and found right, and their named extents."""
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], weights: memoryview, *, where: str) -> Interface:
-        """Read the interface; ``weights`` is the section that the metadata's table describes. ArtifactError if not.
-
-        The arrays are windows onto ``weights``, in the order of the table: nothing is copied.
-        """
-        if metadata.get("format") != VERSION:
+    def of(cls, metadata: Any, *, where: str) -> Interface:
+        """Read the interface from a library's metadata. Raises ArtifactError where they have none."""
+        version = metadata.get("format") if isinstance(metadata, dict) else None
+        if version != FORMAT:
+            fix = "use the release of forge-pipeline that built the library, or build it anew"
+            raise ArtifactError(f"metadata of {where}", f"format {FORMAT}", f"format {version!r}", fix)
+        try:
+            return cls(
+                inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
+                outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
+                entries=Entries.of(metadata, where=where),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"metadata of {where}",
-                f"format {VERSION}",
-                f"format {metadata.get('format')!r}",
-                "use the release of forge-pipeline that built the library, or build it anew",
-            )
-        table = list(metadata.get("weights", ()))
-        arrays = [_weight(row, weights, f"weight {index} of {where}") for index, row in enumerate(table)]
-        is_raw = [row.get("prepare", False) is True for row in table]
-        program = Program.of(metadata["program"], where=where) if "program" in metadata else None
-        return cls(
-            inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
-            outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
-            weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if not raw),
-            raw_weights=tuple(array for array, raw in zip(arrays, is_raw, strict=True) if raw),
-            entries=Entries.of(metadata, where=where),
-            constraints=Constraints.of(metadata, where=where),
-            program=program,
-            demands=() if program is None else Demands.of(metadata.get("demands"), program, where=where),
-        )
+                "target, inputs, outputs and entries as docs/format.md describes them",
+                f"{type(error).__name__}: {error}",
+                "build the library anew with this release of forge-pipeline",
+            ) from error
 
     def positional(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """Put a call's arguments into the model's order; DataError where one is missing, twice there or unknown."""
-        if args and not named and len(args) == len(self.inputs) and type(args[0]) is np.ndarray:
-            return list(args)
         if not args and len(named) == len(self.inputs):
             with suppress(KeyError):  # what follows says which name is wrong
                 return [named[tensor.name] for tensor in self.inputs]
@@ -146,65 +134,38 @@ class Interface:
 
         Raises DataError, naming the input, for another type, dtype, rank or extent, or for two extents of one name.
         """
-        shapes: list[tuple[int, ...]] = []
-        for tensor, value in zip(self.inputs, values, strict=True):
-            if type(value) is not np.ndarray or value.dtype != tensor.dtype:
-                break
-            shapes.append(value.shape)
-        known = self.accepted.get(tuple(shapes)) if len(shapes) == len(self.inputs) else None
-        if known is not None:
-            return Call(cast(list[Array], list(values)), known)
         extents: dict[str, Extent] = {}
         arrays = [_checked(tensor, value, extents) for tensor, value in zip(self.inputs, values, strict=True)]
-        call = Call(arrays, extents)
-        self.constraints.check(call.sizes)
-        self.accepted.clear()
-        self.accepted[tuple(array.shape for array in arrays)] = extents
-        return call
-
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Return where each named extent is seen first: which input, and which axis."""
-        found: dict[str, tuple[int, int]] = {}
-        for index, tensor in enumerate(self.inputs):
-            for axis, extent in enumerate(tensor.shape):
-                if isinstance(extent, str):
-                    found.setdefault(extent, (index, axis))
-        return found
+        return Call(arrays, extents)
 
 
 def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
-    name, dtype, shape = row["name"], row["dtype"], row["shape"]
+    name, dtype, shape = row["name"], row["dtype"], tuple(row["shape"])
     if dtype not in DTYPES:
         raise ArtifactError(
             f"{where} {name!r}", f"one of {', '.join(sorted(DTYPES))}", f"{dtype}", "cast it inside the model"
         )
-    return Tensor(name=name, dtype=_small(dtype) if dtype in SMALL else np.dtype(dtype), shape=tuple(shape))
+    if len(shape) > MAX_RANK or not all(
+        type(extent) is str or (type(extent) is int and extent >= 0) for extent in shape
+    ):
+        raise ArtifactError(f"{where} {name!r}", f"at most {MAX_RANK} numbers and names", f"{shape}", "build it anew")
+    return Tensor(name=str(name), dtype=_dtype(dtype), shape=shape)
 
 
-def _small(name: str) -> np.dtype[Any]:
-    import ml_dtypes  # TVM needs it, too
-
+def _dtype(name: str) -> np.dtype[Any]:
+    if name not in SMALL and name != BFLOAT16:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16 if name == BFLOAT16 else np.uint8)
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return found
 
 
-def _weight(row: Mapping[str, Any], section: memoryview, where: str) -> Array:
-    shape, offset = tuple(row["shape"]), row["offset"]
-    dtype = np.dtype(row["dtype"])
-    size = math.prod(shape) * dtype.itemsize
-    if offset % ALIGNMENT or not 0 <= offset <= offset + size <= len(section):
-        raise ArtifactError(
-            where,
-            f"{size} bytes at a multiple of {ALIGNMENT} within {len(section)}",
-            f"offset {offset}",
-            "build the library anew",
-        )
-    return np.frombuffer(section[offset : offset + size], dtype).reshape(shape)
-
-
 def _checked(tensor: Tensor, value: object, extents: dict[str, Extent]) -> Array:
-    if not isinstance(value, np.ndarray):
-        if not isinstance(value, np.generic):
+    if type(value) is not np.ndarray:
+        if not isinstance(value, np.ndarray | np.generic):
             raise _unfit(tensor, f"{type(value).__name__}, no numpy array", "convert it with numpy.asarray")
         value = np.asarray(value)  # numpy's own scalars are what it makes of arrays without an axis
     if value.dtype != tensor.dtype:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_pipeline.errors import ConfigError
+from forge_runtime.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")  # as a container sees its own

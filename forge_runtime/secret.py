@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import NoReturn
 
-from forge_pipeline.errors import SecretError
+from forge_runtime.errors import SecretError
 
 
 class Secret:
@@ -50,6 +49,8 @@ class Secret:
         return "Secret(hidden)"
 
     def __eq__(self, other: object) -> bool:
+        import hmac  # brings OpenSSL, which a device may do without
+
         return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
 
     __hash__ = None  # type: ignore[assignment]  # a hash would end up in tables that outlive the secret's use

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge_pipeline.errors import ArtifactError
+from forge_runtime.errors import ArtifactError
 
 MAIN = "main"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from urllib.parse import unquote
 
 HIDDEN = "***"
 SHORTEST = 4  # characters; less than that is in any text, and hides nothing
@@ -35,6 +34,8 @@ def redacted(text: str, known: Iterable[str] = ()) -> str:
 
 def secrets_of(url: str) -> tuple[str, ...]:
     """Return the pieces of ``url`` that are hidden, the longest first: others quote them without the rest."""
+    from urllib.parse import unquote
+
     found = {match[0][:-1].partition(":")[2] or match[0][:-1] for match in _USERINFO.finditer(url)}
     if match := _QUERY.search(url):
         query = match[0][len(match[1]) + 1 :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_pipeline.redact import redacted
+from forge_runtime.redact import redacted
 
 LIMIT = 1600
 _LEAST = 80  # characters: below, there is no room to say how long the text was

@@ -1,0 +1,129 @@
+"""From a file as it was delivered, plain or encrypted, to a model that libforge opened and checked."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from forge_runtime.errors import ArtifactError, ConfigError
+from forge_runtime.interface import Interface, Tensor
+from forge_runtime.library import ALIGNMENT, Port, Source, failure, libforge
+from forge_runtime.limits import Limits
+from forge_runtime.secret import Secret
+
+
+@runtime_checkable
+class Made(Protocol):
+    """Bytes that are made while somebody reads them."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterable[bytes | bytearray | memoryview]:
+        """Yield the bytes."""
+        ...
+
+
+FileOrBytes = str | os.PathLike[str] | bytes
+
+
+class Model:
+    """A library that was opened: its handle, metadata and interface. It never changes, and threads may share it."""
+
+    def __init__(
+        self,
+        source: FileOrBytes | Made,
+        key: FileOrBytes | None,
+        password: Secret | None,
+        limits: Limits,
+    ) -> None:
+        """Open it. Raises ArtifactError, SecretError, and ConfigError for what names no file."""
+        self.where = name_of(source, "model library")
+        self.names = {"library": self.where, "encrypted model": self.where, "key file": name_of(key or b"", "key")}
+        asked = Source(max_bytes=limits.library or 1, max_kdf_bytes=limits.derivation or 1)
+        self._memory: object = None
+        if isinstance(source, Made):
+            self._memory = memory = _filled(source)
+            asked.file, asked.size = ctypes.addressof(memory), len(source)
+            asked.max_bytes = 0  # it is there already
+        elif isinstance(source, bytes):
+            place = ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p).value or 0
+            asked.file, asked.size = place, len(source)
+            self._memory = None if place % ALIGNMENT else source  # where it is aligned it is used in place
+        else:
+            asked.path = _path(source, self.where)
+        if isinstance(key, bytes):
+            asked.key, asked.key_size = key, len(key)
+        elif key is not None:
+            asked.key_path = _path(key, self.names["key file"])
+        if password is not None:
+            asked.password = password.reveal()
+            asked.password_size = len(password.reveal())
+        self.handle = ctypes.c_void_p()
+        library = libforge()
+        if code := library.forge_open_from(ctypes.byref(asked), ctypes.byref(self.handle)):
+            raise failure(code, self.names)
+        weakref.finalize(self, library.forge_close, self.handle.value).atexit = False
+        self.metadata = self._read_metadata()
+        self.interface = Interface.of(self.metadata, where=self.where)
+        self._check(self.interface.inputs, library.forge_inputs(self.handle), library.forge_input)
+        self._check(self.interface.outputs, library.forge_outputs(self.handle), library.forge_output)
+
+    def _read_metadata(self) -> Mapping[str, Any]:
+        size = ctypes.c_size_t()
+        text = ctypes.string_at(libforge().forge_metadata(self.handle, ctypes.byref(size)), size.value)
+        try:
+            metadata: Mapping[str, Any] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            fix = "build the library anew with this release of forge-pipeline"
+            raise ArtifactError(f"metadata of {self.where}", "a JSON object", f"{error}", fix) from error
+        return metadata
+
+    def _check(self, tensors: tuple[Tensor, ...], count: int, port: Any) -> None:
+        """Raise ArtifactError where the metadata say other than the program, which is what runs."""
+        found = [port(self.handle, index).contents for index in range(count)]
+        said = [(tensor.name, tensor.dtype.itemsize, len(tensor.shape)) for tensor in tensors]
+        if said != [(_text(row), row.dtype.bits // 8, row.rank) for row in found]:
+            expected = "metadata with the inputs and outputs of the program"
+            raise ArtifactError(f"metadata of {self.where}", expected, "others", "build the library anew")
+
+
+def name_of(source: object, name: str) -> str:
+    """Return what messages call a source: its path, or ``name`` where it is bytes. Raises ConfigError for others."""
+    if isinstance(source, str | os.PathLike):
+        return os.fsdecode(source)
+    if isinstance(source, bytes | Made):
+        return name
+    raise ConfigError(name, "a path or bytes", type(source).__name__, "give the path of the file that was delivered")
+
+
+def _path(path: str | os.PathLike[str], where: str) -> bytes:
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise ArtifactError(where, "a readable file", "a path with a zero byte", "check the path")
+    return encoded
+
+
+def _filled(source: Made) -> ctypes.Array[ctypes.c_char]:
+    """Return memory of its own, at the start of a page, with all that ``source`` yields."""
+    size = len(source)
+    try:
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, MemoryError) as error:
+        fix = "free some memory, or use a device that has more"
+        raise ArtifactError("memory", f"{size} bytes for the library", str(error), fix) from error
+    place = 0
+    for piece in source.pieces():
+        stop = place + len(memoryview(piece))
+        memory[place:stop] = piece
+        place = stop
+    return (ctypes.c_char * max(size, 1)).from_buffer(memory)
+
+
+def _text(port: Port) -> str:
+    name: bytes = port.name
+    return name.decode("utf-8", "replace")
