@@ -1,29 +1,27 @@
-"""Programs with blocks: what an engine computes, to the bit; data that ask for what cannot be; memory, cancelling."""
+"""Programs with blocks: what they compute, data that ask for what cannot be, memory, cancelling."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnxruntime
 import pytest
 
-from benchmarks.onnx_nodes import cases, cases_of
-from forge_pipeline.errors import ForgeError
 from forge_pipeline.runtime.bundle import Library
-from forge_runtime.engine import Engine
-from tests.support.control_flow import compiled, model_of, natively, same
+from tests.support.control_flow import compare, compiled, model_of
 from tests.support.forge import CANCELLED, INPUT, Array, Forge
-from tests.support.native import Runner, library_of
+from tests.support.native import Runner, sequences
 from tests.support.program import Table
 
 RANDOM = np.random.default_rng(17)
 CALLS = [(5, [2, 3], 3, True), (2, [1, 1], 1, False), (6, [2, 2, 2], 40, False), (5, [0, 5], 1, True)]
+
+NAMES = ("x", "sizes", "n", "c")
 
 
 def inputs(rows: int, sizes: list[int], turns: int, flag: bool) -> list[np.ndarray]:
@@ -58,24 +56,24 @@ def test_the_model_has_all_kinds_of_steps(libraries: Path) -> None:
     }
 
 
-def test_a_session_computes_what_an_engine_does(libraries: Path, session: Callable[..., tuple[Forge, object]]) -> None:
-    engine, (forge, started) = Engine(libraries / "sequences.so", threads=1), session()
+def test_a_session_computes_what_onnx_runtime_does(session: Callable[..., tuple[Forge, object]]) -> None:
+    reference, (forge, started) = onnxruntime.InferenceSession(sequences().SerializeToString()), session()
     for call in [*CALLS, *CALLS]:
         given = inputs(*call)
-        wanted = engine(*given)
+        wanted = reference.run(None, dict(zip(NAMES, given, strict=True)))
         outputs = [Array() for _ in wanted]
         assert forge.run(started, given, outputs) == 0, forge.message()
         for output, want in zip(outputs, wanted, strict=True):
             assert list(output.shape[: want.ndim]) == list(want.shape)
-            assert ctypes.string_at(output.data, output.size) == want.tobytes()
+            found = np.frombuffer(ctypes.string_at(output.data, output.size), want.dtype).reshape(want.shape)
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
 def test_forge_run_says_the_sizes_that_data_decided(libraries: Path, runner: Runner, tmp_path: Path) -> None:
-    names = ["x", "sizes", "n", "c"]
     given = inputs(5, [2, 3], 3, True)
-    for name, array in zip(names, given, strict=True):
+    for name, array in zip(NAMES, given, strict=True):
         np.save(tmp_path / f"{name}.npy", array)
-    done = runner.start(libraries / "sequences.so", *(tmp_path / f"{name}.npy" for name in names), "--runs", "2")
+    done = runner.start(libraries / "sequences.so", *(tmp_path / f"{name}.npy" for name in NAMES), "--runs", "2")
     assert f"output at: int64 [2, {np.count_nonzero(given[0])}]" in done.stdout
     assert "output rows: float32 [3, 4]" in done.stdout
 
@@ -186,9 +184,7 @@ def test_memory_of_a_loop_stays_flat(session: Callable[..., tuple[Forge, object]
     assert resident() - before < 64  # pages; what the turns of a call make is 32 MB
 
 
-def test_outputs_that_are_inputs_weights_or_of_no_elements(
-    runtime: Path,
-) -> None:
+def test_outputs_that_are_inputs_weights_or_of_no_elements() -> None:
     text = """g (float[N, 2] x, bool c) => (float[N, 2] y, int64[2] z, int64[2, K] at, float[N, 2] w) {
         z = Constant <value_ints = [3, 4]> ()
         at = NonZero (x)
@@ -196,61 +192,16 @@ def test_outputs_that_are_inputs_weights_or_of_no_elements(
         w = If (c) <then_branch = t () => (float[N, 2] a) { a = Identity (x) },
                     else_branch = e () => (float[N, 2] b) { b = Neg (x) }>
     }"""
-    library = compiled(model_of(text))
-    engine = Engine(library.to_bytes(), threads=1)
-    for rows in (3, 1, 0):
-        given = [np.full((rows, 2), 1.5, np.float32), np.array(True)]
-        same(natively(library, given), engine(*given))
-        zeros = [np.zeros((rows, 2), np.float32), np.array(False)]
-        same(natively(library, zeros), engine(*zeros))
+    samples = [
+        {"x": np.full((rows, 2), value, np.float32), "c": np.array(value > 0)}
+        for rows in (3, 1, 0)
+        for value in (1.5, 0)
+    ]
+    compare(model_of(text), samples)
 
 
-def test_extents_of_0_run_where_an_output_has_elements(runtime: Path) -> None:
+def test_extents_of_0_run_where_an_output_has_elements() -> None:
     text = """g (float[N, 3] x) => (float[3] y, float[N, 3] z) {
         a = Constant <value_ints = [0]> ()  y = ReduceSum <keepdims = 0> (x, a)  z = Exp (x)
     }"""
-    library = compiled(model_of(text))
-    engine = Engine(library.to_bytes(), threads=1)
-    for rows in (0, 2):
-        given = [np.ones((rows, 3), np.float32)]
-        same(natively(library, given), engine(*given))
-
-
-def differing(case: object) -> str | None:
-    """Return in what a node test with blocks differs from an engine; None where it has none, or is refused."""
-    model: onnx.ModelProto = case.model  # type: ignore[attr-defined]
-    given = case.data_sets[0][0]  # type: ignore[attr-defined]
-    if not all(isinstance(array, np.ndarray | np.generic) for array in given):
-        return None
-    try:
-        library = library_of(model)
-        if not Table(library).blocks:
-            return None
-        arrays = [np.asarray(array) for array in given]
-        wanted = Engine(library.to_bytes(), threads=1)(*arrays)
-    except (ForgeError, NotImplementedError):
-        return None
-    try:
-        same(natively(library, arrays), wanted)
-    except AssertionError as error:
-        return f"{error}"[:500] or "other bits"
-    return ""
-
-
-OTHER_BITS = {"test_blackmanwindow_symmetric"}
-"""Cases with cosines, which the runtime brings itself: an engine that calls the C library's may differ by a bit."""
-SOME = {"if_": "test_if", "loop": "test_loop11", "compress": "test_compress_0", "nonzero": "test_nonzero_example"}
-
-
-def test_node_tests_of_onnx_compute_what_an_engine_does(runtime: Path) -> None:
-    given = cases_of(*SOME)
-    assert {name: differing(given[name]) for name in SOME.values()} == dict.fromkeys(SOME.values(), "")
-
-
-@pytest.mark.long
-def test_all_node_tests_of_onnx_compute_what_an_engine_does(runtime: Path) -> None:
-    with warnings.catch_warnings(action="ignore"):  # of what onnx computes to make its cases
-        given = [case for case in cases() if case.name not in OTHER_BITS]
-    found = {case.name: differing(case) for case in given}
-    assert {name: said for name, said in found.items() if said} == {}
-    assert sum(said == "" for said in found.values()) >= 40
+    compare(model_of(text), [{"x": np.ones((rows, 3), np.float32)} for rows in (0, 2)])

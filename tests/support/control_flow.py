@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +13,6 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
-from tests.support.native import HERE, Runner, built
 from tests.support.program import Table
 
 TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
@@ -33,33 +29,16 @@ def compiled(model: onnx.ModelProto) -> Library:
 
 
 def compare(model: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]], *, tolerance: float = 1e-5) -> Library:
-    """Compile ``model``, run it on ``samples``, one after the other, by an engine and natively; return the library."""
+    """Compile ``model`` and run it on ``samples``, one after the other; return the library."""
     library = compiled(model)
     engine = Engine(library.to_bytes(), threads=1)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for sample in samples:
-        found = engine(**sample)
-        for want, have in zip(session.run(None, dict(sample)), found, strict=True):
+        for want, have in zip(session.run(None, dict(sample)), engine(**sample), strict=True):
             assert have.dtype == want.dtype
             assert have.shape == want.shape
             np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance)
-        if importlib.util.find_spec("ziglang") is not None:
-            same(natively(library, [sample[port.name] for port in engine.inputs]), found)
     return library
-
-
-def natively(library: Library, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return what forge-run gives."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.so"
-        path.write_bytes(library.to_bytes())
-        return Runner(built(HERE) / "forge-run").call(path, inputs)
-
-
-def same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-    """Compare arrays to the bit."""
-    for have, want in zip(found, wanted, strict=True):
-        assert (have.dtype, have.shape, have.tobytes()) == (want.dtype, want.shape, want.tobytes())
 
 
 def steps_of(library: Library) -> list[str]:
