@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds an emulator of x86 CPUs that have AVX-512, VNNI and AMX, and a Linux for it with TVM's runtime: nothing is
+# Builds an emulator of x86 CPUs that have AVX-512, VNNI and AMX, and a Linux for it: nothing is
 # installed. Usage: tests/x86_emulated/setup.sh [FOLDER]
 # (default: ${XDG_CACHE_HOME:-~/.cache}/forge-pipeline/x86-emulated)
 # Needs Debian 12 or a relative of it on x86-64, with apt-get, dpkg, gcc, g++ and make; and the project's environment,
-# or PYTHON, another one, for TVM's version; about 0.5 GB, and five minutes to compile.
+# or PYTHON, another one; about 0.5 GB, and five minutes to compile.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$(realpath -m "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/forge-pipeline/x86-emulated}")
