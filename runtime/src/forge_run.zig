@@ -192,11 +192,16 @@ fn expect(options: *const Options, model: *const Model, outputs: []const Array, 
     const is_same = file.dtype.equals(port.dtype) and file.rank == port.rank and std.mem.eql(i64, file.array.shape[0..file.rank], output.shape[0..file.rank]);
     if (!is_same) return message.fail(error.Input, "output {s}: expected the dtype and shape of {s}, found others\nfix: compare with an array that the same model gave for the same inputs", .{ port.name, item.value });
     const found = compare.arrays(port.dtype, bytesOf(output), bytesOf(file.array), options.rtol, options.atol);
-    if (found.wrong != 0) return message.fail(error.Input, "output {s}: expected {s} within rtol {f}, atol {f}, found {d} of {d} elements outside, by {f} at most\nfix: compare inputs and model with those that gave it, or give other tolerances", .{ port.name, item.value, Decimal{ .of = options.rtol }, Decimal{ .of = options.atol }, found.wrong, found.elements, Decimal{ .of = found.greatest } });
+    var texts: [3][16]u8 = undefined;
+    if (found.wrong != 0) return message.fail(error.Input, "output {s}: expected {s} within rtol {s}, atol {s}, found {d} of {d} elements outside, by {s} at most\nfix: compare inputs and model with those that gave it, or give other tolerances", .{ port.name, item.value, shown(&texts[0], options.rtol), shown(&texts[1], options.atol), found.wrong, found.elements, shown(&texts[2], found.greatest) });
     if (!options.json) print("output {s}: as expected, differs by {f} at most\n", .{ port.name, Decimal{ .of = found.greatest } });
 }
 
 // ---- what is said ----
+
+fn shown(text: *[16]u8, value: f64) []const u8 {
+    return std.fmt.bufPrint(text, "{f}", .{Decimal{ .of = value }}) catch unreachable;
+}
 
 fn dtypeName(text: *[64]u8, dtype: abi.Dtype) []const u8 {
     const name = switch (dtype.code) {

@@ -7,23 +7,74 @@ pub const Error = error{ Memory, File, Damaged, Password, Machine, Input, Kernel
 threadlocal var text: [1200:0]u8 = @splat(0);
 
 /// Leave a message for the calling thread and return `code`, to be passed on. Format: "WHERE: expected ..., found ...\n
-/// fix: ...". Names come from files: what is not printable is replaced.
+/// fix: ...", filled as `fill` says. Names come from files: what is not printable is replaced.
 pub fn fail(code: Error, comptime format: []const u8, arguments: anytype) Error {
-    const said = std.fmt.bufPrint(text[0 .. text.len - 1], format, arguments) catch text[0 .. text.len - 1];
-    seal(said.len);
+    seal(fill(text[0 .. text.len - 1], format, arguments));
     return code;
+}
+
+/// Write a format into `room`, with texts for `{s}` and whole numbers for `{d}`; return how long it is, cut to the room.
+/// Formats are read when they are needed, which is seldom: code made for each of them is a third of the library.
+pub fn fill(room: []u8, comptime format: []const u8, arguments: anytype) usize {
+    var list: [arguments.len]Argument = undefined;
+    inline for (arguments, &list) |argument, *item| item.* = .of(argument);
+    comptime std.debug.assert(std.mem.countScalar(u8, format, '{') == list.len);
+    return write(room, format, &list);
+}
+
+const Argument = union(enum) {
+    text: []const u8,
+    number: i128,
+
+    fn of(value: anytype) Argument {
+        return switch (@TypeOf(value)) {
+            [*:0]const u8 => .{ .text = std.mem.span(value) },
+            else => |T| switch (@typeInfo(T)) {
+                .int, .comptime_int => .{ .number = value },
+                else => .{ .text = value },
+            },
+        };
+    }
+};
+
+noinline fn write(room: []u8, format: []const u8, arguments: []const Argument) usize {
+    var used: usize = 0;
+    var left = format;
+    for (arguments) |argument| {
+        const place = std.mem.indexOfScalar(u8, left, '{').?;
+        used = append(room, used, left[0..place]);
+        left = left[place + "{s}".len ..];
+        var digits: [40]u8 = undefined;
+        used = append(room, used, switch (argument) {
+            .text => |found| found,
+            .number => |found| decimal(&digits, found),
+        });
+    }
+    return append(room, used, left);
+}
+
+fn decimal(digits: *[40]u8, value: i128) []const u8 {
+    var at = digits.len;
+    var left = @abs(value);
+    while (at == digits.len or left != 0) : (left /= 10) {
+        at -= 1;
+        digits[at] = '0' + @as(u8, @intCast(left % 10));
+    }
+    if (value < 0) {
+        at -= 1;
+        digits[at] = '-';
+    }
+    return digits[at..];
 }
 
 /// Do as `fail` does with what a kernel says: its kind, and parts of a sentence.
 pub fn raise(kind: ?[*:0]const u8, parts: ?[*]const ?[*:0]const u8, count: i32) void {
-    var used = append(0, "kernel: expected its arguments to fit, found ");
-    used = append(used, std.mem.span(kind orelse "an error"));
-    used = append(used, ": ");
+    const room = text[0 .. text.len - 1];
+    var used = fill(room, "kernel: expected its arguments to fit, found {s}: ", .{kind orelse "an error"});
     if (parts) |items| for (0..@intCast(@max(0, count))) |index| {
-        if (items[index]) |part| used = append(used, std.mem.span(part));
+        if (items[index]) |part| used = append(room, used, std.mem.span(part));
     };
-    used = append(used, "\nfix: give other inputs, or build the library anew");
-    seal(used);
+    seal(append(room, used, "\nfix: give other inputs, or build the library anew"));
 }
 
 pub fn last() [*:0]const u8 {
@@ -34,9 +85,9 @@ pub fn clear() void {
     text[0] = 0;
 }
 
-fn append(used: usize, part: []const u8) usize {
-    const size = @min(part.len, text.len - 1 - used);
-    @memcpy(text[used..][0..size], part[0..size]);
+fn append(room: []u8, used: usize, part: []const u8) usize {
+    const size = @min(part.len, room.len - used);
+    @memcpy(room[used..][0..size], part[0..size]);
     return used + size;
 }
 

@@ -73,10 +73,13 @@ pub const Pool = struct {
     spins: u32 = spins_alone,
     threads: u32 = 1,
     handles: [max_threads]std.Thread = undefined,
-    workspaces: [max_threads]Workspace = @splat(.{}),
+    /// One for each thread, the caller's first.
+    workspaces: []Workspace = &.{},
 
     /// Start `threads` - 1 workers: the caller of a run is the first. The pool must stay where it is.
     pub fn start(pool: *Pool, threads: u32) Error!void {
+        pool.workspaces = std.heap.page_allocator.alloc(Workspace, threads) catch return message.fail(error.Memory, "memory: expected room for {d} threads, found none\nfix: ask for fewer", .{threads});
+        @memset(pool.workspaces, .{});
         if (threads > platform.cpus()) pool.spins = 50; // who spins holds a core that another needs
         for (1..threads) |index| {
             pool.handles[index] = std.Thread.spawn(.{ .stack_size = stack_size }, worker, .{ pool, index }) catch {
@@ -99,7 +102,9 @@ pub const Pool = struct {
 
     /// Give memory back, where the threads are those of another process.
     pub fn free(pool: *Pool) void {
-        for (&pool.workspaces) |*workspace| workspace.free();
+        for (pool.workspaces) |*workspace| workspace.free();
+        std.heap.page_allocator.free(pool.workspaces);
+        pool.workspaces = &.{};
     }
 
     fn claim(pool: *Pool) void {

@@ -110,7 +110,7 @@ pub const Session = struct {
         defer session.is_cancelled.store(false, .monotonic);
         const before = pool.enter(.{ .pool = &session.threads, .workspace = &session.threads.workspaces[0] });
         defer _ = pool.enter(before);
-        errdefer for (&session.threads.workspaces) |*workspace| workspace.reset();
+        errdefer for (session.threads.workspaces) |*workspace| workspace.reset();
         if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs);
         const ready = for (session.frames) |*candidate| {
             if (candidate.function.suits(session.extents)) break candidate;
@@ -219,8 +219,7 @@ const Text = struct {
     size: usize = 0,
 
     fn add(text: *Text, comptime format: []const u8, arguments: anytype) void {
-        const said = std.fmt.bufPrint(text.room[text.size..], format, arguments) catch return;
-        text.size += said.len;
+        text.size += message.fill(text.room[text.size..], format, arguments);
     }
 
     fn addExtent(text: *Text, name: []const u8, size: i64) void {
