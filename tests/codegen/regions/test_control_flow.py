@@ -115,7 +115,8 @@ def test_a_scan_goes_along_any_axis_in_either_direction(axis: int, direction: in
 
 @pytest.mark.parametrize("direction", [0, 1])
 def test_a_scan_of_old_goes_through_the_rows_of_its_batch(direction: int) -> None:
-    model = model_of(f"""
+    model = model_of(
+        f"""
         g (float[B, 2] s0, float[B, T, 2] a, float[B, T, 2] b) => (float[B, 2] last, float[B, T, 2] y) {{
           last, y = Scan ("", s0, a, b) <
             num_scan_inputs = 2, directions = [{direction}, 0],
@@ -123,7 +124,9 @@ def test_a_scan_of_old_goes_through_the_rows_of_its_batch(direction: int) -> Non
               t = Mul (p, q)  s2 = Add (s, t)  u = Neg (s2)
             }}
           >
-        }}""", opset=8)
+        }}""",
+        opset=8,
+    )
     compare(model, [{"s0": floats(n, 2), "a": floats(n, t, 2), "b": floats(n, t, 2)} for n in (1, 3) for t in (1, 4)])
 
 
