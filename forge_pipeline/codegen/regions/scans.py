@@ -12,7 +12,6 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.codegen.regions.fragment import Fragment
 
-
 WITHOUT_BATCH = 9
 """The first set of operators whose Scan has no batch."""
 
