@@ -14,7 +14,7 @@ from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
-from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, tail_tiles
+from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, reduction, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROOT = "root"
@@ -142,4 +142,4 @@ def _pick(sch: Schedule) -> Scheduler | None:
             return FAMILIES[name].schedule
     if not any(primitives.is_reduction(sch, block) for block in found):
         return elementwise.schedule
-    return row_reduction.schedule if row_reduction.applies(sch) else None
+    return next((rule.schedule for rule in (row_reduction, reduction) if rule.applies(sch)), None)

@@ -207,11 +207,11 @@ def test_the_branches_of_a_model_have_kernels_of_the_families() -> None:
 
 
 def test_what_no_family_knows_is_reported_with_its_share() -> None:
-    model = model_of([4, 8, 6], [("ReduceL1", ["@"], {"axes": [1], "keepdims": 0})], {})
+    model = model_of([4, 8, 7], [("ReduceL1", ["@"], {"axes": [2], "keepdims": 0})], {})
     library = build(model, Target.from_tag("host"), TILED)
     (fallback,) = library.metadata["compile"]["fallbacks"]
     assert "sum" in fallback["operator"]
-    assert fallback["shape"] == [4, 6]
+    assert fallback["shape"] == [4, 8]
 
 
 def test_a_symbolic_batch_has_an_entry_for_one_which_shares_its_weights() -> None:

@@ -221,7 +221,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
             (batch, oc_blocks, out_h, out_w, lanes),
             pixel,
             name="convolve",
-            attrs={**attributes, flatten_pixels.ANY_ORDER: True},
+            attrs={**attributes, flatten_pixels.ANY_ORDER: flatten_pixels.HEIGHT},
         )
     if plan is not None:
         attributes |= {ROW_BLOCKS: plan.row_blocks, PIXELS: plan.tile.pixels, VECTORS: plan.tile.vectors}

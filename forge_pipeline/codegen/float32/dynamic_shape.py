@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.tail_tiles import NARROW, TILES
+from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
@@ -35,7 +35,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=(primitives.UNKNOWN**2,))
     tiles = max(1, machine.l2 // 2 // (4 * steps * pixels))
     oc_out, oc_in = sch.split(oc, [None, vectors])
-    row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+    row_block, w_out, w_in = split_blocks(sch, w, tiles, pixels)
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, h, row_block, oc_out, w_out, *reduction, w_in, oc_in, out)
@@ -55,7 +55,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=WIDTHS)
     h, w = primitives.rows_and_columns(sch, h, w)
     oc_out, oc_in = sch.split(oc, [None, vectors])
-    row_block, h_in = sch.split(h, [None, ROW_BLOCK])
+    row_block, h_in = sch.split(h, [None, min(ROW_BLOCK, primitives.extent(sch, h) or ROW_BLOCK)])
     w_out, w_in = sch.split(w, [None, pixels])
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
@@ -76,9 +76,9 @@ def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
     blocks, lanes = (primitives.static(sch, loop) for loop in (block, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
-    pixels = 1 if _is_narrow(sch) else min(DEPTHWISE_PIXELS, machine.registers // 2)
+    pixels = 1 if is_narrow(sch) else min(DEPTHWISE_PIXELS, machine.registers // 2)
     h, w = primitives.rows_and_columns(sch, h, w)
-    row_block, h_in = sch.split(h, [None, ROW_BLOCK])
+    row_block, h_in = sch.split(h, [None, min(ROW_BLOCK, primitives.extent(sch, h) or ROW_BLOCK)])
     w_out, w_in = sch.split(w, [None, pixels])
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
@@ -93,15 +93,11 @@ def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, kernel_h, kernel_w), below=3, lanes=lanes)
 
 
-def _is_narrow(sch: Schedule) -> bool:
-    return NARROW in (sch.mod["main"].attrs or {})
-
-
 def _tile(sch: Schedule, machine: Machine, oc_blocks: int, steps: int, *, widths: tuple[int, ...]) -> tuple[int, int]:
     """Return pixels and vectors of the tile that takes the fewest cycles for a pixel, on average over ``widths``."""
     best: tuple[float, int, int] | None = None
     for vectors in (nr for nr in (1, 2, 3, 4) if oc_blocks % nr == 0):
-        for pixels in range(1, (1 if _is_narrow(sch) else machine.registers) + 1):
+        for pixels in range(1, (1 if is_narrow(sch) else machine.registers) + 1):
             pairs = pixels if machine.has_fma_by_element else 0  # activations of two steps, which LLVM loads at once
             if not machine.fits(pixels, vectors) or pixels * vectors + vectors + 2 * pairs > machine.registers:
                 break

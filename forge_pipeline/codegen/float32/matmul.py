@@ -13,6 +13,7 @@ from forge_pipeline.codegen.float32 import open_matmul
 from forge_pipeline.codegen.float32.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
 NAME = "matmul"
@@ -97,6 +98,8 @@ def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int, family: st
 
     rows = left.shape[:-1]
     attributes = {primitives.FAMILY: family, PANEL: width}
+    if len(rows) > 1 and family == open_matmul.NAME:
+        attributes[ANY_ORDER] = len(rows) - 2
     product = te.compute((*rows, count * width), element, name="product", attrs=attributes)
     if count * width == columns:
         return product

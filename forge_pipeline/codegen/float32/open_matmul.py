@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.tail_tiles import NARROW, TILES
+from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
 
 NAME = "open_matmul"
 
@@ -128,12 +128,12 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
 def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
-    rows = 1 if NARROW in (sch.mod["main"].attrs or {}) else choose_rows(machine, vectors, steps)[1]
+    rows = 1 if is_narrow(sch) else choose_rows(machine, vectors, steps)[1]
     rows = rows if known is None else min(known, rows)
     tiles = max(1, machine.l2 // 2 // (4 * steps * rows))
     if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
-    m_block, m_out, m_in = sch.split(m, [None, tiles, rows])
+    m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)
     if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in

@@ -1,12 +1,16 @@
 """An entry for the batch that is asked for most, one, beside each other: its extents are numbers, so its memory is
 planned, its tiles fit, and no shape is computed at run time.
 
+Where extents stay open all the same, since height and width or the length of a sequence are open too, there is no such
+entry: its kernels would be those for any batch once more.
+
 All entries take the same weights. What they pack alike is stored once (``weights``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
 SUFFIX = "_of_one"
 """What the name of a function for a batch of one, and of a kernel that it alone calls, ends in."""
 
+LEAST_KNOWN = 0.1
+"""How much of the work in open shapes has to be in known shapes where the batch is one."""
+TYPICAL = 64
+"""What an open extent counts as there: rows of an image, or words of a sentence."""
+
 
 def batch_of_one(
     module: tvm.IRModule, extents: Sizes | None
@@ -25,7 +34,7 @@ def batch_of_one(
     """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
     symbolic, and these axes' names.
 
-    None where there is no such axis, or where it cannot be one.
+    None where there is no such axis, where it cannot be one, and where shapes stay open all the same.
     """
     from tvm import relax, tirx
 
@@ -39,11 +48,50 @@ def batch_of_one(
         return None
     names = {str(variable.name): 1 for variable in first}
     try:
-        if extents is None:
-            return relax.transform.BindSymbolicVars(first)(module), None, names
-        return *fixed(module, extents, names), names
+        single, left = (
+            (relax.transform.BindSymbolicVars(first)(module), None)
+            if extents is None
+            else fixed(module, extents, names)
+        )
     except (ValueError, RuntimeError):  # of shapes that do not go together: the axis is no batch, and is never one
         return None
+    return (single, left, names) if _is_worth_it(module, single) else None
+
+
+def _is_worth_it(module: tvm.IRModule, single: tvm.IRModule) -> bool:
+    """Return whether enough of what is open in ``module`` is known in ``single``."""
+    _, known_before = _work(module)
+    still_open, known = _work(single)
+    found = known - known_before
+    return found >= LEAST_KNOWN * (found + still_open)
+
+
+def _work(module: tvm.IRModule) -> tuple[int, int]:
+    """Return how many elements the calls in `main` read and write, those with an open extent and the others."""
+    from tvm import tirx
+
+    counts = {True: 0, False: 0}
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            shapes = [list(shape) for shape in _shapes(binding)]
+            known = all(isinstance(extent, tirx.IntImm) for shape in shapes for extent in shape)
+            numbers = [[int(item) if isinstance(item, tirx.IntImm) else TYPICAL for item in shape] for shape in shapes]
+            counts[known] += sum(map(prod, numbers))
+    return counts[False], counts[True]
+
+
+def _shapes(binding: Any) -> Iterator[Any]:
+    """Yield the shapes of the tensors that a binding reads and writes."""
+    from tvm import relax
+
+    operands = binding.value.args if isinstance(binding.value, relax.Call) else [binding.value]
+    kinds = [binding.var.ty, *(operand.ty for operand in operands)]
+    while kinds:
+        kind = kinds.pop()
+        if isinstance(kind, relax.TupleType):
+            kinds.extend(kind.fields)
+        elif isinstance(kind, relax.TensorType):
+            yield kind.shape.values
 
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:

@@ -1,4 +1,7 @@
-"""Scan as Loop: a turn for each slice of the inputs, which its body picks by the number of the turn."""
+"""Scan as Loop: a turn for each slice of the inputs, which its body picks by the number of the turn.
+
+Before set 9, a Scan has a batch in front of everything: a loop over its rows is around it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,59 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.codegen.regions.fragment import Fragment
 
+WITHOUT_BATCH = 9
+"""The first set of operators whose Scan has no batch."""
+
 
 def as_loop(node: NodeProto, opset: int) -> Fragment | None:
-    """Return what replaces a Scan of set 9 and later; None where the rank of a result is not stated but needed."""
+    """Return what replaces a Scan; None where the rank of a result is not stated but needed, or rows end early."""
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    if opset < WITHOUT_BATCH:
+        return None if node.input[0] else _over_rows(node, attributes, opset)
+    return _over_slices(node, attributes, opset)
+
+
+def _over_rows(node: NodeProto, attributes: dict[str, Any], opset: int) -> Fragment | None:
+    """Return a loop over the rows of a batch, whose turns scan a row each."""
+    f = Fragment(stem=node.output[0] or node.output[-1], opset=opset)
+    body, scanned = attributes["body"], int(attributes["num_scan_inputs"])
+    turn, condition = f"{f.stem}/row", f"{f.stem}/more"
+    rows = [f"{f.stem}/row{at}" for at in range(1, len(node.input))]
+    results = [f"{f.stem}/result{at}" for at in range(len(node.output))]
+    scan = helper.make_node("Scan", rows, results, body=body, num_scan_inputs=scanned)
+    if "directions" in attributes:
+        scan.attribute.append(helper.make_attribute("scan_input_directions", attributes["directions"]))
+    row = as_loop(scan, WITHOUT_BATCH)
+    if row is None:
+        return None
+    f.weights += row.weights
+    picks = [
+        helper.make_node("Gather", [source, turn], [name], axis=0)
+        for source, name in zip(node.input[1:], rows, strict=True)
+    ]
+    following = helper.make_node("Identity", [condition], [f"{condition}/next"])
+    graph = helper.make_graph(
+        [*picks, *row.nodes, following],
+        f"{f.stem}/rows",
+        [
+            helper.make_tensor_value_info(turn, TensorProto.INT64, []),
+            helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
+        ],
+        [
+            helper.make_tensor_value_info(f"{condition}/next", TensorProto.BOOL, []),
+            *(
+                helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None)
+                for name, value in zip(results, body.output, strict=True)
+            ),
+        ],
+    )
+    count = f.node("Gather", f.node("Shape", node.input[-1]), f.constant(0))
+    f.nodes_of("Loop", (count, ""), list(node.output), body=graph)
+    return f
+
+
+def _over_slices(node: NodeProto, attributes: dict[str, Any], opset: int) -> Fragment | None:
+    """Return a loop over the slices of the inputs."""
     body: GraphProto = attributes["body"]
     scanned = int(attributes["num_scan_inputs"])
     states, slices = list(node.input[:-scanned]), list(node.input[-scanned:])
@@ -21,7 +73,7 @@ def as_loop(node: NodeProto, opset: int) -> Fragment | None:
     reverses = _numbers(attributes, "scan_input_directions", scanned)
     ranks = [_rank(value) for value in body.output[len(states) :]]
     turned = _numbers(attributes, "scan_output_axes", results)
-    if opset < 9 or any(axis and rank is None for axis, rank in zip(turned, ranks, strict=True)):
+    if any(axis and rank is None for axis, rank in zip(turned, ranks, strict=True)):
         return None
     f = Fragment(stem=node.output[0] or node.output[-1], opset=opset)
     count = f.node("Gather", f.node("Shape", slices[0]), f.constant(axes[0]))

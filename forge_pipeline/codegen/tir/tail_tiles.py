@@ -12,7 +12,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
@@ -25,6 +26,23 @@ MARGIN = "forge.margin"
 
 NARROW = "forge.narrow"
 """The attribute of a function that is to be scheduled with tiles of one pixel."""
+
+
+def is_narrow(sch: Schedule) -> bool:
+    """Return whether a kernel is being scheduled for less than a tile."""
+    return NARROW in (sch.mod["main"].attrs or {})
+
+
+def split_blocks(sch: Schedule, pixels: LoopRV, tiles: int, tile: int) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """Return loops over blocks of ``tiles`` tiles, tiles of ``tile`` pixels, and pixels.
+
+    What is less than a tile is one block: another one's turns would all be tests of whether there is a pixel.
+    """
+    if is_narrow(sch):
+        block, one, pixel = sch.split(pixels, [1, None, 1])
+    else:
+        block, one, pixel = sch.split(pixels, [None, tiles, tile])
+    return block, one, pixel
 
 
 def _holds_a_tile(extent: Any, tile: int) -> bool:

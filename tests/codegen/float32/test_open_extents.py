@@ -5,8 +5,19 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
+import tvm_ffi
 from onnx import helper
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
+from forge_pipeline.codegen.float32 import open_matmul
+from forge_pipeline.codegen.float32.matmul import multiply_panels
+from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.flatten_pixels import flatten
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.tail_tiles import NARROW
+from forge_pipeline.target import Target
 from tests.support.tiled import Shape, assert_same, compiled, model
 
 LENGTHS = (0, 1, 2, 5, 17, 64, 100)
@@ -88,3 +99,28 @@ def test_reshapes_of_open_extents_copy_nothing() -> None:
     engine = compiled(source)
     names = {kernel.name for kernel in engine.profile(np.ones((1, 12, 5, 4), np.float32), runs=1)}
     assert not any("reshape" in name for name in names), names
+
+
+def rows_by_matrix() -> tuple[Schedule, SBlockRV, tirx.PrimExpr]:
+    """Return the schedule, the sums and the number of rows of (batch, rows, 8) times packed weights of 8 x 32."""
+    batch, rows = tirx.Var("batch", "int64"), tirx.Var("rows", "int64")
+    x, panels = te.placeholder((batch, rows, 8), name="x"), te.placeholder((1, 8, 32), name="panels")
+    product = multiply_panels(x, panels, 32, open_matmul.NAME)
+    sch = Schedule(flatten(te.create_prim_func([x, panels, product])))
+    return sch, primitives.find(sch, open_matmul.NAME), batch * rows
+
+
+def test_rows_of_all_sequences_are_rows_of_one_product() -> None:
+    sch, sums, rows = rows_by_matrix()
+    outer, inner = (sch.get(loop).extent for loop in sch.get_loops(sums)[:2])
+    assert int(outer) == 1
+    assert tvm_ffi.structural_equal(inner, rows, map_free_vars=True)
+
+
+def test_fewer_rows_than_a_tile_are_one_block_without_tests() -> None:
+    function = rows_by_matrix()[0].mod["main"]
+    sch = Schedule(function.with_attr(NARROW, True))
+    open_matmul.schedule(sch, Machine.of(Target.from_tag("x86-64/v3")))
+    found = [realize for realize in rewriting.realizes(sch.mod["main"].body) if realize.block.iter_vars]
+    assert len(found) == 3
+    assert all(bool(realize.predicate) for realize in found)

@@ -113,6 +113,23 @@ def test_a_scan_goes_along_any_axis_in_either_direction(axis: int, direction: in
     compare(model, [{"s0": floats(2), "a": floats(n, 2), "b": floats(2, n)} for n in (1, 5)])
 
 
+@pytest.mark.parametrize("direction", [0, 1])
+def test_a_scan_of_old_goes_through_the_rows_of_its_batch(direction: int) -> None:
+    model = model_of(
+        f"""
+        g (float[B, 2] s0, float[B, T, 2] a, float[B, T, 2] b) => (float[B, 2] last, float[B, T, 2] y) {{
+          last, y = Scan ("", s0, a, b) <
+            num_scan_inputs = 2, directions = [{direction}, 0],
+            body = body (float[2] s, float[2] p, float[2] q) => (float[2] s2, float[2] u) {{
+              t = Mul (p, q)  s2 = Add (s, t)  u = Neg (s2)
+            }}
+          >
+        }}""",
+        opset=8,
+    )
+    compare(model, [{"s0": floats(n, 2), "a": floats(n, t, 2), "b": floats(n, t, 2)} for n in (1, 3) for t in (1, 4)])
+
+
 def test_a_sequence_is_filled_by_a_loop_and_joined_at_its_end() -> None:
     model = model_of("""
         g (float[N, 2] x, int64 n) => (float[M, 2] y, int64 count, float[K, 2] first) {

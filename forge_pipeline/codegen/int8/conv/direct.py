@@ -38,10 +38,10 @@ from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
+from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, NARROW, TILES
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
 
 Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
@@ -204,7 +204,7 @@ def sums_of(
     shape = (image.shape[0], oc_blocks, out_h, out_w, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
     attributes[READS] = PACKED if is_packed else BYTES
-    attributes |= {ENTERS: 1} if enters else {ANY_ORDER: 1} if in_place else {}
+    attributes |= {ENTERS: 1} if enters else {ANY_ORDER: HEIGHT} if in_place else {}
     attributes |= {SHARES: 1} if tile.shares else {}
     return te.compute(shape, sums, name="sums", attrs=attributes)
 
@@ -330,7 +330,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     reads, weights = str(annotations[READS]), str(annotations[WEIGHTS])
     in_place = ANY_ORDER in annotations
-    if in_place and NARROW in (sch.mod["main"].attrs or {}):
+    if in_place and is_narrow(sch):
         pixels = 1
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
@@ -341,7 +341,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     oc_out, oc_in = sch.split(oc, [None, vectors])
     if in_place:
         tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
-        row_block, w_out, w_in = sch.split(w, [None, tiles, pixels])
+        row_block, w_out, w_in = split_blocks(sch, w, tiles, pixels)
         outer, inner = [n, h, row_block, oc_out], [w_out]
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
