@@ -4,12 +4,15 @@ The public surface; each name is imported when it is first used, so that a devic
 the compiler.
 """
 
+import contextlib
 import os
 import sys
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # ONNX Runtime reads it once, when it is imported: no build phones home
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith(__name__) and not sys.flags.safe_path:
-    del sys.path[0]  # `python -m forge_pipeline` began it with the current folder: nothing that lies there is imported
+    # `python -m forge_pipeline` began it with the current folder, if there is one: nothing that lies there is imported
+    with contextlib.suppress(OSError):
+        sys.path[:1] = [] if sys.path[0] in ("", os.getcwd()) else sys.path[:1]  # noqa: PTH109  pathlib costs 5 ms
 
 import importlib
 from typing import TYPE_CHECKING

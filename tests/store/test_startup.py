@@ -31,7 +31,7 @@ def test_a_store_without_a_remote_imports_the_standard_library_alone(tmp_path: P
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     before = set(base.stdout.split())  # what the interpreter itself loads, such as hooks of editable installs
-    assert _imported(tmp_path, "None") - before - sys.stdlib_module_names == {"forge_pipeline"}
+    assert _imported(tmp_path, "None") - before - sys.stdlib_module_names == {"forge_pipeline", "forge_runtime"}
 
 
 def test_fsspec_is_left_to_the_process_that_talks_to_the_remote(tmp_path: Path) -> None:

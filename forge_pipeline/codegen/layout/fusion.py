@@ -74,22 +74,25 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
 def part_broadcasts(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module``, where a kernel that spreads sums over a larger result is not fused with what computes them.
 
-    ``module`` is a sequence of calls of kernels whose patterns of fusion are known.
+    One that alone reads other sums, as many as it gives, goes on with those. ``module`` is a sequence of calls of
+    kernels whose patterns of fusion are known.
     """
     patterns = {
         variable.name_hint: int((function.attrs or {}).get(PATTERN, OPAQUE))
         for variable, function in module.functions_items()
         if variable.name_hint != "main"
     }
+    bindings = [binding for block in module["main"].body.blocks for binding in block.bindings]
+    uses = Counter(variable for binding in bindings for variable in _reads(binding.value))
     sums, parted = set[Any](), set[Any]()
-    for block in module["main"].body.blocks:
-        for binding in block.bindings:
-            pattern = patterns.get(_kernel(binding.value) or "", OPAQUE)
-            read = sums.intersection(_reads(binding.value)) if pattern <= BROADCAST else set()
-            if any(_spreads(variable, binding.var) for variable in read):
-                parted.add(binding.var)
-            elif read or pattern == FUSABLE_OUTPUT:
-                sums.add(binding.var)
+    for binding in bindings:
+        pattern = patterns.get(_kernel(binding.value) or "", OPAQUE)
+        read = sums.intersection(_reads(binding.value)) if pattern <= BROADCAST else set()
+        spread = {variable for variable in read if _spreads(variable, binding.var)}
+        if spread and not any(uses[variable] == 1 for variable in read - spread):
+            parted.add(binding.var)
+        elif read or pattern == FUSABLE_OUTPUT:
+            sums.add(binding.var)
     return _with_pattern(module, parted, FUSABLE_OUTPUT, PARTED)
 
 
