@@ -34,7 +34,8 @@ class Target:
     """One file of conf/target.
 
     ``triple``, ``cpu``, ``features`` (with + or -) and ``abi`` are LLVM's words for the CPU, which for a CUDA
-    target is the one that drives the GPU. ``libc`` is the C library that the artifact meets on the device.
+    target is the one that drives the GPU. ``libc`` is the C library that the artifact meets on the device; `none`
+    where there is no operating system.
 
     The machine description drives the code generator's choice of tiles: ``vector_bits`` of the widest
     registers worth using and their number, ``fma_ports`` fused multiply-adds of that width started per
@@ -53,7 +54,7 @@ class Target:
     cpu: str
     features: tuple[str, ...]
     abi: str | None
-    libc: Literal["glibc", "bionic", "apple"]
+    libc: Literal["glibc", "bionic", "apple", "none"]
     cores: int
     vector_bits: int
     vector_registers: int
