@@ -13,7 +13,7 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else PACKAGE.parent / "conf"
 
 
-def runtime_sources() -> Path:
-    """Return the folder of the native runtime's sources."""
+def runtime_dir() -> Path:
+    """Return the folder of the native runtime: `build.py`, and its sources in `src`."""
     packaged = PACKAGE / "native"
-    return packaged if packaged.is_dir() else PACKAGE.parent / "runtime" / "src"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "runtime"

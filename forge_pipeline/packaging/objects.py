@@ -16,7 +16,7 @@ from typing import Final
 from forge_pipeline.codegen.link import undefined, zig
 from forge_pipeline.content import pieces
 from forge_pipeline.errors import CompileError
-from forge_pipeline.locate import runtime_sources
+from forge_pipeline.locate import runtime_dir
 from forge_pipeline.packaging.program import HEAD, WORD, Function, Port, Straight, straight
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
@@ -126,7 +126,7 @@ def _archive(folder: Path, target: Target) -> bytes:
         whole, parts = folder / f"{number}.a", folder / f"parts{number}"
         parts.mkdir()
         runtime = ["-fcompiler-rt"] if number == 0 else []
-        options = [*machine, *PLAIN, *runtime, f"-femit-bin={whole}", runtime_sources() / source]
+        options = [*machine, *PLAIN, *runtime, f"-femit-bin={whole}", runtime_dir() / "src" / source]
         zig(["build-lib", "-j1", "-static", *options], target.tag, caches, folder)
         zig(["ar", "x", whole], target.tag, caches, parts)
         members += sorted(str(path.relative_to(folder)) for path in parts.iterdir())
