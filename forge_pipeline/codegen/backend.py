@@ -47,7 +47,6 @@ from forge_pipeline.runtime.bundle import VERSION, Library
 from forge_pipeline.target import Target
 from forge_runtime.entries import MAIN
 
-
 BYTECODE = "devc.o"
 """The object with what TVM's virtual machine reads, as ``export_library`` calls it."""
 

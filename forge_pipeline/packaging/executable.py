@@ -12,10 +12,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from forge_pipeline import children
-from forge_pipeline.content import Buffer, Content, Made, pieces
+from forge_pipeline.content import Buffer, Content, FileRange, Made, pieces
 from forge_pipeline.errors import CompileError, TargetError
 from forge_pipeline.locate import runtime_dir
 from forge_pipeline.target import Target
@@ -54,6 +55,15 @@ def package_executable(artifact: Content, target: Target) -> Content:
             fix="choose package=library, or package=objects where there is no operating system",
         )
     return attached(forge_run(target.arch), artifact)
+
+
+def inside(content: Content) -> Content:
+    """Return the artifact that is in a program of ``package_executable``, or ``content`` where it is no program."""
+    head = b"".join(islice(pieces(content), 1))[:64]
+    if head[:4] != b"\x7fELF" or not isinstance(content, FileRange):
+        return content
+    (start,) = struct.unpack_from("<Q", head, 32)
+    return FileRange(content.file, content.start + start + ROOM, len(content) - start - ROOM)
 
 
 def forge_run(arch: str) -> bytes:

@@ -24,7 +24,13 @@ from forge_pipeline.target import Target
 ALIGNMENT: Final = 64
 SOURCES: Final = ("bare.zig", "bare_math.zig")
 PLAIN: Final = ("-O", "ReleaseSmall", "-fstrip", "-ffunction-sections", "-fdata-sections", "-fno-unwind-tables")
-C_TYPES: Final = {"bool": "uint8_t", "float32": "float", "float64": "double", "float16": "uint16_t", "bfloat16": "uint16_t"}
+C_TYPES: Final = {
+    "bool": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    "float16": "uint16_t",
+    "bfloat16": "uint16_t",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +76,13 @@ def _layout(program: Straight, workspace: int, pointer: int) -> Layout:
     tables = scratch + kept + workspace
     prepared = -(-_prepared(program) * pointer // 16) * 16
     most = max(function.most_arguments for function in functions)
-    rows = max(function.row_count for function in functions)
+    rows = max(len(function.shapes) for function in functions)
     end = tables + prepared + 16 * most + rows * (48 if pointer == 8 else 40)
     return Layout(kept=scratch, workspace=scratch + kept, tables=tables, end=-(-end // ALIGNMENT) * ALIGNMENT)
 
 
 def _prepared(program: Straight) -> int:
-    return program.prepare.results if program.prepare else 0
+    return len(program.prepare.results) if program.prepare else 0
 
 
 def _source(program: Straight, layout: Layout) -> str:
@@ -85,14 +91,14 @@ def _source(program: Straight, layout: Layout) -> str:
     lines = [
         "#include <stdint.h>",
         "#include <stddef.h>",
-        'struct function { const char *rows; uint32_t row_count, code_words; const char *code; };',
+        "struct function { const char *rows; uint32_t row_count, code_words; const char *code; };",
         "typedef int kernel(void *, const void *, int32_t, void *);",
         *(f"kernel {name};" for name in program.kernels),
         f"static kernel *const kernels[] = {{{', '.join([*program.kernels, '0'])}}};",
         f"static const uint32_t offsets[] = {{{', '.join(map(str, [*program.offsets, 0]))}}};",
         "extern const char forge_linked_program[], forge_linked_weights[];",
-        f'__asm__(".section .rodata.forge,\\"a\\"\\n.p2align 6\\nforge_linked_program:\\n.incbin \\"program.bin\\"\\n"',
-        f'        ".p2align 6\\nforge_linked_weights:\\n.incbin \\"weights.bin\\"\\n.p2align 6\\n.previous\\n");',
+        '__asm__(".section .rodata.forge,\\"a\\"\\n.p2align 6\\nforge_linked_program:\\n.incbin \\"program.bin\\"\\n"',
+        '        ".p2align 6\\nforge_linked_weights:\\n.incbin \\"weights.bin\\"\\n.p2align 6\\n.previous\\n");',
         "const struct {",
         "    kernel *const *kernels;",
         "    const uint32_t *offsets;",
@@ -114,7 +120,7 @@ def _function(function: Function | None) -> str:
     if function is None:
         return "{0, 0, 0, 0}"
     rows, code = (f"forge_linked_program + {HEAD + WORD * word}" for word in (function.rows, function.code))
-    return f"{{{rows}, {function.row_count}, {function.code_words}, {code}}}"
+    return f"{{{rows}, {len(function.shapes)}, {function.code_words}, {code}}}"
 
 
 def _archive(folder: Path, target: Target) -> bytes:
@@ -126,7 +132,7 @@ def _archive(folder: Path, target: Target) -> bytes:
         whole, parts = folder / f"{number}.a", folder / f"parts{number}"
         parts.mkdir()
         runtime = ["-fcompiler-rt"] if number == 0 else []
-        options = [*machine, *PLAIN, *runtime, f"-femit-bin={whole}", runtime_dir() / "src" / source]
+        options: list[str | Path] = [*machine, *PLAIN, *runtime, f"-femit-bin={whole}", runtime_dir() / "src" / source]
         zig(["build-lib", "-j1", "-static", *options], target.tag, caches, folder)
         zig(["ar", "x", whole], target.tag, caches, parts)
         members += sorted(str(path.relative_to(folder)) for path in parts.iterdir())
@@ -184,7 +190,7 @@ enum {{
 int forge_model_start(void *memory, size_t size);
 
 /* Run it: arrays in the order of the ports above, rows without gaps. One call at a time. */
-int forge_model_run(void *memory, const void *const inputs[FORGE_MODEL_INPUTS], void *const outputs[FORGE_MODEL_OUTPUTS]);
+int forge_model_run(void *memory, const void *const *inputs, void *const *outputs);
 
 #ifdef __cplusplus
 }}

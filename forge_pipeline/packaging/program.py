@@ -36,18 +36,21 @@ class Port(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function: bytes of scratch memory and of what it keeps, and where its rows and its code start, in words."""
+    """A function: bytes of scratch memory and of what it keeps, and where its rows and its code start, in words.
+
+    ``shapes`` are its tensors', ``results`` those of them that it returns.
+    """
 
     role: int
     scratch: int
     kept: int
     rows: int
-    row_count: int
+    shapes: Sequence[tuple[int, ...]]
     code: int
     code_words: int
     operations: Sequence[int]
     most_arguments: int
-    results: int
+    results: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,9 @@ def straight(program: Buffer) -> Straight:
     kernels = reader.each(reader.text)
     offsets = reader.each(reader.weight)
     extents = reader.each(reader.text)
-    if extents:
-        raise _refused(f"open sizes: {', '.join(extents)}")
     inputs, outputs = reader.each(reader.port), reader.each(reader.port)
+    if open_ones := sorted({extents[~extent] for port in inputs for extent in port.shape if extent < 0}):
+        raise _refused(f"open sizes: {', '.join(open_ones)}")
     reader.text()
     reader.each(reader.text)
     reader.each(reader.constraint)
@@ -84,12 +87,13 @@ def straight(program: Buffer) -> Straight:
     for function in functions.values():
         if any(code != CALL for code in function.operations[:-1]):
             raise _refused("control flow" if CONTROL & set(function.operations) else "sizes that data decides")
+    main = functions[MAIN]
     return Straight(
         kernels=kernels,
         offsets=offsets,
         inputs=inputs,
-        outputs=outputs,
-        main=functions[MAIN],
+        outputs=[port._replace(shape=main.shapes[result]) for port, result in zip(outputs, main.results, strict=True)],
+        main=main,
         prepare=functions.get(PREPARE),
         constants=reader.constants,
     )
@@ -135,23 +139,24 @@ class _Reader:
         self.text()
         self.each(self.word)
 
-    def row(self) -> None:
-        _dtype, rank = self.word(), self.word()
-        self._at += 2 + rank
+    def row(self) -> tuple[int, ...]:
+        _dtype, rank, _kind, _where = (self.word() for _ in range(4))
+        return tuple(self.word() for _ in range(rank))
 
     def function(self) -> Function:
         role = self.word()
         self.each(self.weight)
         _heap, scratch, kept, _buffers = (self.word() for _ in range(4))
         rows = self._at + 1
-        row_count = len(self.each(self.row))
+        shapes = self.each(self.row)
         code_words = self.word()
         code = self._at
-        operations, most, results = [], 0, 0
+        operations: list[int] = []
+        most, results = 0, self._words[:0]
         while self._at < code + code_words:
             operation, size = self.word(), self.word()
             operations.append(operation)
             most = max(most, size - 2 if operation == CALL else 0)
-            results = size - 1
+            results = self._words[self._at + 1 : self._at + size]
             self._at += size
-        return Function(role, scratch, kept, rows, row_count, code, code_words, operations, most, results)
+        return Function(role, scratch, kept, rows, shapes, code, code_words, operations, most, results)

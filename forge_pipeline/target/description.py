@@ -190,7 +190,7 @@ def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
         target
         for target in targets
         if target.kind == "llvm"
-        and ARCHITECTURES[target.arch] == machine.arch
+        and ARCHITECTURES.get(target.arch) == machine.arch
         and target.libc == machine.libc
         and machine.flags.issuperset(target.cpu_flags)
         and (target.cpu_id is None or target.cpu_id in machine.ids)
@@ -213,7 +213,7 @@ def why_not_here(target: Target) -> str | None:
     machine = this_machine()
     if target.kind != "llvm":
         return f"needs a GPU ({target.cuda_arch})"
-    if ARCHITECTURES[target.arch] != machine.arch:
+    if ARCHITECTURES.get(target.arch) != machine.arch:
         return f"needs {target.arch}, this machine is {machine.arch}"
     if target.libc != machine.libc:
         return f"needs {target.libc}, this machine has {machine.libc}"
