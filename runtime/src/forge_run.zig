@@ -78,7 +78,7 @@ fn noMemory() Error {
 }
 
 fn open(options: *const Options, model: *Model, linked: ?[]align(abi.alignment) const u8, path: [:0]const u8) Error!void {
-    if (linked) |artifact| if (!model_of.isSealed(artifact)) return model.openHere(artifact);
+    if (linked) |artifact| if (!model_of.isSealed(artifact) and options.key == null) return model.openHere(artifact, .{});
     const file = if (linked) |artifact| try platform.copy(artifact) else try platform.readFile(path, 1 << 46, model_of.look);
     const key_path = options.key orelse return model.openOwned(file, .{});
     const key = try platform.readFile(key_path, 1 << 20, null);
