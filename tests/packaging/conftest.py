@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.link import loadable
-from forge_pipeline.packaging.objects import Objects, package_objects
-from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.packaging.objects import package_objects
 from forge_pipeline.target import Target
 from tests.support.native import HERE, TILED, convolutions
 from tests.support.once import once
-
-
-@dataclass(frozen=True)
-class Packaged:
-    """``library`` is a file that forge-run opens, of the same code as ``objects``."""
-
-    target: Target
-    library: Library
-    objects: Objects
+from tests.support.packaged import Packaged
 
 
 @pytest.fixture(scope="session")

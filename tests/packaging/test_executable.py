@@ -11,9 +11,9 @@ from forge_pipeline.content import FileRange, OpenFile, in_memory
 from forge_pipeline.errors import TargetError
 from forge_pipeline.packaging.executable import attached, inside, package_executable
 from forge_pipeline.target import Target
-from tests.packaging.conftest import Packaged
 from tests.support.delivery import deliver
 from tests.support.native import Runner, built
+from tests.support.packaged import Packaged
 
 
 @pytest.fixture

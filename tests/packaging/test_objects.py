@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.packaging.conftest import Packaged
 from tests.support.native import ROOT, Runner, built
+from tests.support.packaged import Packaged
 
 EXAMPLE = ROOT / "examples" / "linked" / "main.c"
 
