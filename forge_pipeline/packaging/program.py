@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 HEAD: Final = 64
 WORD: Final = 8
 CALL, DONE = 1, 10
-MAIN, PREPARE = 0, 2
+MAIN, PREPARE, REGION = 0, 2, 3
 CONTROL = {8, 9}
 KINDS: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 
@@ -145,6 +145,8 @@ class _Reader:
 
     def function(self) -> Function:
         role = self.word()
+        if role == REGION:
+            raise _refused("control flow, or sizes that data decides")
         self.each(self.weight)
         _heap, scratch, kept, _buffers = (self.word() for _ in range(4))
         rows = self._at + 1

@@ -68,7 +68,7 @@ const Session = struct {
                     .constant => @constCast(m.constants + where),
                     .scratch => session.memory + where,
                     .kept => session.memory + m.kept + where,
-                    .dynamic => null,
+                    else => null, // nothing else is in a program that runs straight
                 },
                 .rank = @intCast(rank),
                 .dtype = .{ .code = @truncate(dtype), .bits = @truncate(dtype >> 8), .lanes = 1 },
