@@ -45,7 +45,7 @@ def test_an_encrypted_one_asks_for_key_and_password(packaged: Packaged, x: Path,
     (tmp_path / "wrong").write_bytes(b"battery staple\n")
     assert model.start(x, "--key", tmp_path / "key", "--password-file", tmp_path / "password").returncode == 0
     assert "password" in model.start(x, "--key", tmp_path / "key", "--password-file", tmp_path / "wrong").stderr
-    assert "key file and password, found none" in model.start(x).stderr
+    assert "expected its key file and password" in model.start(x).stderr
 
 
 def test_an_altered_artifact_is_refused(packaged: Packaged, tmp_path: Path) -> None:
