@@ -25,6 +25,7 @@ FLOORS = (
     {"frontends", "passes", "relax", "runtime"},
     {"quantization", "target"},
     {"codegen", "evaluation"},
+    {"packaging"},
     {"stages"},
     {"pipeline"},
     {"api"},

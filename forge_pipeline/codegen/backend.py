@@ -19,7 +19,7 @@ from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
-from forge_pipeline.codegen.link import link
+from forge_pipeline.codegen.link import link, relocatable
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
@@ -46,6 +46,9 @@ from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.runtime.bundle import VERSION, Library
 from forge_pipeline.target import Target
 from forge_runtime.entries import MAIN
+
+BYTECODE = "devc.o"
+"""The object with what TVM's virtual machine reads, as ``export_library`` calls it."""
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -176,7 +179,7 @@ def generate_code(work: Lowering) -> None:
     install()
     local_buffers.install()
     refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []
-    with _compiling(work) as machine:
+    with _compiling(work) as machine, local_buffers.workspaces() as sizes:
         try:
             work.executable = tvm.relax.build(
                 work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE
@@ -185,6 +188,7 @@ def generate_code(work: Lowering) -> None:
             if refusals:
                 raise refusals[0] from error
             raise
+    work.workspace = max(sizes, default=0)
     check_calls(work.executable, work.module, _model(work))
 
 
@@ -200,7 +204,10 @@ def link_objects(work: Lowering) -> None:
     linked: list[bytes] = []
 
     def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
-        linked.append(link([Path(name) for name in objects], work.target))
+        paths = [Path(name) for name in objects]
+        if work.target.libc == "none":
+            paths = [path for path in paths if path.name != BYTECODE]
+        linked.append((relocatable if work.options.relocatable else link)(paths, work.target))
 
     collect.get_target_triple = lambda: work.target.triple  # type: ignore[attr-defined]  # asked for where there are no kernels
 
@@ -245,6 +252,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "float16": options.float16,
             "channel_layout": options.channel_layout,
             "amx": options.amx,
+            **({"workspace": work.workspace} if options.relocatable else {}),
             "fallbacks": [
                 {"operator": item.operator, "shape": list(item.shape), "share": item.share} for item in work.fallbacks
             ],

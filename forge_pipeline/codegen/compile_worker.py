@@ -24,6 +24,7 @@ COLLECTION = 100_000
 def run(request: Request) -> Compiled | None:
     """Do the job of ``request`` in this process; None where its model is only read."""
     from forge_pipeline.codegen.build import build, check, relax_text
+    from forge_pipeline.codegen.link import loadable
     from forge_pipeline.codegen.verify import verify
     from forge_pipeline.ir.external_data.mapped import MappedFile, spilling
 
@@ -40,7 +41,8 @@ def run(request: Request) -> Compiled | None:
         verification = None
         if job.checks is not None:
             _progress("verify")
-            verification = verify(job.model, library, job.checks, float16=job.options.float16, feeds=job.feeds)
+            shared = replace(library, elf=loadable(bytes(library.elf), job.target))
+            verification = verify(job.model, shared, job.checks, float16=job.options.float16, feeds=job.feeds)
         text = relax_text(job.model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 

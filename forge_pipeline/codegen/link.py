@@ -49,6 +49,8 @@ ELF_LIBRARIES = {
     "bionic": CLibrary(MappingProxyType({"libc.so": MEMORY, "libm.so": LIBM})),
 }
 EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux", "riscv64": "elf64lriscv"}
+BARE_EMULATION = "armelf"
+RELOCATABLE = 1  # ELF's type of an object
 
 # No build id (it would be the one thing that a rebuild has to match), no paths, read-only tables after loading.
 ELF_OPTIONS = (
@@ -69,6 +71,36 @@ def link(objects: Sequence[Path], target: Target) -> bytes:
         return linker(objects, target, Path(folder))
 
 
+def relocatable(objects: Sequence[Path], target: Target) -> bytes:
+    """Return one object of several: what is linked again, into an image or by ``loadable``. Raises CompileError."""
+    with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
+        result = Path(folder) / "kernels.o"
+        zig(["ld.lld", "-r", "-m", _emulation(target), "--strip-debug", "-o", result, *objects], target.tag)
+        return result.read_bytes()
+
+
+def loadable(elf: bytes, target: Target) -> bytes:
+    """Return the shared object: ``elf`` itself, or what it is where it is relocatable. Raises CompileError."""
+    if elf[16:18] != RELOCATABLE.to_bytes(2, "little"):
+        return elf
+    with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
+        path = Path(folder) / "kernels.o"
+        path.write_bytes(elf)
+        return link([path], target)
+
+
+def undefined(archive: Path, target: Target, *, entry: str) -> list[str]:
+    """Return what ``archive`` needs from elsewhere to run the function ``entry``, sorted. Raises CompileError."""
+    with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
+        options = ["-m", _emulation(target), "-e", entry, "-u", entry, "--gc-sections", "--warn-unresolved-symbols"]
+        said = zig(["ld.lld", *options, "-o", Path(folder) / "image", archive], target.tag)
+    return sorted(set(UNDEFINED.findall(said)))
+
+
+def _emulation(target: Target) -> str:
+    return BARE_EMULATION if target.libc == "none" else EMULATIONS[target.arch]
+
+
 def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     emulation = EMULATIONS.get(target.arch)
     if emulation is None:
@@ -82,7 +114,7 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     stubs = [stub_library(name, symbols, emulation, folder) for name, symbols in libraries.items()]
     result = folder / "model_library.so"
     arguments: list[str | Path] = ["-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs]
-    said = _zig(["ld.lld", *arguments], target.tag)
+    said = zig(["ld.lld", *arguments], target.tag)
     missing = sorted(name for name in set(UNDEFINED.findall(said)) if not name.startswith(RUNTIME_PREFIX))
     if missing:
         raise CompileError(
@@ -105,7 +137,7 @@ def stub_library(
     if version is not None:
         (folder / "versions").write_text(f"{version} {{ global: *; }};\n", "utf-8")
         arguments.append(f"--version-script={folder / 'versions'}")
-    _zig(["ld.lld", *arguments], soname)
+    zig(["ld.lld", *arguments], soname)
     return stub
 
 
@@ -115,19 +147,29 @@ def _link_macho(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     triple = "aarch64-macos" if target.arch == "arm64" else f"{target.arch}-macos"
     caches = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
     options = ["-shared", "-nostdlib", "-Wl,-undefined,dynamic_lookup", "-Wl,-install_name,model_library.so"]
-    _zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, caches)
+    zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, caches)
     return result.read_bytes()
 
 
-def _zig(arguments: Sequence[str | Path], what: str, settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Run the wheel's own zig program, found without PATH, and return what it says on stderr."""
+def zig(
+    arguments: Sequence[str | Path],
+    what: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    folder: Path | None = None,
+) -> str:
+    """Run the wheel's own zig program, found without PATH, in ``folder``, and return what it says on stderr.
+
+    Raises CompileError about ``what`` with its words, and TargetError where there is none.
+    """
     package = importlib.util.find_spec("ziglang")
     if package is None or package.origin is None:
         raise TargetError("linker", "the ziglang package", "not installed", "pip install forge-pipeline again")
     command = [str(Path(package.origin).parent / "zig"), *map(str, arguments)]
     environment = children.environment() | dict(settings)
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(
             f"link for {what}", "the linker of ziglang to run", str(error), "reinstall ziglang"

@@ -21,6 +21,7 @@ class Options:
     interface. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
     ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system. ``dims`` are
     sizes of open extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
+    ``relocatable``: the code is an object for a linker, not a shared object.
     """
 
     generator: str
@@ -30,3 +31,4 @@ class Options:
     amx: bool = False
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     open_form: bool = True
+    relocatable: bool = False

@@ -64,7 +64,7 @@ class Lowering:
     ``device_program`` is what the library carries where they are not; ``demands``
     are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
-    is being worked on.
+    is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most.
     """
 
     target: Target
@@ -83,6 +83,7 @@ class Lowering:
     weights: list[dict[str, Any]] = field(default_factory=list)
     device_program: DeviceProgram | None = None
     executable: Any = None
+    workspace: int = 0
     library: Library | None = None
 
     @property

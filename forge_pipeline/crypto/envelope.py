@@ -46,11 +46,16 @@ Sink = Callable[[memoryview], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
-    """What is delivered for one target. ``key`` is None where the model was left plain."""
+    """What is delivered for one target. ``key`` is None where the model was left plain.
+
+    ``form``: what ``model`` is, a library, a program with it, or an archive for a linker, which has a ``header``.
+    """
 
     model: Content
     key: bytes | None
     metadata: bytes
+    form: str = "library"
+    header: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

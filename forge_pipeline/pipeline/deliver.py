@@ -13,6 +13,7 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import PROGRAMS
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
@@ -106,6 +107,8 @@ def export(output: Output, name: str, destination: Path, *, private: bool = Fals
     if name in output.action.outputs:
         digest, size = output.action.outputs[name], output.action.sizes[name]
         output.store.export(digest, destination, size=size, private=private)
+        if name in PROGRAMS:
+            destination.chmod(destination.stat().st_mode | 0o111)
     else:
         destination.unlink(missing_ok=True)
 

@@ -19,12 +19,12 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.stages import STAGES
-from forge_pipeline.stages.contract import Rest, Slice
+from forge_pipeline.stages.contract import Form, Rest, Slice
 from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
-SECTIONS = ("model", "data", "store", "matrix", "target", "out", "experiment", *STAGES)
+SECTIONS = ("model", "data", "package", "store", "matrix", "target", "out", "experiment", *STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,13 @@ class Model:
     path: str | None
     inputs: tuple[Declared, ...] = ()
     dims: dict[str, int | list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """conf/package/*.yaml."""
+
+    form: Form
 
 
 def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
@@ -59,6 +66,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         target=target,
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,
+        form=bind(Package, _section(config, "package"), where="package").form,
     )
     password_sources(config)
     dump_folder(config)

@@ -17,7 +17,7 @@ from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES, taking
-from forge_pipeline.stages.artifacts import REPORT
+from forge_pipeline.stages.artifacts import METADATA, MODEL_FILES, REPORT
 from forge_runtime.text import shown
 
 
@@ -32,7 +32,8 @@ def write_report(targets: Sequence[str]) -> None:
 def read_build(target: str) -> Build:
     """Read one target's build from the work tree."""
     folder = OUT / target
-    library, metadata = folder / "model_library.so", _json(folder / "metadata.json")
+    metadata = _json(folder / METADATA)
+    library = next(path for path in (folder / name for name in MODEL_FILES.values()) if path.exists())
     return Build(
         target=target,
         metrics=_json(folder / "metrics.json") | _json(folder / "latency.json"),
@@ -40,6 +41,7 @@ def read_build(target: str) -> Build:
         metadata=metadata,
         stages=[_json(record_of(receipt_path(stage, target))) for stage in STAGES],
         artifact=digest_file(library),
+        artifact_name=library.name,
         artifact_bytes=library.stat().st_size,
         encrypted=(folder / "modelKey.bin").exists(),
         names=_json(folder_of(taking("source").name, None) / REPORT)["names"],
@@ -57,7 +59,7 @@ def summary(builds: Sequence[Build]) -> str:
                 size(build.artifact_bytes),
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
-                str(OUT / build.target / "model_library.so"),
+                str(OUT / build.target / build.artifact_name),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -15,8 +15,8 @@ class Build:
 
     ``metrics``, ``layers`` and ``metadata`` are the files of these names. ``stages`` are manifest entries (stage,
     seconds, action_key, outputs, and result where known) in the order of the build; an entry that several builds
-    have in common is shown once. ``artifact`` is the SHA-256 of the delivered library. ``names`` maps the
-    canonical names of inner values to the author's.
+    have in common is shown once. ``artifact`` is the SHA-256 of ``artifact_name``, the delivered file.
+    ``names`` maps the canonical names of inner values to the author's.
     """
 
     target: str
@@ -27,6 +27,7 @@ class Build:
     artifact: str
     artifact_bytes: int
     encrypted: bool
+    artifact_name: str = "model_library.so"
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -94,10 +94,13 @@ def _write_library(library: Library) -> Contents:
 def _read_sealed(files: Files) -> Sealed:
     from forge_pipeline.crypto.envelope import Sealed
 
-    model, key, metadata = (files.get(file) for file in SEALED_FILES.values())
-    if model is None or metadata is None:
+    form = next((form for form, file in MODEL_FILES.items() if file in files), None)
+    if form is None or METADATA not in files:
         raise ArtifactError("sealed artifact", "a library and its metadata", ", ".join(files), "build it again")
-    return Sealed(model=_on_disk(model), key=None if key is None else _bytes(key), metadata=_bytes(metadata))
+    key, header = (_bytes(files[name]) if name in files else None for name in (KEY, HEADER))
+    return Sealed(
+        model=_on_disk(files[MODEL_FILES[form]]), key=key, metadata=_bytes(files[METADATA]), form=form, header=header
+    )
 
 
 def _bytes(path: Path) -> bytes:
@@ -111,7 +114,8 @@ def _on_disk(path: Path) -> FileRange:
 
 
 def _write_sealed(sealed: Sealed) -> Contents:
-    contents = {file: getattr(sealed, name) for name, file in SEALED_FILES.items()}
+    model = MODEL_FILES[sealed.form]
+    contents = {model: sealed.model, KEY: sealed.key, METADATA: sealed.metadata, HEADER: sealed.header}
     return {file: content for file, content in contents.items() if content is not None}
 
 
@@ -135,7 +139,12 @@ def _write_metrics(metrics: Metrics) -> Contents:
 DATA = "model.data"
 """The weights of a model that is too large to have them inside."""
 
-SEALED_FILES = {"model": "model_library.so", "key": "modelKey.bin", "metadata": "metadata.json"}
+MODEL_FILES = {"library": "model_library.so", "executable": "model", "objects": "libmodel.a"}
+"""What is delivered of a model, by its form."""
+PROGRAMS = (MODEL_FILES["executable"],)
+"""The files that may be started."""
+KEY, METADATA, HEADER = "modelKey.bin", "metadata.json", "model.h"
+SEALED_FILES = (*MODEL_FILES.values(), KEY, METADATA, HEADER)
 
 KINDS = Registry(
     "kind of artifact",
@@ -148,12 +157,12 @@ KINDS = Registry(
             identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library
         ),
         "sealed": Kind(
-            identity=tuple(SEALED_FILES.values()),
-            optional=(SEALED_FILES["key"],),
-            fresh=tuple(SEALED_FILES.values()),
+            identity=SEALED_FILES,
+            optional=tuple(name for name in SEALED_FILES if name != METADATA),
+            fresh=SEALED_FILES,
             read=_read_sealed,
             write=_write_sealed,
-            discloses=lambda contents: SEALED_FILES["key"] not in contents,  # without a key file it is a plain library
+            discloses=lambda contents: KEY not in contents,  # without a key file it is a plain library
         ),
         "metrics": Kind(
             identity=("metrics.json", "layers.json"),

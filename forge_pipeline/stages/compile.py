@@ -17,8 +17,9 @@ from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
-from forge_pipeline.errors import ConfigError
+from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.ir.dims import listed, shown
+from forge_pipeline.packaging.program import straight
 from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
@@ -48,6 +49,7 @@ class Config:
     uuid: str | None
     verify: Checks
     dims: dict[str, tuple[int, ...]] = field(default_factory=dict)  # conf/model's, those with several sizes
+    relocatable: bool = False  # for a linker: package=objects
     data: Preparation | None = None  # how samples become inputs, where there are any to compare on
 
 
@@ -56,7 +58,13 @@ def sliced(section: Slice, rest: Rest) -> Slice:
     own = {name: value for name, value in section.items() if name != "dump"}
     is_checked = rest.has_data and section.get("verify", {}).get("enabled", False)
     data = rest.preparation if is_checked else None
-    return {**own, "target": rest.target, "dims": listed(rest.dims), "data": data}
+    return {
+        **own,
+        "target": rest.target,
+        "dims": listed(rest.dims),
+        "data": data,
+        "relocatable": rest.form == "objects",
+    }
 
 
 def unread(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,6 +107,7 @@ def run(
     """
     options = _options(config)
     target = needed(config.target, options)
+    _check_package(config)
     unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
         model=model.light,
@@ -111,6 +120,8 @@ def run(
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
     compiled = compile_in_subprocess(job)
+    if config.relocatable:
+        straight(compiled.library.program)
     metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
     checked = compiled.verification or {"skipped": unverified}
     if checked.get("unverified"):
@@ -135,8 +146,28 @@ def check(config: Config, model: ONNXModule) -> None:
     It is for whoever would do something costly with the model first, such as quantize it: what it then consists of
     beside is known to the compiler.
     """
+    _check_package(config)
     job = Job(model=model.light, target=config.target, options=_options(config), checks=None, relax_text=False)
     check_in_subprocess(job)
+
+
+def _check_package(config: Config) -> None:
+    """Refuse a library where nothing can load it, and objects where nobody links them."""
+    target = config.target
+    if target.libc == "none" and not config.relocatable:
+        raise TargetError(
+            where=f"target {target.tag}",
+            expected="package=objects: there is no operating system to load a library or a program",
+            found="another package",
+            fix="choose package=objects",
+        )
+    if config.relocatable and (target.kind != "llvm" or target.libc == "apple"):
+        raise TargetError(
+            where="package=objects",
+            expected="a CPU with ELF objects",
+            found=f"{target.tag} ({target.triple})",
+            fix="choose package=library",
+        )
 
 
 def _options(config: Config) -> Options:
@@ -148,6 +179,7 @@ def _options(config: Config) -> Options:
         amx=config.amx,
         dims=config.dims,
         open_form=config.open_form,
+        relocatable=config.relocatable,
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 DELIVERED = "{target}"
 """The folder of what is delivered for a target."""
+
+Form = Literal["library", "executable", "objects"]
+"""What is delivered of a model, and under which names: a library, a program, or what a linker takes."""
 
 Slice = dict[str, Any]
 """The options of one stage: exactly what its output may depend on, beside its inputs."""
@@ -101,7 +104,8 @@ class Result:
 class Rest:
     """What of the configuration is no stage's own.
 
-    ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs.
+    ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs; ``form``
+    is conf/package's.
     """
 
     inputs: Any
@@ -109,6 +113,7 @@ class Rest:
     preparation: Slice
     has_data: bool
     dims: Mapping[str, Any] = field(default_factory=dict)
+    form: Form = "library"
 
 
 class Hit(Protocol):

@@ -6,16 +6,20 @@ The ciphertext is new each time; the reproducibility promise is for the library 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_pipeline.crypto import envelope
 from forge_pipeline.crypto.envelope import CHUNK_BITS, Sealed
 from forge_pipeline.crypto.keyfile import Entropy, Kdf
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, SecretError
+from forge_pipeline.packaging.executable import inside, package_executable
+from forge_pipeline.packaging.objects import package_objects
 from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
-from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
+from forge_pipeline.stages import compile as compile_stage
+from forge_pipeline.stages.contract import Form, Hit, Rest, Result, Slice
+from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
 
 PAYLOAD = "forge-library/2"
@@ -34,28 +38,58 @@ class Config:
     key_ref: str | None
     chunk_kib: int | None
     kdf: Kdf | None
+    form: Form = "library"
+    target: Target | None = None  # of a program, or of what is for a linker
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Leave out where the password is: a part of no key."""
-    return {name: value for name, value in section.items() if name != "password"}
+    own = {name: value for name, value in section.items() if name != "password"}
+    return {**own, "form": rest.form, "target": None if rest.form == "library" else rest.target}
+
+
+def localized(values: Slice) -> Slice:
+    """Describe this machine's processor for `host`, as the library was compiled for it."""
+    return values if values["target"] is None else compile_stage.localized(values)
 
 
 def accepts(hit: Hit, *, password: Secret | None, entropy: Entropy) -> bool:
     """Refuse an artifact whose key file the password does not open."""
-    return password is None or envelope.opens(hit.value(), password)
+    if password is None:
+        return True
+    sealed: Sealed = hit.value()
+    return envelope.opens(replace(sealed, model=inside(sealed.model)), password)
 
 
 def run(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Result:
     """Return what to deliver, by the configured method; ``entropy`` gives all randomness that goes into it."""
     method = METHODS.pick(config.method, where="encrypt.method")
-    sealed = method(config, library, password, entropy)
-    report = {"method": config.method, "key_ref": config.key_ref, "bytes": len(sealed.model)}
+    sealed = _objects(config, library) if config.form == "objects" else method(config, library, password, entropy)
+    if config.form == "executable":
+        sealed = replace(sealed, model=package_executable(sealed.model, _target(config)), form=config.form)
+    report = {"method": config.method, "form": config.form, "key_ref": config.key_ref, "bytes": len(sealed.model)}
     return Result(output=sealed, report=report)
 
 
 def _plain(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
     return Sealed(model=library.content(), key=None, metadata=library.metadata_bytes())
+
+
+def _objects(config: Config, library: Library) -> Sealed:
+    """Return the archive and the header. Raises ConfigError where encryption is asked for as well."""
+    if config.method != "none":
+        raise ConfigError(
+            "encrypt.method", "none with package=objects: what is linked into an image lies there in clear",
+            config.method, "choose encrypt=none, or package=executable",
+        )  # fmt: skip
+    made = package_objects(library, _target(config))
+    return Sealed(model=made.archive, key=None, metadata=library.metadata_bytes(), form=config.form, header=made.header)
+
+
+def _target(config: Config) -> Target:
+    if config.target is None:
+        raise AssertionError("a slice of another form than library has the target")
+    return config.target
 
 
 def _under_password(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:

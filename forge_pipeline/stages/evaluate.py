@@ -7,7 +7,7 @@ Everything is a function of the inputs but times, which are kept apart, with the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,16 @@ def localized(values: Slice) -> Slice:
     return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})
 
 
+def _loadable(library: Library) -> Library:
+    """Return ``library`` as this machine can load it: what was compiled for a linker is linked to a shared object."""
+    from forge_pipeline.codegen.link import loadable
+
+    here = Target.from_tag(HOST)
+    if library.metadata["target"]["triple"] != here.triple:
+        return library
+    return replace(library, elf=loadable(bytes(library.elf), here))
+
+
 def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
     """Return Metrics: scores, noise of every output, noise by layer, latency, fallbacks' part of it, sizes.
 
@@ -103,7 +113,7 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         FLOAT: interpreter,
         QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
     }
-    engine = compiled.load(library)
+    engine = compiled.load(_loadable(library))
     if not isinstance(engine, ArtifactError):
         models[COMPILED] = engine.run
     outputs = reference.output_names

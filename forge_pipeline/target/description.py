@@ -34,7 +34,8 @@ class Target:
     """One file of conf/target.
 
     ``triple``, ``cpu``, ``features`` (with + or -) and ``abi`` are LLVM's words for the CPU, which for a CUDA
-    target is the one that drives the GPU. ``libc`` is the C library that the artifact meets on the device.
+    target is the one that drives the GPU. ``libc`` is the C library that the artifact meets on the device; `none`
+    where there is no operating system.
 
     The machine description drives the code generator's choice of tiles: ``vector_bits`` of the widest
     registers worth using and their number, ``fma_ports`` fused multiply-adds of that width started per
@@ -53,7 +54,7 @@ class Target:
     cpu: str
     features: tuple[str, ...]
     abi: str | None
-    libc: Literal["glibc", "bionic", "apple"]
+    libc: Literal["glibc", "bionic", "apple", "none"]
     cores: int
     vector_bits: int
     vector_registers: int
@@ -189,7 +190,7 @@ def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
         target
         for target in targets
         if target.kind == "llvm"
-        and ARCHITECTURES[target.arch] == machine.arch
+        and ARCHITECTURES.get(target.arch) == machine.arch
         and target.libc == machine.libc
         and machine.flags.issuperset(target.cpu_flags)
         and (target.cpu_id is None or target.cpu_id in machine.ids)
@@ -212,7 +213,7 @@ def why_not_here(target: Target) -> str | None:
     machine = this_machine()
     if target.kind != "llvm":
         return f"needs a GPU ({target.cuda_arch})"
-    if ARCHITECTURES[target.arch] != machine.arch:
+    if ARCHITECTURES.get(target.arch) != machine.arch:
         return f"needs {target.arch}, this machine is {machine.arch}"
     if target.libc != machine.libc:
         return f"needs {target.libc}, this machine has {machine.libc}"

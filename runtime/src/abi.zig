@@ -1,5 +1,5 @@
 //! What compiled kernels and their caller agree on: TVM's calling convention (tvm-ffi 0.1.14) and DLPack 1, on a
-//! 64-bit little-endian machine.
+//! little-endian machine of 64 or 32 bits.
 const builtin = @import("builtin");
 
 pub const Dtype = extern struct {
@@ -54,6 +54,6 @@ pub const Group = extern struct { sync: ?*anyopaque, tasks: i32 };
 pub const Task = *const fn (index: i32, group: *Group, data: ?*anyopaque) callconv(.c) c_int;
 
 comptime {
-    if (@sizeOf(Tensor) != 48 or @sizeOf(Any) != 16) @compileError("another layout than TVM's");
+    if (@sizeOf(Tensor) != (if (@sizeOf(usize) == 8) 48 else 40) or @sizeOf(Any) != 16) @compileError("another layout than TVM's");
     if (builtin.cpu.arch.endian() != .little) @compileError("the program's words are little-endian");
 }

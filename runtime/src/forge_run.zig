@@ -46,6 +46,8 @@ pub fn main(init: std.process.Init.Minimal) u8 {
 }
 
 fn run(options: *Options, arguments: anytype) Error!void {
+    const linked = platform.attached();
+    if (linked != null) options.model = "";
     try options_of.parse(options, arguments);
     if (options.help) return print("{s}", .{options_of.help});
     if (options.version) return print("forge-run {s}\n", .{version});
@@ -56,7 +58,7 @@ fn run(options: *Options, arguments: anytype) Error!void {
     var model: Model = .{};
     defer model.close();
     const began = platform.now(.wall);
-    try open(options, &model, path);
+    try open(options, &model, linked, path);
     times.open = platform.now(.wall) - began;
     var session: Session = .{ .model = &model };
     defer session.stop();
@@ -75,8 +77,9 @@ fn noMemory() Error {
     return message.fail(error.Memory, "memory: expected room for arrays, found none\nfix: free memory", .{});
 }
 
-fn open(options: *const Options, model: *Model, path: [:0]const u8) Error!void {
-    const file = try platform.readFile(path, 1 << 46, model_of.look);
+fn open(options: *const Options, model: *Model, linked: ?[]align(abi.alignment) const u8, path: [:0]const u8) Error!void {
+    if (linked) |artifact| if (!model_of.isSealed(artifact) and options.key == null) return model.openHere(artifact, .{});
+    const file = if (linked) |artifact| try platform.copy(artifact) else try platform.readFile(path, 1 << 46, model_of.look);
     const key_path = options.key orelse return model.openOwned(file, .{});
     const key = try platform.readFile(key_path, 1 << 20, null);
     defer platform.unmap(key.memory);

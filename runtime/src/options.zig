@@ -7,7 +7,7 @@ const Error = message.Error;
 pub const help =
     \\Usage: forge-run MODEL [INPUT.npy | NAME=INPUT.npy]... [OPTIONS]
     \\
-    \\Runs a library of forge-pipeline. Inputs without a file are random: the same at each start.
+    \\Runs a library of forge-pipeline; a program that has its model inside takes no MODEL. Inputs without a file are random: the same at each start.
     \\
     \\  --size NAME=N           size of an open extent, for random inputs; 1 without
     \\  --expect [NAME=]FILE    compare an output with this array; by position without a name

@@ -104,7 +104,9 @@ def _spreads(operand: Any, result: Any) -> bool:
         return [int(item) if isinstance(item, tirx.IntImm) else None for item in variable.ty.shape.values]
 
     own, result_own = extents(operand), extents(result)
-    return len(own) < len(result_own) or any(a == 1 != b for a, b in zip(own, result_own, strict=True))
+    if len(own) != len(result_own):
+        return len(own) < len(result_own)
+    return any(a == 1 != b for a, b in zip(own, result_own, strict=True))
 
 
 def cut_chains(module: tvm.IRModule) -> tvm.IRModule:

@@ -6,7 +6,9 @@ TVM has it otherwise allocated and freed by two calls around every tile or row o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,8 +27,25 @@ SCOPE = "local"
 KEPT = "disable_lower_builtin"
 """TVM's annotation of an allocation that is no call."""
 
+ALIGNMENT = 64
+"""Of what the runtime gives."""
+
 MOST_BYTES = 4096
 """The largest tile that is left to LLVM: twice what 32 registers of 64 bytes hold."""
+
+
+_sizes: ContextVar[list[int] | None] = ContextVar("sizes", default=None)
+
+
+@contextmanager
+def workspaces() -> Iterator[list[int]]:
+    """Note, for each kernel that becomes code meanwhile, the bytes that it asks its runtime for at most."""
+    noted: list[int] = []
+    token = _sizes.set(noted)
+    try:
+        yield noted
+    finally:
+        _sizes.reset(token)
 
 
 @cache
@@ -48,13 +67,21 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 
 def _keep(function: Any, _module: Any, _context: Any) -> Any:
+    asked = 0
+
     def keep(allocation: tirx.AllocBuffer, _mutator: Any) -> tirx.AllocBuffer:
+        nonlocal asked
         buffer = allocation.buffer
         if buffer.scope() != SCOPE or not 0 < _bytes(buffer) <= MOST_BYTES:
+            asked += -(-_bytes(buffer) // ALIGNMENT) * ALIGNMENT
             return allocation
         return tirx.AllocBuffer(buffer, {**dict(allocation.annotations), KEPT: tirx.IntImm("bool", 1)})
 
-    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.AllocBuffer, keep)]))
+    kept = function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.AllocBuffer, keep)]))
+    noted = _sizes.get()
+    if noted is not None:
+        noted.append(asked)
+    return kept
 
 
 def _bytes(buffer: Any) -> int:

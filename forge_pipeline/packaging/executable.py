@@ -1,0 +1,115 @@
+"""`package=executable`: the native runtime's `forge-run` with an artifact inside, plain or encrypted: one static file.
+
+The artifact is a segment of its own, which the system maps when it starts the program: nothing has to find or read a
+file, so it works without /proc. The table of segments has no room for one more: a new one lies at the start of that
+segment, where the system's auxiliary vector (AT_PHDR) points the program to it. The segment is as far from the start
+of the memory as it is from the start of the file, since Linux before 5.18 takes that for granted.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from forge_pipeline import children
+from forge_pipeline.content import Buffer, Content, FileRange, Made, pieces
+from forge_pipeline.errors import CompileError, TargetError
+from forge_pipeline.locate import runtime_dir
+from forge_pipeline.target import Target
+
+ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
+PAGE: Final = 1 << 16
+"""The largest page of these systems."""
+ROOM: Final = 4096
+"""From the start of the segment to the artifact: the table, then the mark."""
+MARK: Final = b"FORGEART"
+LOAD, TABLE, READ = 1, 6, 4
+SECONDS: Final = 900
+_ROW: Final = struct.Struct("<IIQQQQQQ")
+
+
+class _Row(NamedTuple):
+    """A row of an ELF file's table of segments."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    physical: int
+    size: int
+    memory: int
+    alignment: int
+
+
+def package_executable(artifact: Content, target: Target) -> Content:
+    """Return ``artifact`` inside the program that runs it. Raises TargetError where there is none for ``target``."""
+    if target.kind != "llvm" or target.libc not in ("glibc", "bionic") or target.arch not in ARCHITECTURES:
+        raise TargetError(
+            where="package=executable",
+            expected=f"a CPU of Linux or Android: {', '.join(ARCHITECTURES)}",
+            found=f"{target.tag} ({target.triple})",
+            fix="choose package=library, or package=objects where there is no operating system",
+        )
+    return attached(forge_run(target.arch), artifact)
+
+
+def inside(content: Content) -> Content:
+    """Return the artifact that is in a program of ``package_executable``, or ``content`` where it is no program."""
+    head = b"".join(islice(pieces(content), 1))[:64]
+    if head[:4] != b"\x7fELF" or not isinstance(content, FileRange):
+        return content
+    (start,) = struct.unpack_from("<Q", head, 32)
+    return FileRange(content.file, content.start + start + ROOM, len(content) - start - ROOM)
+
+
+def forge_run(arch: str) -> bytes:
+    """Return `forge-run` for a CPU, which is built unless it is there. Raises CompileError."""
+    folder = runtime_dir()
+    command = [sys.executable, str(folder / "build.py"), arch]
+    try:
+        done = subprocess.run(
+            command, env=children.environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        said = None if done.returncode == 0 else " ".join(done.stderr.split())[-300:]
+        if said is None:
+            return (folder / "out" / arch / "forge-run").read_bytes()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    raise CompileError(
+        where=f"package=executable for {arch}",
+        expected="the native runtime to be built",
+        found=said,
+        fix="run `python runtime/build.py`, and see what it says",
+    )
+
+
+def attached(program: Buffer, artifact: Content) -> Content:
+    """Return ``program``, a static ELF file of 64 bits, with ``artifact`` as one more segment."""
+    data = bytes(program)
+    (start,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    rows = [_Row(*_ROW.unpack_from(data, start + size * number)) for number in range(count)]
+    loads = [row for row in rows if row.kind == LOAD]
+    base = loads[0].address - loads[0].offset
+    end = max(len(data), *(row.address + row.memory - base for row in loads))
+    offset = -(-end // PAGE) * PAGE
+    total = ROOM + len(artifact)
+    new = _Row(LOAD, READ, offset, base + offset, base + offset, total, total, PAGE)
+    place = {"offset": offset, "address": base + offset, "physical": base + offset}
+    table = {"size": _ROW.size * (count + 1), "memory": _ROW.size * (count + 1)}
+    moved = [row._replace(**place, **table) if row.kind == TABLE else row for row in rows]
+    head = bytearray(data)
+    struct.pack_into("<Q", head, 32, offset)
+    struct.pack_into("<H", head, 56, count + 1)
+    rows_bytes = b"".join(_ROW.pack(*row) for row in (*moved, new))
+    before = bytes(head).ljust(offset, b"\0") + rows_bytes.ljust(ROOM - len(MARK), b"\0") + MARK
+
+    def made() -> Iterator[Buffer]:
+        yield before
+        yield from pieces(artifact)
+
+    return Made(len(before) + len(artifact), made)
