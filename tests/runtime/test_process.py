@@ -319,3 +319,36 @@ for turn in range(100):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 """
     run(code, model, THREADS[-1], seconds=900)
+
+
+@pytest.mark.long
+def test_a_million_calls_and_ten_thousand_openings_leave_no_more_memory_and_give_the_same(model: list[str]) -> None:
+    """By one thread, and by 8 with engines of their own: what came out first comes out to the end."""
+    code = """
+def calls(engine, count):
+    x = rows(20, seed=3)
+    first = engine(x)[0].tobytes()
+    for _ in range(count):
+        if engine(x)[0].tobytes() != first:
+            wrong.append(1)
+    return first
+
+wrong = []
+engines = [Engine(path, threads=threads) for _ in range(8)]
+expected = calls(engines[0], 1000)
+before = mib()
+assert calls(engines[0], 1_000_000) == expected
+workers = [threading.Thread(target=calls, args=(engine, 100_000)) for engine in engines]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+x = rows(20, seed=3)
+for _ in range(10_000):
+    if Engine(path, threads=1)(x)[0].tobytes() != expected:
+        wrong.append(2)
+assert not wrong
+assert mib() - before < 16, (before, mib())
+print(before, mib())
+"""
+    print(run(code, model, 1, seconds=1200))
