@@ -29,9 +29,24 @@ fn decrypt(data: [*]u8, size: usize, associated: [*]const u8, associated_size: u
     return true;
 }
 
+const Allocator = std.mem.Allocator;
+
+/// Pages that are overwritten before they are given back: what Argon2 fills them with tells of the password.
+const wiping: Allocator = .{ .ptr = undefined, .vtable = &.{
+    .alloc = std.heap.PageAllocator.vtable.alloc,
+    .resize = Allocator.noResize,
+    .remap = Allocator.noRemap,
+    .free = wipe,
+} };
+
+fn wipe(context: *anyopaque, memory: []u8, alignment: std.mem.Alignment, from: usize) void {
+    crypto.secureZero(u8, memory);
+    std.heap.PageAllocator.vtable.free(context, memory, alignment, from);
+}
+
 /// Argon2id; the lanes one after the other. False: no memory.
 fn derive(out: *[64]u8, password: [*]const u8, password_size: usize, salt: *const [16]u8, kib: u32, passes: u32, lanes: u32) callconv(.c) bool {
     const costs: crypto.pwhash.argon2.Params = .{ .t = passes, .m = kib, .p = @intCast(lanes) };
-    crypto.pwhash.argon2.kdf(std.heap.page_allocator, out, password[0..password_size], salt, costs, .argon2id, std.Io.failing) catch return false;
+    crypto.pwhash.argon2.kdf(wiping, out, password[0..password_size], salt, costs, .argon2id, std.Io.failing) catch return false;
     return true;
 }
