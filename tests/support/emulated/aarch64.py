@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -48,10 +47,9 @@ class Emulator:
             file = folder / f"in{len(words)}.npy"
             np.save(file, array)
             words.append(str(file) if isinstance(name, int) else f"{name}={file}")
-        done = self._runner.start(path, *words, "--output", folder, "--json", seconds=SECONDS)
+        done = self._runner.start(path, *words, "--output", folder, seconds=SECONDS)
         if done.returncode:
             if lacking := re.search("a CPU without .*", done.stderr):
                 pytest.skip(f"the emulated machine is {lacking[0]}")
             raise DataError("forge-run", "outputs", done.stderr, "give other inputs")
-        count = len(json.loads(done.stdout)["outputs"])
-        return [np.load(folder / f"out{index}.npy") for index in range(count)]
+        return [np.load(folder / f"out{index}.npy") for index in range(len(list(folder.glob("out*.npy"))))]
