@@ -15,7 +15,9 @@ from forge_pipeline.codegen.program.operations import Demands, Function, Kind, T
 from forge_pipeline.codegen.program.placement import place
 from forge_pipeline.codegen.program.translation import Pool, translated
 from forge_pipeline.codegen.regions import program as p
+from forge_pipeline.errors import CompileError
 from forge_runtime.entries import MAIN, Entries
+from forge_runtime.library import MAX_RANK
 
 
 def program_of(
@@ -26,8 +28,11 @@ def program_of(
 ) -> Program:
     """Return the program of a library: of one function and its entries, or of ``blocks`` that call regions.
 
-    ``demands`` are those of each region. Raises CompileError for calls that no device can do.
+    ``demands`` are those of each region. Raises CompileError for calls that no device can do, and for arrays of more
+    axes than the runtime takes.
     """
+    for row in (*metadata["inputs"], *metadata["outputs"]):
+        _refuse_axes(row["name"], len(row["shape"]))
     writer = _Writer(module=module, metadata=metadata)
     functions = writer.entries() if blocks is None else writer.regions(blocks, demands)
     if writer.raw:
@@ -92,6 +97,7 @@ class _Writer:
         made = translated(name, self.module[name], parameters, self.pool)
         made.fixed, made.demands = dict(sorted(fixed.items())), demands
         place(made, keeps_results=name == PREPARE)
+        _refuse_axes(f"a value within {name}", max((len(tensor.shape) for tensor in made.tensors), default=0))
         return made
 
     def prepared_from(self) -> list[Tensor]:
@@ -113,6 +119,16 @@ class _Writer:
         if place < len(self.direct):
             return _tensor(Kind.WEIGHT, self.direct[place], variable)
         return _tensor(Kind.PREPARED, place - len(self.direct), variable)
+
+
+def _refuse_axes(what: str, count: int) -> None:
+    if count > MAX_RANK:
+        raise CompileError(
+            where=what,
+            expected=f"at most {MAX_RANK} axes",
+            found=f"{count}",
+            fix="merge axes that lie side by side: devices take no more",
+        )
 
 
 def _extents(shape: Sequence[int | str], fixed: Mapping[str, int]) -> tuple[int | None, ...]:

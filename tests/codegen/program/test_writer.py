@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.errors import DataError
+from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
@@ -211,6 +211,27 @@ def test_sizes_that_data_decides_are_inputs_without_contents() -> None:
             assert [kind == SHAPE for kind in kinds[: len(step.fields[1])]] == [
                 value in sizes for value in step.fields[1]
             ]
+
+
+def transposed_softmax(*shape: int, middle: Sequence[int]) -> onnx.ModelProto:
+    """Return a softmax over the first axis of the input in another shape."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Softmax", ["r"], ["s"], axis=0)]
+    nodes.append(helper.make_node("Reshape", ["s", "flat"], ["y"]))
+    constants = [numpy_helper.from_array(np.array(middle), "shape"), numpy_helper.from_array(np.array([-1]), "flat")]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("x", shape), ("y", ["n"]))
+    ]
+    graph = helper.make_graph(nodes, "graph", ports[:1], ports[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle", "where"), [((2,) * 9, (512,), "x"), ((512,), (2,) * 9, "a value within main")]
+)
+def test_more_axes_than_a_device_takes_are_refused(shape: Sequence[int], middle: Sequence[int], where: str) -> None:
+    build(transposed_softmax(256, middle=(2,) * 8), HOST, TILED)
+    with pytest.raises(CompileError, match=f"{where}: expected at most 8 axes, found 9"):
+        build(transposed_softmax(*shape, middle=middle), HOST, TILED)
 
 
 def test_the_same_model_gives_the_same_program(library: Library) -> None:
