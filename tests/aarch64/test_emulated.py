@@ -21,17 +21,20 @@ from tests.support.emulated.choice import emulated
 from tests.support.paths import ROOT, SHARED
 
 MODELS = SHARED / "models"
-SHARED = sorted(str(path.relative_to(MODELS)) for path in MODELS.rglob("*.onnx"))
+LARGE = {"mlperf_tiny_resnet8", "mlperf_tiny_vww_mobilenetv1", "squeezenet", "superres", "ultraface", "yunet"}
+"""Folders of models that take an emulator, or the compiler, more than five seconds."""
+
+REAL = [
+    pytest.param(path, id=str(path.relative_to(MODELS)), marks=[pytest.mark.long] if path.parent.name in LARGE else [])
+    for path in sorted(MODELS.rglob("*.onnx"))
+]
 BATCH, EXTENT = 1, 64
 """Sizes of symbolic dimensions: of a first one, and of the others."""
 
 FLOAT16 = 2.0**-10
 """Largest error of a model whose results are rounded to half precision; of others it is 1e-4."""
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is not installed: apt-get install qemu-user"),
-]
+pytestmark = pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is not installed: apt-get install qemu-user")
 
 
 def random_input(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray:
@@ -64,6 +67,6 @@ def test_the_bundled_model_computes_the_same_on_an_emulated_device(tag: str, com
     compare(ROOT / "examples/digits/digits.onnx", tag, compile_for)
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_a_real_model_computes_the_same_on_an_emulated_device(name: str, compile_for: Callable[..., bytes]) -> None:
-    compare(MODELS / name, "raspberry-pi/5", compile_for)
+@pytest.mark.parametrize("path", REAL)
+def test_a_real_model_computes_the_same_on_an_emulated_device(path: Path, compile_for: Callable[..., bytes]) -> None:
+    compare(path, "raspberry-pi/5", compile_for)
