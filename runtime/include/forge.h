@@ -99,6 +99,9 @@ int32_t forge_kernels(const forge_model *model);
 int forge_start(const forge_model *model, int32_t threads, forge_session **session);
 void forge_stop(forge_session *session);
 int forge_set_threads(forge_session *session, int32_t threads);
+/* Keep threads on CPUs, by the system's numbers, taken in turn: cpus[0] is that of the calling thread, which is yours and
+ * is left where it is. Count 0: threads run anywhere. */
+int forge_pin(forge_session *session, const uint32_t *cpus, int32_t count);
 int forge_run(forge_session *session, const forge_array *inputs, forge_array *outputs);
 /* From any thread: the call that is under way, or the next one, ends before its next kernel. */
 void forge_cancel(forge_session *session);

@@ -181,6 +181,11 @@ pub export fn forge_set_threads(session: *Session, threads: i32) c_int {
     return code(exclusively(session, Session.setThreads, .{@as(u32, @intCast(@max(0, threads)))}));
 }
 
+pub export fn forge_pin(session: *Session, cpus: ?[*]const u32, count: i32) c_int {
+    const list = cpus orelse if (count == 0) &[0]u32{} else return code(missing("cpus"));
+    return code(exclusively(session, Session.pin, .{list[0..@intCast(@max(0, count))]}));
+}
+
 pub export fn forge_run(session: ?*Session, inputs: ?[*]const Array, outputs: ?[*]Array) c_int {
     const started = session orelse return code(missing("session"));
     const program = &started.model.program;

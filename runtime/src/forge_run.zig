@@ -63,6 +63,11 @@ fn run(options: *Options, arguments: anytype) Error!void {
     var session: Session = .{ .model = &model };
     defer session.stop();
     try session.start(options.threads);
+    const cpus = options.cpus.all();
+    if (cpus.len != 0) {
+        try session.pin(cpus);
+        _ = platform.pin(cpus[0]);
+    }
     const inputs = arena.alloc(Array, model.program.inputs.len) catch return noMemory();
     const outputs = arena.alloc(Array, model.program.outputs.len) catch return noMemory();
     try makeInputs(options, &model, inputs);

@@ -15,6 +15,7 @@ pub const help =
     \\  --output FOLDER         write outputs there, as out0.npy, out1.npy, ...
     \\  --runs N                run N times after the first, and say how long they took
     \\  --threads N             1 without
+    \\  --cpus N,N,...          keep threads on these CPUs, taken in turn
     \\  --profile               time by kernel, of these runs
     \\  --memory                bytes of weights and arena, and the most that the process had
     \\  --key FILE              key file of an encrypted model
@@ -56,6 +57,7 @@ pub const Options = struct {
     output: ?[:0]const u8 = null,
     runs: u32 = 0,
     threads: u32 = 1,
+    cpus: List(u32) = .{},
     profile: bool = false,
     memory: bool = false,
     json: bool = false,
@@ -87,7 +89,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
             continue;
         }
         if (flag(options, argument)) continue;
-        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--key", "--password-file" }) |known| {
+        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file" }) |known| {
             if (std.mem.eql(u8, known, argument)) break true;
         } else false;
         if (!is_known) return message.fail(error.Usage, "command line: expected an option, found {s}\nfix: see forge-run --help", .{argument});
@@ -99,6 +101,10 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
         if (std.mem.eql(u8, argument, "--output")) options.output = value;
         if (std.mem.eql(u8, argument, "--runs")) options.runs = try number(u32, argument, value);
         if (std.mem.eql(u8, argument, "--threads")) options.threads = try number(u32, argument, value);
+        if (std.mem.eql(u8, argument, "--cpus")) {
+            var cpus = std.mem.splitScalar(u8, value, ',');
+            while (cpus.next()) |cpu| try options.cpus.add(try number(u32, argument, cpu));
+        }
         if (std.mem.eql(u8, argument, "--key")) options.key = value;
         if (std.mem.eql(u8, argument, "--password-file")) options.password_file = value;
     }

@@ -174,12 +174,38 @@ pub fn process() i32 {
     return linux.getpid();
 }
 
-/// How many CPUs this process may use.
+/// A set of CPUs, a bit for each, as Linux has it on machines that are little endian.
+const CpuSet = [128]u8;
+
+/// The CPUs that the calling thread may use; none where the system does not say.
+fn allowed() CpuSet {
+    var set: CpuSet = @splat(0);
+    _ = linux.syscall3(.sched_getaffinity, 0, set.len, @intFromPtr(&set));
+    return set;
+}
+
+/// How many CPUs the calling thread may use.
 pub fn cpus() usize {
-    var set: [128]u8 = @splat(0);
-    const size = linux.syscall3(.sched_getaffinity, 0, set.len, @intFromPtr(&set));
-    if (failed(size)) return 1;
     var count: usize = 0;
-    for (set[0..@min(size, set.len)]) |byte| count += @popCount(byte);
+    for (allowed()) |byte| count += @popCount(byte);
     return @max(1, count);
+}
+
+fn allow(set: CpuSet) bool {
+    return !failed(linux.syscall3(.sched_setaffinity, 0, set.len, @intFromPtr(&set)));
+}
+
+/// Keep the calling thread on one CPU. Returns whether the system lets it.
+pub fn pin(cpu: u32) bool {
+    var set: CpuSet = @splat(0);
+    if (cpu / 8 >= set.len) return false;
+    set[cpu / 8] = @as(u8, 1) << @intCast(cpu % 8);
+    return allow(set);
+}
+
+/// Whether the system lets threads of this process be on a CPU; the calling one stays where it may be.
+pub fn canPin(cpu: u32) bool {
+    const before = allowed();
+    defer _ = allow(before);
+    return pin(cpu);
 }

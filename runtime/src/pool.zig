@@ -73,6 +73,8 @@ pub const Pool = struct {
     spins: u32 = spins_alone,
     threads: u32 = 1,
     handles: [max_threads]std.Thread = undefined,
+    /// Where threads stay, taken in turn, the caller's first; anywhere without.
+    cpus: []const u32 = &.{},
     /// One for each thread, the caller's first.
     workspaces: []Workspace = &.{},
 
@@ -80,7 +82,7 @@ pub const Pool = struct {
     pub fn start(pool: *Pool, threads: u32) Error!void {
         pool.workspaces = std.heap.page_allocator.alloc(Workspace, threads) catch return message.fail(error.Memory, "memory: expected room for {d} threads, found none\nfix: ask for fewer", .{threads});
         @memset(pool.workspaces, .{});
-        if (threads > platform.cpus()) pool.spins = 50; // who spins holds a core that another needs
+        if (threads > if (pool.cpus.len != 0) pool.cpus.len else platform.cpus()) pool.spins = 50; // who spins holds a core that another needs
         for (1..threads) |index| {
             pool.handles[index] = std.Thread.spawn(.{ .stack_size = stack_size }, worker, .{ pool, index }) catch {
                 pool.stop();
@@ -155,6 +157,7 @@ pub const Pool = struct {
 
 fn worker(pool: *Pool, index: usize) void {
     current = .{ .pool = null, .workspace = &pool.workspaces[index] };
+    if (pool.cpus.len != 0) _ = platform.pin(pool.cpus[index % pool.cpus.len]);
     var seen: u32 = 0;
     while (true) {
         var turns: u32 = 0;

@@ -19,6 +19,7 @@ pub const Session = struct {
     model: *const Model,
     arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
     threads: pool.Pool = .{},
+    cpus: [pool.max_threads]u32 = undefined,
     frames: []frame.Frame = &.{},
     scratch: platform.Memory = &.{},
     buffers: memory_of.Buffers = .{},
@@ -81,8 +82,20 @@ pub const Session = struct {
 
     pub fn setThreads(session: *Session, threads: u32) Error!void {
         if (threads < 1 or threads > pool.max_threads) return message.fail(error.Usage, "threads: expected 1 to {d}, found {d}\nfix: give a number between", .{ pool.max_threads, threads });
+        try session.restart(threads, session.threads.cpus);
+    }
+
+    /// Keep threads on CPUs, taken in turn: the first is the caller's, who pins itself. None: threads run anywhere.
+    pub fn pin(session: *Session, cpus: []const u32) Error!void {
+        if (cpus.len > pool.max_threads) return message.fail(error.Usage, "cpus: expected at most {d}, found {d}\nfix: give one for each thread", .{ pool.max_threads, cpus.len });
+        for (cpus) |cpu| if (!platform.canPin(cpu)) return message.fail(error.Usage, "cpus: expected those that this process may use, found {d}\nfix: ask the system which there are: nproc, taskset", .{cpu});
+        @memcpy(session.cpus[0..cpus.len], cpus);
+        try session.restart(session.threads.threads, session.cpus[0..cpus.len]);
+    }
+
+    fn restart(session: *Session, threads: u32, cpus: []const u32) Error!void {
         session.threads.stop();
-        session.threads = .{};
+        session.threads = .{ .cpus = cpus };
         try session.threads.start(threads);
     }
 

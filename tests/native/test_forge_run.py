@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_it_computes_what_an_engine_does(
     outputs = runner.call(library, inputs, "--threads", str(threads), "--runs", "3", "--memory")
     for found, wanted in zip(outputs, Engine(library, threads=threads)(*inputs), strict=True):
         assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+
+
+def test_threads_share_a_cpu(copy: Callable[[str], Path], runner: Runner) -> None:
+    library, given = copy("convolutions"), array(3, 3, 24, 24)
+    cpu = str(min(os.sched_getaffinity(0)))
+    (found,) = runner.call(library, [given], "--threads", "3", "--cpus", cpu)
+    assert found.tobytes() == Engine(library, threads=1)(given)[0].tobytes()
 
 
 def test_nothing_runs_for_arrays_without_elements(copy: Callable[[str], Path], runner: Runner) -> None:
@@ -98,6 +106,8 @@ def test_a_wrong_command_line_is_usage(copy: Callable[[str], Path], runner: Runn
     refused(runner.start(library, "--runs"), 2, "--runs: expected a value")
     refused(runner.start(library, "--runs", "many"), 2, "found many")
     refused(runner.start(library, "--threads", "65"), 2, "expected 1 to 64, found 65")
+    refused(runner.start(library, "--cpus", "0,1023"), 2, "found 1023")
+    refused(runner.start(library, "--cpus", "0,,1"), 2, "--cpus: expected a number")
     refused(runner.start(library, f"q={tmp_path / 'x.npy'}"), 2, "such as x, found q")
     refused(runner.start(library, tmp_path / "x.npy", tmp_path / "x.npy"), 2, "at most 1 inputs")
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,36 @@ def test_every_misuse_has_a_code_and_a_sentence(forge: Forge, library: Path, tmp
         assert re.fullmatch(r".+: expected .+, found .+\nfix: .+", forge.message())
     assert forge.c.forge_set_threads(session, 2) == 0
     assert forge.run(session, [images(1)], [Array()]) == 0
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_threads_stay_on_the_cpus_that_they_are_given(forge: Forge, library: Path) -> None:
+    def allowed() -> dict[int, set[int]]:
+        return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+    def pinned(*cpus: int) -> int:
+        return int(forge.c.forge_pin(session, (ctypes.c_uint32 * len(cpus))(*cpus), len(cpus)))
+
+    here, before = min(os.sched_getaffinity(0)), allowed()
+    model = forge.open(library)
+    session = forge.start(model, 3)
+    assert pinned(here) == 0
+    after = allowed()
+    own = set(after) - set(before)
+    assert len(own) == 2
+    assert forge.run(session, [images(4)], [Array()]) == 0
+    for _ in range(1000):  # a thread pins itself as it starts
+        if all(os.sched_getaffinity(task) == {here} for task in own):
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail(f"threads on {[os.sched_getaffinity(task) for task in own]}")
+    assert os.sched_getaffinity(0) == before[threading.get_native_id()]
+    assert pinned(here, 1023) == pinned(here, 1 << 20) == USAGE
+    assert "found 1048576" in forge.message()
+    assert forge.c.forge_pin(session, None, 0) == 0
+    assert all(cpus == before[threading.get_native_id()] for task, cpus in allowed().items() if task not in before)
     forge.c.forge_stop(session)
     forge.c.forge_close(model)
 
