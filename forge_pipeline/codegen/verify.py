@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import onnx
 
     from forge_pipeline.ir.reference.interpreter import Interpreter
-    from forge_pipeline.passes.verification.made_up import MadeUp
+    from forge_pipeline.passes.verification.made_up import MadeUp, Suits
 
 QUANTIZED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
 
@@ -141,7 +141,7 @@ class Source:
             if name in covered:
                 continue
             try:
-                found = self._made_up(reference, extents, ())
+                found = self._made_up(reference, extents)
             except (*REFUSALS, Unsupported) as refusal:
                 self.unverified[name] = why_not(refusal)
                 continue
@@ -159,15 +159,25 @@ class Source:
         Raises ``refusal``, the library's, where it refuses those too, or ONNX Runtime takes no others.
         """
         from forge_pipeline.codegen.device import results
+        from forge_pipeline.ir.sizes.encoding import from_json
+        from forge_pipeline.ir.sizes.facts import Constraint
         from forge_pipeline.passes.verification.exact import REFUSALS
         from forge_pipeline.passes.verification.samples import Unsupported
 
         entries = Entries.of(self.library.metadata, where="library")
         extents = dict(_to_cover(entries)).get(trial.entry, {})
         reference, without = reference_of(self.model), [trial.sizes]
+        demands = [
+            Constraint(size=from_json(row["size"]), at_least=row["at_least"], text=row["text"])
+            for row in self.library.metadata["constraints"]
+        ]
         for _ in range(RETRIES):
             try:
-                found = self._made_up(reference, extents, without)
+                found = self._made_up(
+                    reference,
+                    extents,
+                    lambda sizes: sizes not in without and all(demand.holds(sizes) for demand in demands),
+                )
             except (*REFUSALS, Unsupported) as nothing:
                 raise refusal from nothing
             without.append(found.sizes)
@@ -178,16 +188,14 @@ class Source:
                 return other, _ordered(reference, feed), have
         raise refusal
 
-    def _made_up(
-        self, reference: Interpreter, extents: Mapping[str, int], without: Sequence[Mapping[str, int]]
-    ) -> MadeUp:
+    def _made_up(self, reference: Interpreter, extents: Mapping[str, int], suits: Suits | None = None) -> MadeUp:
         from forge_pipeline.passes.verification.candidate_sizes import Preferred
         from forge_pipeline.passes.verification.made_up import Kinds, made_up
 
         checks = self.checks
         preferred = Preferred(batch=checks.batch, extent=checks.extent, given={**checks.dims, **extents})
         kinds = Kinds(samples=1 if extents else checks.samples, seed=checks.seed, varied=False)
-        return made_up(self.model, reference, preferred, kinds, without=without)
+        return made_up(self.model, reference, preferred, kinds, suits=suits)
 
 
 def _to_cover(entries: Entries) -> Iterator[tuple[str, Mapping[str, int]]]:

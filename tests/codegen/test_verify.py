@@ -111,6 +111,15 @@ def test_other_sizes_are_tried_where_the_library_alone_refuses_the_first(model_o
         verify(model, library, dataclasses.replace(CHECKS, dims={"m": 1, "n": 2}), float16=False)
 
 
+def test_sizes_that_the_library_takes_are_searched(model_of: Make) -> None:
+    """ONNX Runtime pools images smaller than the window, where steps are larger still; a library refuses them."""
+    model = model_of("MaxPool", {"x": ([1, 1, "height", 224], FLOAT)}, kernel_shape=[200, 200], strides=[300, 300])
+    tiled = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    report = verify(model, build(model, Target.from_tag("host"), tiled), CHECKS, float16=False)
+    assert report["refused"]["any size"]["sizes"] == {"height": 16}
+    assert report["inputs"] == [{"from": "made-up inputs", "sizes": {"height": 224}}]
+
+
 def test_samples_are_compared_before_anything_is_made_up(model_of: Make, total: Library) -> None:
     feeds = [{name: np.ones((5, 3), np.float32) for name in "xy"}]
     report = verify(two_names(model_of), renamed(total, "n", "m"), CHECKS, float16=False, feeds=feeds)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
@@ -20,6 +21,9 @@ TOPS = (4, 2, 1)
 """Exclusive bounds of integers of which the model does not say what they are: indices, flags, or sizes."""
 MOVING = frozenset({"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand"})
 """Operators whose results have the values of their first input."""
+
+Suits: TypeAlias = Callable[[Mapping[str, int]], bool]
+"""Whether sizes of open extents are to be tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +49,11 @@ def made_up(
     preferred: Preferred,
     kinds: Kinds,
     *,
-    without: Sequence[Mapping[str, int]] = (),
+    suits: Suits | None = None,
 ) -> MadeUp:
     """Return inputs that ``run``, which is of ``model``, takes: finite results are preferred to others.
 
-    Sizes that are among ``without`` are left out.
+    Sizes that do not suit are left out.
 
     Raises Unsupported for a model that must not be run so, and what ONNX Runtime said to the first of them where it
     takes none of those that are tried.
@@ -61,7 +65,7 @@ def made_up(
     tops = index_bounds(model)
     refusal: ForgeError | None = None
     second: MadeUp | None = None
-    for sizes in (chosen for chosen in candidates(inputs, preferred) if chosen not in without):
+    for sizes in filter(suits, candidates(inputs, preferred)) if suits else candidates(inputs, preferred):
         for top in TOPS if _has_free_integers(inputs, tops) else TOPS[:1]:
             try:
                 feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))
