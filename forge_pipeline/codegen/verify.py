@@ -159,25 +159,17 @@ class Source:
         Raises ``refusal``, the library's, where it refuses those too, or ONNX Runtime takes no others.
         """
         from forge_pipeline.codegen.device import results
-        from forge_pipeline.ir.sizes.encoding import from_json
-        from forge_pipeline.ir.sizes.facts import Constraint
+        from forge_pipeline.ir.sizes.keeping import keeping
         from forge_pipeline.passes.verification.exact import REFUSALS
         from forge_pipeline.passes.verification.samples import Unsupported
 
         entries = Entries.of(self.library.metadata, where="library")
         extents = dict(_to_cover(entries)).get(trial.entry, {})
         reference, without = reference_of(self.model), [trial.sizes]
-        demands = [
-            Constraint(size=from_json(row["size"]), at_least=row["at_least"], text=row["text"])
-            for row in self.library.metadata["constraints"]
-        ]
+        keeps = keeping(self.library.metadata["constraints"])
         for _ in range(RETRIES):
             try:
-                found = self._made_up(
-                    reference,
-                    extents,
-                    lambda sizes: sizes not in without and all(demand.holds(sizes) for demand in demands),
-                )
+                found = self._made_up(reference, extents, lambda sizes: sizes not in without and keeps(sizes))
             except (*REFUSALS, Unsupported) as nothing:
                 raise refusal from nothing
             without.append(found.sizes)

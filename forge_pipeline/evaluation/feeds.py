@@ -14,6 +14,8 @@ from forge_pipeline.ir.reference.interpreter import Interpreter
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from forge_pipeline.passes.verification.made_up import Suits
+
 MADE_UP = 8
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -34,23 +36,27 @@ class Feeds:
 
 
 def feeds_for(
-    module: ONNXModule, data: Dataset | None, preparation: Preparation, sizes: Mapping[str, int] = NO_SIZES
+    module: ONNXModule,
+    data: Dataset | None,
+    preparation: Preparation,
+    sizes: Mapping[str, int] = NO_SIZES,
+    suits: Suits | None = None,
 ) -> Feeds:
     """Return the evaluation samples of ``data``, fitted to the model's inputs. Raises DataError.
 
-    Without data, ordinary random inputs, of ``sizes`` as far as these are given, and of others that the model runs
-    with; none where ONNX Runtime takes none of those that are tried.
+    Without data, ordinary random inputs, of ``sizes`` as far as these are given, and of others that suit and that the
+    model runs with; none where ONNX Runtime takes none of those that are tried.
     """
     from forge_pipeline.data.fitting import input_specs
 
     if data is None:
-        return _made_up(module, sizes)
+        return _made_up(module, sizes, suits)
     samples = data.samples(preparation, input_specs(module.light), "evaluation")
     origin = "the calibration samples: there are no others" if samples.shared else "evaluation samples"
     return Feeds(feeds=samples, labels=samples.labels(), origin=origin)
 
 
-def _made_up(module: ONNXModule, sizes: Mapping[str, int]) -> Feeds:
+def _made_up(module: ONNXModule, sizes: Mapping[str, int], suits: Suits | None) -> Feeds:
     from forge_pipeline.ir.dims import shown
     from forge_pipeline.passes.verification.candidate_sizes import Preferred
     from forge_pipeline.passes.verification.exact import REFUSALS
@@ -60,7 +66,7 @@ def _made_up(module: ONNXModule, sizes: Mapping[str, int]) -> Feeds:
     run = Interpreter(module.light, where="float model")
     kinds = Kinds(samples=MADE_UP, seed=0, varied=False)
     try:
-        found = made_up(module.light, run, Preferred(given=sizes), kinds)
+        found = made_up(module.light, run, Preferred(given=sizes), kinds, suits=suits)
     except (*REFUSALS, Unsupported) as refusal:
         return Feeds(feeds=[], labels=None, origin="none: no data was given", missing=why_not(refusal))
     chosen = f" of {shown(found.sizes)}" if found.sizes else ""

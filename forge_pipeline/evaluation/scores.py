@@ -109,10 +109,11 @@ class Cosine:
             if not value.size:
                 continue
             rows, wanted = value.reshape(_rows(value), -1), expected.reshape(_rows(value), -1)
-            norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(wanted, axis=1)
-            products = (rows * wanted).sum(axis=1)
-            same = (rows == wanted).all(axis=1)
-            self._sum += float(np.where(same, 1.0, products / np.where(norms > 0, norms, 1.0)).sum())
+            with np.errstate(invalid="ignore"):  # what is not finite makes the result NaN
+                norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(wanted, axis=1)
+                products = (rows * wanted).sum(axis=1)
+                same = (rows == wanted).all(axis=1)
+                self._sum += float(np.where(same, 1.0, products / np.where(norms > 0, norms, 1.0)).sum())
             self._count += len(rows)
 
     def result(self) -> float:
@@ -218,7 +219,17 @@ def _against(
         if labels.size != first.size:
             _refuse(f"as many values as output {name!r}, {list(first.shape)}", str(list(labels.shape)))
         pairs = [(first, labels.reshape(first.shape))]
-    return [(np.asarray(value, np.float64), np.asarray(expected, np.float64)) for value, expected in pairs]
+    return [_finite(np.asarray(value, np.float64), np.asarray(expected, np.float64)) for value, expected in pairs]
+
+
+def _finite(
+    value: NDArray[np.float64], expected: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return both with 0 where they are infinite alike, or both NaN: there they agree, and nothing can be summed."""
+    import numpy as np
+
+    alike = ~np.isfinite(expected) & ((value == expected) | (np.isnan(value) & np.isnan(expected)))
+    return (np.where(alike, 0.0, value), np.where(alike, 0.0, expected)) if alike.any() else (value, expected)
 
 
 def _rows(value: NDArray[Any]) -> int:

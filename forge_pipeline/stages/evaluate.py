@@ -93,12 +93,13 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
+    from forge_pipeline.ir.sizes.keeping import keeping
     from forge_runtime.entries import Entries
 
     if _is_same(reference, model):
         model = reference  # nothing was quantized: no second one is opened
     served = Entries.of(library.metadata, where="library")
-    chosen = feeds_for(reference, data, config.data, served.only)
+    chosen = feeds_for(reference, data, config.data, served.only, keeping(library.metadata["constraints"]))
     sizes: dict[str, Value] = {
         "size_float_bytes": size(reference),
         "size_quantized_bytes": size(model),

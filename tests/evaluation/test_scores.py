@@ -28,6 +28,14 @@ def score(metric: str, output: Any, labels: Any = None, reference: Any = None, *
     return one.result()
 
 
+@pytest.mark.parametrize(("metric", "alike"), [("mae", 0.0), ("cosine", 1.0)])
+def test_what_is_infinite_alike_agrees(metric: str, alike: float) -> None:
+    values = np.array([[1.0, -np.inf, np.nan, 2.0]])
+    assert score(metric, values, reference=values) == pytest.approx(alike)
+    assert not math.isfinite(score(metric, values, reference=[[1.0, -np.inf, 0.0, 2.0]]))
+    assert not math.isfinite(score(metric, values, reference=[[1.0, np.inf, np.nan, 2.0]]))
+
+
 @given(st.integers(1, 30), st.integers(2, 8), st.sampled_from([1, 5]), st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_top_k_is_the_share_of_labels_among_the_k_largest(
     samples: int, classes: int, k: int, seed: int, feeds: int

@@ -222,6 +222,18 @@ def test_a_model_that_no_inputs_are_found_for_is_not_measured_and_says_so(foreig
     assert result.report["notes"][0].startswith("not evaluated: ")
 
 
+def test_inputs_are_made_up_that_the_library_takes(compiled: Callable[[ONNXModule], Library]) -> None:
+    """ONNX Runtime pools 3 rows, too, by a window of 40, where steps are larger still."""
+    model = ONNXModule(
+        parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> main (float[1, 1, H, 8] x) => (float[1, 1, R, 8] y)'
+            "{ y = MaxPool<kernel_shape = [40, 1], strides = [60, 1]>(x) }"
+        )
+    )
+    result = evaluate.run(config(), reference=model, model=model, library=compiled(model), data=None)
+    assert result.report["inputs"] == "random inputs of H=64: no data was given"
+
+
 def test_a_scalar_sample_stays_a_scalar(foreign: Library, tmp_path: Path) -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> main (float[N, 4] x, float s) => (float[N, 4] y, float z)'

@@ -348,25 +348,31 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
 
 
 def outputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return the outputs; those that come without a shape with the rank, and the numbers, that the operators give."""
+    """Return the outputs, those that are stated without a shape, or in another one than the operators give, with the
+    rank and the numbers of that."""
     from forge_pipeline.ir.sizes.analysis import analyse
 
-    outputs = list(model.graph.output)
-    if all(value.type.tensor_type.HasField("shape") for value in outputs):
-        return outputs
     sizes = analyse(model)
-    return [_with_shape(value, sizes.shape(value.name) or ()) for value in outputs]
+    return [_with_shape(value, sizes.shape(value.name)) for value in model.graph.output]
 
 
-def _with_shape(value: onnx.ValueInfoProto, shape: Iterable[object]) -> onnx.ValueInfoProto:
+def _with_shape(value: onnx.ValueInfoProto, shape: Sequence[object] | None) -> onnx.ValueInfoProto:
     import onnx
 
-    if value.type.tensor_type.HasField("shape"):
+    stated = value.type.tensor_type.shape.dim
+    if shape is None or (value.type.tensor_type.HasField("shape") and not _differ(stated, shape)):
         return value
     found = onnx.ValueInfoProto.FromString(value.SerializeToString())
+    found.type.tensor_type.ClearField("shape")
     found.type.tensor_type.shape.SetInParent()
     for size in shape:
         dim = found.type.tensor_type.shape.dim.add()
         if isinstance(size, int):
             dim.dim_value = size
     return found
+
+
+def _differ(stated: Sequence[onnx.TensorShapeProto.Dimension], shape: Sequence[object]) -> bool:
+    """Return whether ranks or numbers are others."""
+    numbers = ((dim.dim_value, size) for dim, size in zip(stated, shape, strict=False) if dim.HasField("dim_value"))
+    return len(stated) != len(shape) or any(isinstance(size, int) and size != number for number, size in numbers)

@@ -35,16 +35,6 @@ class Constraint:
     text: str
     graph: str = ""
 
-    def holds(self, extents: Mapping[str, int]) -> bool:
-        """Return whether it is kept at these extents; where it names others, it may be."""
-        if not e.names(self.size) <= extents.keys():
-            return True
-        try:
-            value = e.evaluate(self.size, extents)
-        except e.Overgrown:
-            return False
-        return value >= 0 if self.at_least else value == 0
-
 
 class Facts:
     """Demands so far, and what is equal because of them; extents that only data decides."""

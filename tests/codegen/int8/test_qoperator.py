@@ -265,8 +265,16 @@ def test_products_of_integers_are_exact_sums_in_integers(dtype: Any, zeros: str)
 
 
 @pytest.mark.parametrize("measures", [False, True])
-@pytest.mark.parametrize(("groups", "size"), [(1, (7, 7)), (16, (7, 7)), (1, (19,)), (16, (19,)), (1, (4, 5, 6))])
-def test_convolutions_of_integers_pad_with_the_zero_point(groups: int, size: tuple[int, ...], measures: bool) -> None:
+@pytest.mark.parametrize(
+    ("groups", "size", "is_open"),
+    [
+        *((1, (7, 7), False), (16, (7, 7), False), (1, (19,), False), (16, (19,), False), (1, (4, 5, 6), False)),
+        *((1, (7, 7), True), (16, (7, 7), True)),
+    ],
+)
+def test_convolutions_of_integers_pad_with_the_zero_point(
+    groups: int, size: tuple[int, ...], is_open: bool, measures: bool
+) -> None:
     random: Any = np.random.default_rng(2)
     axes = len(size)
     x = random.integers(0, 256, (2, 16, *size)).astype(np.uint8)
@@ -277,6 +285,9 @@ def test_convolutions_of_integers_pad_with_the_zero_point(groups: int, size: tup
         zero = helper.make_tensor_value_info("xz", TensorProto.UINT8, ())
         del model.graph.initializer[1:]
         model.graph.input.append(zero)
+    for axis, name in enumerate(("n", "c", "h", "w")) if is_open else ():
+        if name != "c":
+            model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     exact = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
     graph = helper.make_graph(
         [exact],

@@ -10,10 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.onnx_import.importer import check_supported, import_model, interface, prepare
+from forge_pipeline.codegen.onnx_import.importer import (
+    check_supported,
+    import_model,
+    interface,
+    outputs_of,
+    prepare,
+)
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
@@ -181,3 +187,15 @@ def test_casts_in_a_row_are_one_small_expression() -> None:
     for _ in range(8):
         x = x.astype(np.int32).astype(np.int8).astype(np.float32) * np.float32(1.25)
     np.testing.assert_array_equal(found, x)
+
+
+def test_an_output_has_the_shape_that_operators_give_where_another_is_stated() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> main (float[N, 6] x) => (float[N, M] y, float[N, 7] z, float[K, 6] w)'
+        "{ shape = Constant<value_ints = [0, 2, 3]>() y = Reshape(x, shape) z = Relu(x) w = Abs(x) }"
+    )
+    assert [row["shape"][1:] for row in interface(outputs_of(model))] == [[2, 3], [6], [6]]
+    assert interface(outputs_of(model))[2]["shape"][0] == "K"
+    x = np.ones((2, 6), np.float32)
+    y, z, _ = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)(x)
+    assert (y.shape, z.shape) == ((2, 2, 3), (2, 6))

@@ -110,9 +110,11 @@ def convolve(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def _strategy(call: relax.Call, kernel: Array, shape: tuple[Any, ...]) -> ConvStrategy | None:
-    """Return how a kernel is moved over an image of ``shape``; None for channels last, and extents not known."""
+    """Return how a kernel is moved over an image of ``shape``; None for channels last, and extents not known: those of
+    an image of two axes may be symbolic."""
     layout, rank = LAYOUTS.get(len(shape)), len(shape)
-    if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in shape[1:]):
+    known = shape[1:2] if rank == 4 else shape[1:]
+    if call.attrs.data_layout != layout or not all(isinstance(extent, int) for extent in known):
         return None
     if rank == 3:
         return Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))

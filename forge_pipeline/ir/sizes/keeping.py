@@ -1,0 +1,26 @@
+"""Whether sizes keep what a library demands of them, by the constraints in its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from forge_pipeline.ir.sizes.encoding import from_json
+from forge_pipeline.ir.sizes.expression import Overgrown, evaluate, names
+
+
+def keeping(constraints: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, int]], bool]:
+    """Return a function that says of sizes, by the names of extents, whether every constraint holds.
+
+    One that names others may hold.
+    """
+    rows = [(from_json(row["size"]), row["at_least"]) for row in constraints]
+
+    def keeps(sizes: Mapping[str, int]) -> bool:
+        try:
+            found = ((evaluate(size, sizes), at_least) for size, at_least in rows if names(size) <= sizes.keys())
+            return all(value >= 0 if at_least else value == 0 for value, at_least in found)
+        except Overgrown:
+            return False
+
+    return keeps
