@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -17,6 +18,11 @@ from forge_pipeline.codegen.tir.machine import Machine
 
 VECTORS = (4, 2, 1, 0.5, 0.25)
 """Vectors of partial results side by side, the first that divide the numbers: four hide the latency of additions."""
+
+LEAST_GROUP, GROUP = 4, 32
+"""Rows that are reduced by themselves: as many as divide all of them."""
+PIECE = 8
+"""Vectors of a row whose results stay in registers."""
 
 
 def applies(sch: Schedule) -> bool:
@@ -101,13 +107,62 @@ def _reduce_rows(sch: Schedule, machine: Machine, block: SBlockRV, along: int, a
     kept, work = _kept(sch, block), _work(sch, block)
     if along != kept - 1:
         raise ValueError("results do not lie as what they are made of")
-    steps = len(sch.get(block).iter_vars) - kept
+    row = sch.get_loops(block)[kept - 1]
+    groups = _groups(sch, block, kept) if _vectors(sch, machine, row) else []
     _place(sch, [block], kept - 1, work, after)
-    row, *others = sch.get_loops(block)[-(steps + 1) :]
-    sch.reorder(*others, row)
-    if (primitives.extent(sch, row) or 1) % machine.lanes == 0:
-        sch.vectorize(sch.split(row, [None, machine.lanes])[1])
-    sch.decompose_reduction(block, others[0])
+    outer = _by_rows(sch, machine, block)
+    for group in groups:
+        sch.compute_at(group, outer, preserve_unit_loops=True)
+        sch.set_scope(group, 0, "local")
+        sch.decompose_reduction(group, _by_rows(sch, machine, group))
+    sch.decompose_reduction(block, outer)
+
+
+def _by_rows(sch: Schedule, machine: Machine, block: SBlockRV) -> LoopRV:
+    """Have a block go along a piece of a row for each step, one that stays in registers; return the outermost step."""
+    loops = sch.get_loops(block)
+    realized = sch.get(loops[-1]).body
+    bound = [
+        (int(variable.iter_type) == primitives.REDUCTION, _loop_of(sch, loops, value))
+        for variable, value in zip(realized.block.iter_vars, realized.iter_values, strict=True)
+    ]
+    steps = [loop for is_step, loop in bound if is_step]
+    *_, row = (loop for is_step, loop in bound if not is_step)
+    vectors = _vectors(sch, machine, row)
+    if vectors:
+        piece, vector, lane = sch.split(row, [None, vectors, machine.lanes])
+        sch.reorder(piece, *steps, vector, lane)
+        sch.unroll(vector)
+        sch.vectorize(lane)
+    else:
+        sch.reorder(*steps, row)
+    return steps[0]
+
+
+def _vectors(sch: Schedule, machine: Machine, row: LoopRV) -> int:
+    """Return how many vectors make a piece of a row, the most that divide it; 0 where vectors do not."""
+    length = primitives.extent(sch, row) or 1
+    return max((count for count in range(1, PIECE + 1) if length % (count * machine.lanes) == 0), default=0)
+
+
+def _loop_of(sch: Schedule, loops: list[LoopRV], value: Any) -> LoopRV:
+    """Return the innermost loop that a value names."""
+    names = list(tirx.analysis.undefined_vars(value))
+    return next(loop for loop in reversed(loops) if any(sch.get(loop).loop_var.same_as(name) for name in names))
+
+
+def _groups(sch: Schedule, block: SBlockRV, kept: int) -> list[SBlockRV]:
+    """Reduce rows in groups, and then what they leave; return the block of a group, if rows divide into some.
+
+    The error of a sum grows with the longest chain of additions, which is then that of a group or of all groups
+    (Higham, Accuracy and Stability of Numerical Algorithms, 4.2).
+    """
+    loop, *others = sch.get_loops(block)[kept:]
+    count = primitives.extent(sch, loop) or 1
+    size = max(size for size in range(1, GROUP + 1) if count % size == 0)
+    if others or not LEAST_GROUP <= size < count:
+        return []
+    return [sch.rfactor(sch.split(loop, [None, size])[0], factor_axis=kept - 1)]
 
 
 def _place(sch: Schedule, made: list[SBlockRV], shared: int, work: int, after: list[SBlockRV]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.support.tiled import Shape, assert_same, model
+from tests.support.tiled import Shape, assert_same, compiled, model
 
 SIZES = [{"n": n, "t": t} for n in (1, 3) for t in (1, 7, 40)]
 
@@ -42,6 +42,12 @@ def test_several_axes_before_the_last_are_reduced_together() -> None:
     reduced("ReduceMean", [0, 2], (3, 5, 6, 20))
 
 
+@pytest.mark.parametrize("shape", [(1, 196, 768), (3, 512, 80), (2, 49, 48)])
+def test_rows_are_reduced_in_groups(shape: Shape) -> None:
+    reduced("ReduceSum", [1], shape)
+    reduced("ReduceMean", [1], shape, keepdims=1)
+
+
 @pytest.mark.parametrize("shape", [(5, 64), ("n", "t", 100), (4, 4096)])
 def test_neighbours_are_reduced_in_lanes(shape: Shape) -> None:
     reduced("ReduceSum", [-1], shape)
@@ -51,3 +57,12 @@ def test_neighbours_are_reduced_in_lanes(shape: Shape) -> None:
 def test_all_numbers_become_one() -> None:
     reduced("ReduceSum", [0, 1], (6, 64))
     reduced("ReduceMax", [1, 2], (3, 5, 64))
+
+
+def test_a_long_sum_is_made_of_short_ones() -> None:
+    """One after the other, numbers of half the last bit of 1 would all be lost beside it."""
+    rows = np.full((1024, 64), 2.0**-25, np.float32)
+    rows[0] = 1
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    (total,) = compiled(model([node], {"x": rows.shape}, {"axes": np.array([0])}))(rows)
+    np.testing.assert_allclose(total, rows.sum(axis=0, dtype=np.float64), rtol=32 * 2.0**-25)
