@@ -6,6 +6,7 @@ only to read samples, never to digest a file, so that a cached run stays quick.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -250,8 +251,6 @@ class Function:
                 yield {UNNAMED: np.asarray(item)}
 
     def _call(self) -> Iterable[Any]:
-        import importlib
-
         module, _, name = self._reference.partition(":")
         try:
             function: Callable[[], Iterable[Any]] = getattr(importlib.import_module(module), name)

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import onnx
+
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.agreement import check_same, sample
 from forge_pipeline.frontends.contract import Converted, Declared
@@ -56,8 +58,6 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
             module, _arguments(inputs, _EXPORTED_AT), buffer, dynamo=False, opset_version=OPSET,
             input_names=[item.name for item in inputs], dynamic_axes=open_axes,
         )  # fmt: skip
-    import onnx
-
     model = onnx.load_model_from_string(buffer.getvalue())
     count = len(model.graph.output)
     rename(model, [""] * _fed(model), ["output"] if count == 1 else [f"output_{index}" for index in range(count)])

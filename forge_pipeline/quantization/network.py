@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, version_converter
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.constant_node import constant_tensor
@@ -44,8 +44,6 @@ def at_opset(model: ModelProto, least: int) -> ModelProto:
     version = opset(model)
     if version >= least:
         return model
-    from onnx import version_converter
-
     try:
         return version_converter.convert_version(model, least)
     except (version_converter.ConvertError, RuntimeError) as error:

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import onnx
+import tvm
+from onnx import helper
+from tvm import relax
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.small_types import CONVERTED, MOVED
 from forge_pipeline.errors import CompileError
+from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.value import UNKNOWN
 from forge_pipeline.ir.tensors import SMALL
 
 if TYPE_CHECKING:
-    import onnx
-    import tvm
-
     from forge_pipeline.codegen.onnx_import.scope import Scope
     from forge_pipeline.ir.sizes.analysis import Sizes
-    from forge_pipeline.ir.sizes.expression import Whole
 
 SHOWN: Final = 12
 ROUNDS: Final = 4
@@ -80,8 +83,6 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` with a name for every open extent of its inputs, as ``load`` gives them."""
-    import onnx
-
     from forge_pipeline.ir.open_extents import clear_impossible, name_open
 
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -162,8 +163,6 @@ def check_interface(model: onnx.ModelProto) -> None:
 
 def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refused]:
     """Return the imported model, or every node that its converter refuses."""
-    from tvm import relax
-
     from forge_pipeline.codegen.onnx_import.extents import Extents
     from forge_pipeline.codegen.onnx_import.scope import Scope
     from forge_pipeline.ir.sizes.analysis import analyse
@@ -186,8 +185,6 @@ def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refu
 
 def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
     """Return the module with a parameter for the extents that its body needs."""
-    from tvm import relax
-
     from forge_pipeline.codegen.onnx_import.extents import PARAMETER
 
     main, extents = module["main"], scope.extents
@@ -239,8 +236,6 @@ def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Itera
 
 def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: str) -> str:
     """Emit a node; return why it is refused, or the empty string."""
-    from onnx import helper
-
     from forge_pipeline.codegen.onnx_import.node import NodeImport
     from forge_pipeline.codegen.onnx_import.operators.table import converter_of
 
@@ -283,8 +278,6 @@ def _emit_branches(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope
 
     A library never has one: its branches are regions of a program. A Relax module has nothing but operators.
     """
-    from tvm.relax import op
-
     branches = {entry.name: entry.g for entry in node.attribute}
     graphs = [branches["then_branch"], branches["else_branch"]]
     for graph in graphs:
@@ -327,8 +320,6 @@ def first_line(error: BaseException) -> str:
 
 def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Return name, shape and dtype of each input or output, as metadata.json has them."""
-    from onnx import helper
-
     from forge_pipeline.ir.open_extents import unlike
 
     rows = []
@@ -357,8 +348,6 @@ def outputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def _with_shape(value: onnx.ValueInfoProto, shape: Sequence[object] | None) -> onnx.ValueInfoProto:
-    import onnx
-
     stated = value.type.tensor_type.shape.dim
     if shape is None or (value.type.tensor_type.HasField("shape") and not _differ(stated, shape)):
         return value

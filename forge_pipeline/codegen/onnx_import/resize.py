@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
 
 from forge_pipeline.codegen.onnx_import.resize_table import Way, place
 
@@ -36,8 +37,6 @@ class Open:
 
 def interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
     """Describe one axis resized whose extent is not known: each result computes where it lies."""
-    from tvm import te, tirx
-
     size = image.shape[position]
 
     def pixel(index: tuple[Any, ...], at: Any) -> Any:
@@ -78,8 +77,6 @@ WIDE = ("half_pixel_symmetric",)
 
 def _where(at: Any, size: Any, axis: Open, way: Way) -> Any:
     """Return where result ``at`` lies among the ``size`` pixels, in float32; mixed linearly, between two of them."""
-    from tvm import tirx
-
     extents = {"size": tirx.Cast("float32", size), "output": tirx.Cast("float32", axis.output)}
     given = axis.scale
     if given is None:
@@ -128,8 +125,6 @@ class Choice:
 
         The last pixel, where it is read alone, is two of one half each.
         """
-        from tvm import tirx
-
         where = _where(at, size, self.axis(size), self.way)
         low = tirx.floor(where)
         first, part = tirx.Cast("int64", low), where - low
@@ -157,8 +152,6 @@ def _far(x: Any, way: Way) -> Any:
 
 
 def _rounded(where: Any, rounding: str) -> Any:
-    from tvm import tirx
-
     if rounding in ("floor", "simple"):
         return tirx.floor(where)
     if rounding == "ceil":

@@ -15,7 +15,7 @@ from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.verification.candidate_sizes import Preferred, candidates
 from forge_pipeline.passes.verification.division_by_zero import dangerous
 from forge_pipeline.passes.verification.exact import REFUSALS, reason
-from forge_pipeline.passes.verification.samples import Unsupported, sample
+from forge_pipeline.passes.verification.samples import INTEGERS, Unsupported, sample
 
 TOPS = (4, 2, 1)
 """Exclusive bounds of integers of which the model does not say what they are: indices, flags, or sizes."""
@@ -112,8 +112,6 @@ def _axis(node: NodeProto) -> int:
 
 
 def _has_free_integers(inputs: list[ValueInfoProto], tops: Mapping[str, int]) -> bool:
-    from forge_pipeline.passes.verification.samples import INTEGERS
-
     return any(value.type.tensor_type.elem_type in INTEGERS and value.name not in tops for value in inputs)
 
 

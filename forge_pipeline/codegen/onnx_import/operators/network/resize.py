@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.resize import Open, interpolated
@@ -94,9 +96,6 @@ def _open(node: NodeImport, value: Any, position: int, axis: Open, asked: _Asked
 
 
 def _resampled(node: NodeImport, value: Any, axes: dict[int, Axis], way: Way) -> Any:
-    from tvm import relax
-    from tvm.relax import op
-
     from forge_pipeline.codegen.float32.resample import resample
 
     rank, dtype = node.rank(), node.dtype()
