@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
+from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
 from forge_pipeline.ir.tensors import SMALL, bit_width
 
 Array = np.ndarray[Any, Any]
@@ -36,8 +37,6 @@ def with_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A constant stays as it is where its type is that of a result, or of an input.
     """
-    from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-
     wider = {
         TensorProto.INT2: np.int8,
         TensorProto.INT4: np.int8,

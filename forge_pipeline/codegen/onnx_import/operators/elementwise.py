@@ -13,6 +13,7 @@ from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name
+from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
 
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 BETWEEN: Final = {
@@ -180,8 +181,6 @@ def _cast_like(node: NodeImport) -> Any:
 
 def _between(node: NodeImport, to: int) -> Any:
     """Return the operand as a type by ONNX's number; what has few bits is converted by way of float32 or int32."""
-    from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
-
     number = node.known(0).dtype
     own, wanted = small_type(number), small_type(to)
     value = node.input(0) if own is None or number == to else own.decode(node, 0)

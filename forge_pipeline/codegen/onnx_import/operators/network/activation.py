@@ -10,6 +10,7 @@ from tvm import te
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.operators.reduction import arg_extreme
 from forge_pipeline.ir.sizes.expression import product
 
 
@@ -147,8 +148,6 @@ def _normalised(name: str, node: NodeImport) -> Any:
 
 def _hardmax(node: NodeImport) -> Any:
     """1 at the first greatest element along an axis; before opset 13, along all axes from the one that is named."""
-    from forge_pipeline.codegen.onnx_import.operators.reduction import arg_extreme
-
     value, shape, rank, dtype = node.input(0), node.shape(), node.rank(), node.dtype()
     axis = node.axis(-1 if node.opset >= 13 else 1)
     flat = shape if node.opset >= 13 or axis == rank - 1 else (*shape[:axis], product(shape[axis:]))

@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from forge_pipeline.codegen.float32.resample import resample
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.resize import Open, interpolated
 from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, fitted, taps
@@ -96,8 +97,6 @@ def _open(node: NodeImport, value: Any, position: int, axis: Open, asked: _Asked
 
 
 def _resampled(node: NodeImport, value: Any, axes: dict[int, Axis], way: Way) -> Any:
-    from forge_pipeline.codegen.float32.resample import resample
-
     rank, dtype = node.rank(), node.dtype()
     outside: Array = np.zeros((1,) * rank, np.bool_)
     for position, axis in sorted(axes.items(), key=lambda item: (item[1].output / item[1].size, item[0])):
