@@ -219,17 +219,17 @@ def _interleave(
     )
     channels = -(-filters // lanes)
 
-    def element(n: Any, row: Any, *index: Any) -> Any:
+    def element(n: Any, oc_block: Any, *index: Any) -> Any:
         at, lane = index[:rank], index[rank:]
         pixel, phase = ([f(p, s) for p, s in zip(at, strides, strict=True)] for f in (floordiv, mod))
         value = None
         for part in reversed(parts):
             source, first = images[part.image], part.channel(phase)
             if rank == 2:
-                channel, block = first + row * lanes + lane[0], int(source.shape[-1])
+                channel, block = first + oc_block * lanes + lane[0], int(source.shape[-1])
                 own = source(n, channel // block, *pixel, channel % block)
             else:
-                own = source(n, first + row, *pixel)
+                own = source(n, first + oc_block, *pixel)
             value = own if value is None else tirx.Select(part.contains(phase), own, value)
         return value
 

@@ -232,7 +232,9 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
     # a row block is an axis: a tile that reached over its end would write what another thread does
     sums = te.compute(
         (batch, stored_oc_blocks, plan.row_blocks, size, lanes),
-        lambda n, oc_block, row_block, p, out: element(n, oc_block, (row_block * size + p) // out_w, (row_block * size + p) % out_w, out),
+        lambda n, oc_block, row_block, p, out: element(
+            n, oc_block, (row_block * size + p) // out_w, (row_block * size + p) % out_w, out
+        ),
         name="sums",
         attrs={**attributes, FLAT: out_w},
     )

@@ -122,8 +122,8 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform:
     block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
     products = te.compute(
         (batch, oc_blocks, size, size, transformed.shape[4], lanes),
-        lambda n, row, i, j, t, out: te.sum(
-            transformed[n, i, j, block, t, channel] * weight[row, i, j, block, channel, out],
+        lambda n, oc_block, i, j, t, out: te.sum(
+            transformed[n, i, j, block, t, channel] * weight[oc_block, i, j, block, channel, out],
             axis=[block, channel],
         ),
         name="products",

@@ -23,7 +23,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_table"
+NAME = "int8_lookup_table"
 ROW = 16
 """Bytes that one instruction looks up in."""
 
