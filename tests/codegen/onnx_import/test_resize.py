@@ -22,6 +22,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
+from tests.support.sums import assert_close
 
 FLOAT = TensorProto.FLOAT
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
@@ -104,7 +105,7 @@ def test_the_table_of_an_axis_says_what_onnx_runtime_computes(
         [numpy_helper.from_array(value, name) for name, value in {**roi, **given_as}.items() if name],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
-    np.testing.assert_allclose(found, onnx_runtime(model, x), rtol=1e-4, atol=1e-5)
+    assert_close(found, onnx_runtime(model, x), within=1e-4)
 
 
 KNOWN: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {
@@ -161,7 +162,7 @@ def test_a_known_extent_is_resized_as_by_onnx_runtime(name: str, model_of: Make)
     model, x = resize_of(shape, inputs, attributes, model_of), numbers(*shape)
     expected = onnx_runtime(model, x)
     (found,) = compiled(model, TILED)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected, within=1e-4)
 
 
 @pytest.mark.parametrize("name", ["nearest, blocked", "cubic to smaller", "antialias"])
@@ -199,7 +200,7 @@ def test_one_library_resizes_images_of_any_size(name: str, model_of: Make) -> No
     engine = compiled(model, TILED)
     for shape in ((1, 3, 5, 7), (1, 3, 12, 9), (1, 3, 6, 4)):
         x = numbers(*shape)
-        np.testing.assert_allclose(engine(x)[0], onnx_runtime(model, x), rtol=1e-4, atol=1e-5)
+        assert_close(engine(x)[0], onnx_runtime(model, x), within=1e-4)
 
 
 def test_what_onnx_runtime_lacks_is_resized_as_the_standard_says(model_of: Make, stock: Options) -> None:
@@ -210,7 +211,7 @@ def test_what_onnx_runtime_lacks_is_resized_as_the_standard_says(model_of: Make,
         warnings.simplefilter("ignore")
         (expected,) = ReferenceEvaluator(model).run(None, {"x": x})  # type: ignore[misc]
     (found,) = compiled(model, stock)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected, within=1e-4)
 
 
 REFUSED: dict[str, tuple[list[Any], int, dict[str, Any], dict[str, Any], str]] = {
