@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, coordinates, taps
+from forge_pipeline.codegen.onnx_import.resize_table import Axis, Interpolation, coordinates, taps
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
@@ -55,7 +55,7 @@ def compiled(model: onnx.ModelProto, options: Options) -> Engine:
     return Engine(library.to_bytes(), threads=1)
 
 
-ways = st.one_of(
+rules = st.one_of(
     st.fixed_dictionaries({"mode": st.just("nearest"), "nearest_mode": st.sampled_from(ROUNDINGS)}),
     st.fixed_dictionaries({"mode": st.just("linear"), "antialias": st.integers(0, 1)}),
     st.fixed_dictionaries(
@@ -74,21 +74,21 @@ ways = st.one_of(
     size=st.integers(1, 12),
     target=st.one_of(st.integers(1, 20), st.sampled_from([0.3, 0.5, 0.6, 0.8, 1.5, 2.0, 2.3, 3.0])),
     transformation=st.sampled_from(TRANSFORMATIONS),
-    way=ways,
+    rule=rules,
 )
 def test_the_table_of_an_axis_says_what_onnx_runtime_computes(
-    size: int, target: int | float, transformation: str, way: dict[str, Any]
+    size: int, target: int | float, transformation: str, rule: dict[str, Any]
 ) -> None:
     single = np.float32
     scale = single(target) if isinstance(target, float) else single(target) / single(size)
     output = int(scale * single(size)) if isinstance(target, float) else target
     assume(output > 0)
     axis = Axis(size=size, output=output, scale=scale, start=0.2, end=0.8)
-    attributes = {**way, "coordinate_transformation_mode": transformation, "extrapolation_value": 7.0}
-    if way["mode"] == "nearest" or transformation == "tf_crop_and_resize":  # not on the edge between two results
+    attributes = {**rule, "coordinate_transformation_mode": transformation, "extrapolation_value": 7.0}
+    if rule["mode"] == "nearest" or transformation == "tf_crop_and_resize":  # not on the edge between two results
         twice = 2 * coordinates(axis, transformation).astype(np.float64)
         assume((np.abs(twice - np.round(twice)) > 1e-4).all())
-    table = taps(axis, Way.of(attributes, 19))
+    table = taps(axis, Interpolation.of(attributes, 19))
     x = numbers(1, 1, 2, size)
     found = np.stack([x[..., at : at + table.weights.shape[1]] for at in table.first], axis=3)
     found = np.where(table.outside, 7.0, (found * table.weights).sum(axis=-1)) if scale != 1 else x

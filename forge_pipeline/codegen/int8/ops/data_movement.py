@@ -12,7 +12,7 @@ from tvm import relax, te, tirx
 from forge_pipeline.codegen.float32 import elementwise, resample
 from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
-from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Curve, curve_of, reals
+from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, ByteFunction, byte_function_of, reals
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float
 from forge_pipeline.codegen.layout.builder import Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
@@ -123,8 +123,8 @@ class Concatenated:
         low, high = self.clip.low, self.clip.high
         moved = []
         for part in self.parts:
-            curve = curve_of(part)
-            inside = None if curve is None else replace(curve, values=np.clip(curve.values, low, high))
+            function = byte_function_of(part)
+            inside = None if function is None else replace(function, values=np.clip(function.values, low, high))
             value = None if inside is None else lookup_table.stored(inside, affine)
             moved.append(divided(graph, part, affine, self.clip) if value is None else value)
         return _concatenate(graph, moved, self.axis)
@@ -133,13 +133,13 @@ class Concatenated:
 def concat(graph: Graph, call: relax.Call) -> Value | None:
     """Concatenate integers that mean the same at once; others when it is known what scale they all are to have."""
     parts = graph.look(call.args[0]).parts
-    if parts is None or not all(isinstance(part, Dequantized | Curve) for part in parts):
+    if parts is None or not all(isinstance(part, Dequantized | ByteFunction) for part in parts):
         return None
     known: list[Any] = list(parts)
     axis = int(call.attrs.axis)
     if all(isinstance(part, Dequantized) and part.affine == known[0].affine for part in known):
         return dequantized(_concatenate(graph, [part.source for part in known], axis), known[0].affine)
-    if any(part.values.dtype != np.float32 for part in known if isinstance(part, Curve)):
+    if any(part.values.dtype != np.float32 for part in known if isinstance(part, ByteFunction)):
         return None
     return Value(deferred=Concatenated(parts=tuple(parts), axis=axis, clip=Clip()))
 

@@ -199,7 +199,7 @@ def unsized(graph: Graph, call: relax.Call) -> Value | None:
     if len(notes) != 1 or notes[0] is None:
         return None
     choice = resize.Choice.of(str(notes[0]), shape_of(call))
-    if choice.way.mode == "linear":
+    if choice.rule.mode == "linear":
         return _along(graph, image, DynamicAxis(choice=choice))
     return _chosen(graph, value, choice) if isinstance(value, Dequantized) else None
 
