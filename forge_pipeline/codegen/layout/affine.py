@@ -91,6 +91,11 @@ def clipped_float(value: tirx.PrimExpr, clip: Clip) -> tirx.PrimExpr:
     return value
 
 
+def limit(image: te.Tensor, clip: Clip) -> te.Tensor:
+    """Describe a float tensor in any form within bounds."""
+    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
+
+
 def rounded(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a float32 product that is rounded before it is added to: no multiply-add takes it in."""
     return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence", value)

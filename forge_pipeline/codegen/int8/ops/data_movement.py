@@ -7,13 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 
 from forge_pipeline.codegen.float32 import elementwise, resample
 from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, ByteFunction, byte_function_of, reals
-from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float
+from forge_pipeline.codegen.layout.affine import Affine, Clip, limit
 from forge_pipeline.codegen.layout.builder import Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
     BlockWeight,
@@ -31,10 +31,6 @@ MOVES = (
     "relax.reshape", "relax.permute_dims", "relax.expand_dims", "relax.squeeze", "relax.strided_slice",
     "relax.broadcast_to", "relax.flatten", "relax.take",
 )  # fmt: skip
-
-
-def _limit_floats(image: te.Tensor, clip: Clip) -> te.Tensor:
-    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def move(graph: Graph, call: relax.Call) -> Value | None:
@@ -116,7 +112,7 @@ class Concatenated:
         joined = graph.emit(relax.op.concat([graph.plain(part) for part in self.parts], axis=self.axis))
         if self.clip == Clip():
             return Value(plain=joined)
-        return Value(plain=graph.kernel(_limit_floats, joined, name="limit", clip=self.clip))
+        return Value(plain=graph.kernel(limit, joined, name="limit", clip=self.clip))
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Give every part the common scale, and join them."""

@@ -36,7 +36,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "BIDIRECTIONAL_SEQUENCE_LSTM": recurrent.bidirectional_lstm,
     "BIDIRECTIONAL_SEQUENCE_RNN": recurrent.bidirectional_rnn,
     "BITCAST": elementwise.bit_cast,
-    "BITWISE_XOR": elementwise.exclusive_or,
+    "BITWISE_XOR": elementwise.of_bits("Xor"),
     "BROADCAST_ARGS": data_movement.broadcast_shapes,
     "BROADCAST_TO": data_movement.broadcast_to,
     "BUCKETIZE": elementwise.bucket,
@@ -172,7 +172,7 @@ OPERATORS: Final[dict[str, Converter]] = {
     "ZEROS_LIKE": data_movement.zeros_like,
     # StableHLO's, as far as the interpreter runs them.
     "STABLEHLO_ADD": elementwise.plain("Add"),
-    "STABLEHLO_AND": elementwise.both,
+    "STABLEHLO_AND": elementwise.of_bits("And"),
     "STABLEHLO_CBRT": elementwise.cube_root,
     "STABLEHLO_COMPOSITE": control_flow.call,
     "STABLEHLO_MAXIMUM": elementwise.plain("Max"),
