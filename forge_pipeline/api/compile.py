@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.content import Content, write
@@ -151,8 +152,6 @@ def _delivered(contents: Mapping[str, Content], wanted: Path, force: bool) -> Pa
     With ``force`` the folder is used as it is: files of an earlier compilation go, others stay. Everything is complete
     in a folder of its own before any of it is put there. Raises ForgeError where it cannot be written.
     """
-    from tempfile import TemporaryDirectory
-
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".compile-", dir=wanted.parent) as staging:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError, ModelError
+from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.ir.dims import listed
 
@@ -108,7 +110,6 @@ def from_tflite(model: object, shape_dict: Mapping[str, Shape] | None = None, **
 def _load(path: Path, inputs: Sequence[Declared], options: Mapping[str, Any]) -> ONNXModule:
     from forge_pipeline.api.onnx_module import ONNXModule
     from forge_pipeline.config import defaults
-    from forge_pipeline.frontends import Source
     from forge_pipeline.pipeline.runner import External, run_once
     from forge_pipeline.stages import taking
     from forge_pipeline.stages.contract import Rest
@@ -155,8 +156,6 @@ def _input_info(entry: Any, default_type: str) -> Declared:
 
 def _dynamic(model: object, declared: Sequence[Declared]) -> Any:
     """Return what torch.export wants to hear about the symbols of ``declared``; None where there are none."""
-    import sys
-
     torch = sys.modules.get("torch")
     symbols = any(isinstance(extent, str) for item in declared for extent in item.shape)
     if torch is None or not symbols or isinstance(model, torch.jit.ScriptModule):

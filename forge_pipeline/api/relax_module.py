@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+import onnx
+
 from forge_pipeline.api.compile import Compilable
 from forge_pipeline.api.onnx_module import ONNXModule
 from forge_pipeline.errors import CompileError, ModelError
 from forge_pipeline.ffi import torch_hidden
+from forge_pipeline.ir import ONNXModule as BaseONNXModule
+from forge_pipeline.ir.tensors import DTYPES, SMALL
 
 with torch_hidden():  # here TVM is imported
     from forge_pipeline.relax import tensorrt
@@ -24,9 +28,7 @@ with torch_hidden():  # here TVM is imported
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx
 
-    from forge_pipeline.ir import ONNXModule as BaseONNXModule
     from forge_pipeline.target.spec import Description
 
 
@@ -78,13 +80,9 @@ class RelaxModule(BaseModule, Compilable):
 
         Raises CompileError that lists every operator without a form in Relax, ModelError for a damaged model.
         """
-        from forge_pipeline.ir import ONNXModule as BaseONNXModule
-
         if isinstance(model, str | Path):
             source = ONNXModule.from_file(model)
         elif isinstance(model, bytes):
-            import onnx
-
             source = ONNXModule(onnx.load_model_from_string(model))
         else:
             source = ONNXModule((model if isinstance(model, BaseONNXModule) else BaseONNXModule(model)).copy().mod)
@@ -188,8 +186,6 @@ class RelaxModule(BaseModule, Compilable):
 
 def _check(model: onnx.ModelProto) -> None:
     """Raise ModelError for what TVM's importer would take, and ONNX does not allow."""
-    import onnx
-
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -210,8 +206,6 @@ def _imported(source: BaseONNXModule) -> IRModule:
 
 def _refuse_small_types(model: onnx.ModelProto) -> None:
     """Raise CompileError for inputs and outputs of types that Relax has as bytes, of which it does not say the type."""
-    from forge_pipeline.ir.tensors import DTYPES, SMALL
-
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     found = [f"{name!r} ({DTYPES[kind]})" for name, kind in kinds.items() if kind in SMALL]
     if found:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
+from forge_pipeline.codegen.verify import verify
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.ffi import torch_hidden
@@ -25,7 +26,6 @@ def run(request: Request) -> Compiled | None:
     """Do the job of ``request`` in this process; None where its model is only read."""
     from forge_pipeline.codegen.build import build, check, relax_text
     from forge_pipeline.codegen.link import loadable
-    from forge_pipeline.codegen.verify import verify
     from forge_pipeline.ir.external_data.mapped import MappedFile, spilling
 
     job = request.job

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tvm_ffi
+
 from forge_pipeline import children
 from forge_pipeline.codegen.link import stub_library
 from forge_pipeline.errors import CompileError, TargetError
@@ -51,8 +53,6 @@ def compile_kernels_with_nvcc(target: Target) -> list[CompileError]:
     The list that is returned receives nvcc's refusals: TVM lets nothing but their last line through. Raises
     TargetError where there is no nvcc, or TVM's CUDA runtime cannot be loaded.
     """
-    import tvm_ffi
-
     nvcc = find_nvcc(target)
     create = tvm_ffi.get_global_func(CREATE, allow_missing=True) or _load_runtime(target)
 
@@ -116,8 +116,6 @@ def _refused(target: Target, found: str) -> CompileError:
 
 def _load_runtime(target: Target) -> Any:
     """Load TVM's CUDA runtime on stubs of NVIDIA's libraries, to pack modules with; nothing can be launched by it."""
-    import tvm_ffi
-
     package = importlib.util.find_spec("tvm")
     path = Path(package.origin).parent / "lib" / RUNTIME if package and package.origin else Path(RUNTIME)
     with tempfile.TemporaryDirectory(prefix="forge-stubs-") as folder:

@@ -12,6 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+
 from forge_pipeline import children, limits
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, DataError, ForgeError
@@ -20,7 +25,6 @@ from forge_pipeline.runtime.bundle import Library
 if TYPE_CHECKING:
     import numpy as np
     import onnx
-    import tvm
 
 VIRTUAL_MACHINE = "vm.builtin."
 """The beginning of the names of what stands in a device's program as operations of its own."""
@@ -67,10 +71,6 @@ def check_calls(executable: Any, kernels: tvm.IRModule, model: onnx.ModelProto) 
 
 def _called(kernels: tvm.IRModule) -> set[str]:
     """Return the names of the functions that kernels look up when they run."""
-    import tvm_ffi
-    from tvm import tirx
-    from tvm.ir import Call
-
     calls: list[Call] = []
     for function in kernels.functions.values():
         if isinstance(function, tirx.PrimFunc):

@@ -71,15 +71,15 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "integer": Family(handlers=quantize_dequantize.HANDLERS),
-    "integer_moves": Family(handlers=data_movement.HANDLERS),
+    "int8": Family(handlers=quantize_dequantize.HANDLERS),
+    "int8_data_movement": Family(handlers=data_movement.HANDLERS),
     dynamic_quantize.NAME: Family(
         handlers=dynamic_quantize.HANDLERS, schedule=dynamic_quantize.schedule, continues=False
     ),
     lookup_table.NAME: Family(handlers=lookup_table.HANDLERS, schedule=lookup_table.schedule, continues=False),
-    "integer_forms": Family(handlers=match.HANDLERS),
-    "integer_volume": Family(handlers=int8_conv3d.HANDLERS),
-    "integer_transposed": Family(handlers=int8_conv_transpose.HANDLERS),
+    "int8_match": Family(handlers=match.HANDLERS),
+    "int8_conv3d": Family(handlers=int8_conv3d.HANDLERS),
+    "int8_conv_transpose": Family(handlers=int8_conv_transpose.HANDLERS),
     int8_direct.NAME: Family(schedule=int8_direct.schedule),
     amx.NAME: Family(schedule=amx.schedule),
     kernels.NAME: Family(schedule=kernels.schedule),
@@ -90,13 +90,13 @@ FAMILIES: Mapping[str, Family] = {
     attention_kernel.NAME: Family(handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule),
     attention_kernel.SOFTMAX: Family(schedule=attention_kernel.schedule, continues=False),
     attention_kernel.SUMS: Family(schedule=attention_kernel.schedule_sums, continues=False),
-    "integer_sums": Family(handlers=int32_results.HANDLERS),
-    "integer_pool": Family(handlers=int8_pool.HANDLERS),
+    "int32_results": Family(handlers=int32_results.HANDLERS),
+    "int8_pool": Family(handlers=int8_pool.HANDLERS),
     residual.NAME: Family(handlers=residual.HANDLERS, schedule=residual.schedule),
-    "integer_pair": Family(handlers=binary.HANDLERS),
-    "integer_resize": Family(handlers=resize.HANDLERS),
+    "int8_binary": Family(handlers=binary.HANDLERS),
+    "int8_resize": Family(handlers=resize.HANDLERS),
     "convolution": Family(handlers=convolution.HANDLERS),
-    "volume": Family(handlers=float32_conv3d.HANDLERS),
+    "conv3d": Family(handlers=float32_conv3d.HANDLERS),
     float32_conv_transpose.NAME: Family(
         handlers=float32_conv_transpose.HANDLERS, schedule=float32_conv_transpose.schedule
     ),

@@ -6,6 +6,7 @@ only to read samples, never to digest a file, so that a cached run stays quick.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,10 +89,8 @@ def _open_folder(path: Path, where: str) -> Source:
     raise DataError(where, "a folder with images or .npz files", f"none in {str(path)!r}", "put the samples there")
 
 
-class NpzFolder:
-    """A folder of .npz files, each one sample; their order is that of their names."""
-
-    images = False
+class _Folder:
+    """A folder of files, each one sample; their order is that of their names."""
 
     def __init__(self, root: Path, files: tuple[Path, ...], where: str) -> None:
         self._root, self._files, self._where = root, files, where
@@ -104,14 +103,20 @@ class NpzFolder:
         """Return what a message calls sample ``index``."""
         return f"{self._where}, sample {index} ({self._files[index].relative_to(self._root).as_posix()})"
 
+    def count(self, names: Sequence[str]) -> int:
+        """Return the number of samples."""
+        return len(self._files)
+
+
+class NpzFolder(_Folder):
+    """A folder of .npz files."""
+
+    images = False
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the first sample's arrays and their shapes."""
         source = NpzFile(self._files[0], self.place(0))
         return {name: header.shape for name, header in source.headers().items()}
-
-    def count(self, names: Sequence[str]) -> int:
-        """Return the number of samples."""
-        return len(self._files)
 
     def rows(self, names: Sequence[str], indices: Sequence[int]) -> Iterator[Row]:
         """Yield the samples at ``indices``, in one pass."""
@@ -130,35 +135,23 @@ class NpzFolder:
             yield row
 
 
-class ImageFolder:
+class ImageFolder(_Folder):
     """A folder of images; where they lie in one folder per class, its rank among the classes is the label."""
 
     images = True
 
     def __init__(self, root: Path, files: tuple[Path, ...], where: str) -> None:
-        self._root, self._files, self._where = root, files, where
+        super().__init__(root, files, where)
         classes = sorted({file.relative_to(root).parts[0] for file in files if file.parent != root})
         self._rank = {name: rank for rank, name in enumerate(classes)} if self._all_in_classes() else {}
 
     def _all_in_classes(self) -> bool:
         return all(file.parent != self._root for file in self._files)
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the content."""
-        return _digest_files(self._root, self._files)
-
-    def place(self, index: int) -> str:
-        """Return what a message calls sample ``index``."""
-        return f"{self._where}, sample {index} ({self._files[index].relative_to(self._root).as_posix()})"
-
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the first sample's arrays and their shapes."""
         pixels = {UNNAMED: self._pixels(0).shape}
         return {**pixels, LABELS: ()} if self._rank else pixels
-
-    def count(self, names: Sequence[str]) -> int:
-        """Return the number of samples."""
-        return len(self._files)
 
     def rows(self, names: Sequence[str], indices: Sequence[int]) -> Iterator[Row]:
         """Yield the samples at ``indices``, in one pass."""
@@ -250,8 +243,6 @@ class Function:
                 yield {UNNAMED: np.asarray(item)}
 
     def _call(self) -> Iterable[Any]:
-        import importlib
-
         module, _, name = self._reference.partition(":")
         try:
             function: Callable[[], Iterable[Any]] = getattr(importlib.import_module(module), name)

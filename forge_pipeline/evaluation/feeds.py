@@ -8,8 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Feed, Preparation, Samples
+from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.dims import shown
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.passes.verification.candidate_sizes import Preferred
+from forge_pipeline.passes.verification.exact import REFUSALS
+from forge_pipeline.passes.verification.made_up import Kinds, made_up, why_not
+from forge_pipeline.passes.verification.samples import Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,8 +53,6 @@ def feeds_for(
     Without data, ordinary random inputs, of ``sizes`` as far as these are given, and of others that suit and that the
     model runs with; none where ONNX Runtime takes none of those that are tried.
     """
-    from forge_pipeline.data.fitting import input_specs
-
     if data is None:
         return _made_up(module, sizes, suits)
     samples = data.samples(preparation, input_specs(module.light), "evaluation")
@@ -57,12 +61,6 @@ def feeds_for(
 
 
 def _made_up(module: ONNXModule, sizes: Mapping[str, int], suits: Suits | None) -> Feeds:
-    from forge_pipeline.ir.dims import shown
-    from forge_pipeline.passes.verification.candidate_sizes import Preferred
-    from forge_pipeline.passes.verification.exact import REFUSALS
-    from forge_pipeline.passes.verification.made_up import Kinds, made_up, why_not
-    from forge_pipeline.passes.verification.samples import Unsupported
-
     run = Interpreter(module.light, where="float model")
     kinds = Kinds(samples=MADE_UP, seed=0, varied=False)
     try:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from onnx import GraphProto, helper
+
 from forge_pipeline.evaluation.gains import Gains
 from forge_pipeline.evaluation.matching import matches
 from forge_pipeline.evaluation.noise import Noise
@@ -18,9 +21,7 @@ from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.quantization.network import layer
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-    from onnx import GraphProto
 
 Feed = dict[str, "NDArray[Any]"]
 Chain = tuple[str, tuple[str, ...]]  # a layer, and the operators from it to the value
@@ -49,8 +50,6 @@ class Layer:
 
 def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
     """Return a row for each float value that both models have; the memory of both models' values for one feed."""
-    import numpy as np
-
     graph = reference.light.graph
     if model is reference:
         return _exact(reference, feeds[:1])
@@ -118,8 +117,6 @@ def worst(layers: Iterable[Layer], count: int) -> list[Layer]:
 
 def _cut(model: ONNXModule, dtypes: Mapping[str, np.dtype[Any]]) -> ONNXModule:
     """Return a copy whose nodes read new inputs, named ``value__exact``, in place of these values."""
-    from onnx import helper
-
     copy = model.copy()
     for node in copy.light.graph.node:
         for index, name in enumerate(node.input):

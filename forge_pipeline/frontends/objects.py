@@ -11,6 +11,7 @@ from typing import Any, Final
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Declared
+from forge_pipeline.ir import ONNXModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,6 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _onnx(model: Any, folder: Path, inputs: Sequence[Any], dynamic_shapes: Any) -> Saved:
-    from forge_pipeline.ir import ONNXModule
-
     path = folder / "model.onnx"
     ONNXModule(model).save(path)
     return Saved(path=path)

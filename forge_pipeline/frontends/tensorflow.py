@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.agreement import check_same, sample
 from forge_pipeline.frontends.contract import Converted, Declared
 from forge_pipeline.frontends.interface import name_open_sizes, rename
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 OPSET: Final = 18
 _SIGNATURE: Final = "serving_default"
@@ -54,7 +55,6 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
 
 def _check(path: Path) -> None:
     """Raise ModelError where the graph, or a function that it calls, may run code or reach files."""
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     content = SavedModel()
@@ -90,8 +90,6 @@ def _feed_all(model: ModelProto, specs: dict[str, Any]) -> None:
 
 def _with_sizes(model: ModelProto) -> ModelProto:
     """Name the open sizes; those of outputs, which tf2onnx numbers one by one, follow from the inputs'."""
-    import onnx
-
     name_open_sizes(model)
     bare = onnx.ModelProto()
     bare.CopyFrom(model)

@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import onnx
+
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.agreement import check_same, sample
 from forge_pipeline.frontends.contract import Converted, Declared
 from forge_pipeline.frontends.interface import rename
 from forge_pipeline.frontends.torch import OPSET, stateful
 from forge_pipeline.frontends.zips import open_zip
+from forge_pipeline.ir.values import fed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,11 +59,11 @@ def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
             module, _arguments(inputs, _EXPORTED_AT), buffer, dynamo=False, opset_version=OPSET,
             input_names=[item.name for item in inputs], dynamic_axes=open_axes,
         )  # fmt: skip
-    import onnx
-
     model = onnx.load_model_from_string(buffer.getvalue())
     count = len(model.graph.output)
-    rename(model, [""] * _fed(model), ["output"] if count == 1 else [f"output_{index}" for index in range(count)])
+    rename(
+        model, [""] * len(fed(model.graph)), ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
+    )
     for size in _COMPARED_AT if any(open_axes.values()) else _COMPARED_AT[:1]:
         with torch.no_grad():
             outputs = _leaves(module(*_arguments(inputs, size)))
@@ -155,11 +158,6 @@ def _arguments(inputs: tuple[Declared, ...], size: int) -> tuple[Any, ...]:
     import torch
 
     return tuple(torch.from_numpy(array) for array in _feeds(inputs, size).values())
-
-
-def _fed(model: Any) -> int:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return sum(1 for value in model.graph.input if value.name not in weights)
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from forge_pipeline.errors import DataError, ModelError
 from forge_pipeline.ir.onnx_module import ONNXModule
+from forge_pipeline.ir.values import fed
 
 _SHAPE_OPERAND = {"Reshape": 1, "Expand": 1}  # operator -> which input is a target shape
 
@@ -78,8 +79,7 @@ def _follow_baked_shapes(model: ModelProto, old: int, new: int) -> None:
 
 def _constants_are_no_inputs(model: ModelProto) -> None:
     """Stop listing initializers as inputs, as IR versions before 4 demand: only then does inference read them."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in weights]
+    kept = fed(model.graph)
     del model.graph.input[:]
     model.graph.input.extend(kept)
     model.ir_version = max(model.ir_version, 4)

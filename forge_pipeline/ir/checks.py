@@ -21,6 +21,7 @@ from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
 from forge_pipeline.ir.shape_inference import check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
+from forge_pipeline.ir.values import fed
 
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
@@ -93,10 +94,8 @@ def check_interface(model: ModelProto, *, max_value_bytes: int) -> None:
 
 def interface_faults(model: ModelProto, *, max_value_bytes: int) -> list[ModelError]:
     """Return what is wrong with inputs and outputs: they are tensors, told apart by name, of a size that can be."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
     refusals: list[ModelError] = []
-    for role, values in (("input", inputs), ("output", model.graph.output)):
+    for role, values in (("input", fed(model.graph)), ("output", model.graph.output)):
         seen: set[str] = set()
         for value in values:
             refusals += refusal_of(partial(_check_value, value, role, frozenset(seen), max_value_bytes))

@@ -15,6 +15,7 @@ from onnx import GraphProto, NodeProto, helper
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.traversal import captured, needs, nodes_below, post_order, subgraphs
+from forge_pipeline.ir.values import fed
 
 
 class Node:
@@ -101,8 +102,7 @@ class Graph:
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs that have to be fed."""
-        constants = set(self.constants)
-        return [value.name for value in self.proto.input if value.name not in constants]
+        return [value.name for value in fed(self.proto)]
 
     @property
     def outputs(self) -> list[str]:

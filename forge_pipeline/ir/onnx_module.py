@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import INLINE_BYTES
+from forge_pipeline.ir.values import fed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,9 +187,7 @@ class ONNXModule:
 
     @property
     def _inputs(self) -> list[onnx.ValueInfoProto]:
-        constants = {tensor.name for tensor in self._model.graph.initializer}
-        constants |= {tensor.values.name for tensor in self._model.graph.sparse_initializer}
-        return [value for value in self._model.graph.input if value.name not in constants]
+        return fed(self._model.graph)
 
     @property
     def input_names(self) -> list[str]:

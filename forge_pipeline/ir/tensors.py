@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from forge_pipeline.errors import ModelError
-
-if TYPE_CHECKING:
-    pass
 
 DTYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",

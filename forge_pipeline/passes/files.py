@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.config import bind
 from forge_pipeline.digest import canonical_json, digest_bytes, digest_file, digest_json
 from forge_pipeline.errors import ConfigError, DataError, ModelError
+from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import VerifySettings
 from forge_pipeline.passes.pipeline import SWITCHED_OFF, Entry, Outcome, apply, plan
 from forge_pipeline.passes.table import metrics, table
@@ -209,7 +210,7 @@ def _verifier(recipe: Recipe, model: onnx.ModelProto, state: onnx.ModelProto, fe
     from forge_pipeline.passes.verification.verify import Verifier
 
     inputs, labels = _reference(recipe, model, feeds)
-    same = list(model.graph.output) == list(state.graph.output) and _fed(model) == _fed(state)
+    same = list(model.graph.output) == list(state.graph.output) and fed(model.graph) == fed(state.graph)
     verifier = Verifier.of(
         model if same else state,
         recipe.verify,
@@ -220,11 +221,6 @@ def _verifier(recipe: Recipe, model: onnx.ModelProto, state: onnx.ModelProto, fe
     if same and state is not model:
         verifier.adopt(state)
     return verifier
-
-
-def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in constants]
 
 
 def _reference(

@@ -17,6 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from forge_pipeline.ir.external_data.mapped import MappedFile, array_of, mapped_file_of, mapped_files, tensor_of
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import needs, nodes_below, subgraphs
+from forge_pipeline.ir.values import unused
 from forge_pipeline.passes.nodes import clone, names_within, rename_inputs, topological
 from forge_pipeline.passes.value_types import SMALL, Shape, Types, infer_model_types
 
@@ -254,12 +255,7 @@ class Graph(GraphState):
 
     def fresh(self, hint: str) -> str:
         """Return a name that nothing has, made from ``hint``, and take it."""
-        name, number = hint, 0
-        while name in self._names:
-            number += 1
-            name = f"{hint}_{number}"
-        self._names.add(name)
-        return name
+        return unused(hint, self._names)
 
     def add_constant(self, array: Array, hint: str) -> str:
         """Add a constant and return its name."""

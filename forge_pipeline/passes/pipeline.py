@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError, did_you_mean
+from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import (
     MAX_ROUNDS,
     Equality,
@@ -287,10 +288,8 @@ class _Run:
 
 
 def _same_interface(name: str, model: onnx.ModelProto, graph: Graph) -> None:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    stated = [value for value in model.graph.input if value.name not in weights]
     now = [value for value in graph.inputs if graph.constant(value.name) is None]
-    for kind, old, new in (("input", stated, now), ("output", list(model.graph.output), list(graph.outputs))):
+    for kind, old, new in (("input", fed(model.graph), now), ("output", list(model.graph.output), list(graph.outputs))):
         if old != new:
             raise PassError(
                 where=f"pass {name!r}",

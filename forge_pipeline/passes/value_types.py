@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto, TensorProto, TypeProto
-
-if TYPE_CHECKING:
-    pass
 
 Shape = tuple[int | str | None, ...]
 SMALL = 4096  # bytes: constants up to this size may be shapes, axes or scales, which inference reads

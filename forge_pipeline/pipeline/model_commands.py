@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.config import bind
 from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import files
@@ -87,9 +89,6 @@ def _recipe(config: Path | None, names: Sequence[str]) -> files.Recipe:
 
 def _feeds(model: onnx.ModelProto, recipe: files.Recipe) -> tuple[list[dict[str, Any]], Any]:
     """Read the first calibration samples of the recipe's data, fitted to the model. Raises ConfigError, DataError."""
-    from itertools import islice
-
-    from forge_pipeline.config import bind
     from forge_pipeline.data import Dataset, Preparation
     from forge_pipeline.data.fitting import input_specs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from forge_pipeline.ir.traversal import needs
 from forge_pipeline.quantization.network import Network, layer
 from forge_pipeline.quantization.plan import Plan
 from forge_pipeline.quantization.weights import Constants, WeightScheme, channel_axis
@@ -38,8 +39,6 @@ def quantize_dynamic(network: Network, plan: Plan, scheme: WeightScheme) -> Mode
 
 def rebuild(network: Network, constants: Constants) -> ModelProto:
     """Return the network's model with other nodes, the constants these read, and no others."""
-    from forge_pipeline.ir.traversal import needs
-
     model = ModelProto()
     model.CopyFrom(network.model)
     graph = model.graph

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, version_converter
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.constant_node import constant_tensor
 from forge_pipeline.ir.traversal import needs
+from forge_pipeline.ir.values import fed
 
 OPSET = 13  # the first with an axis on QuantizeLinear, for a scale per channel
 
@@ -28,8 +29,7 @@ def prepare(model: ModelProto) -> ModelProto:
     result = ModelProto()
     result.CopyFrom(model)
     _constants_to_initializers(result)
-    stored = {tensor.name for tensor in result.graph.initializer}
-    inputs = [value for value in result.graph.input if value.name not in stored]
+    inputs = fed(result.graph)
     del result.graph.input[:]
     result.graph.input.extend(inputs)
     result.ir_version = 10
@@ -44,8 +44,6 @@ def at_opset(model: ModelProto, least: int) -> ModelProto:
     version = opset(model)
     if version >= least:
         return model
-    from onnx import version_converter
-
     try:
         return version_converter.convert_version(model, least)
     except (version_converter.ConvertError, RuntimeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
@@ -99,8 +100,6 @@ def block_scales(
 
 def _blocks(constants: Constants, name: str, weights: NDArray[Any], axis: int, bits: int, block_size: int) -> str:
     if f"{name}_scale" not in constants.tensors:
-        import ml_dtypes
-
         scale, integers = block_scales(weights, axis, bits, block_size)
         constants.tensors[f"{name}_scale"] = np.ascontiguousarray(scale)
         constants.tensors[f"{name}_q"] = integers.astype(ml_dtypes.int4) if bits == 4 else integers

@@ -11,6 +11,7 @@ import tvm
 from forge_pipeline.errors import ModelError
 from forge_pipeline.relax import fold, tensorrt
 from forge_pipeline.relax.batch_size import with_batch_size
+from forge_pipeline.relax.reference import inference_function
 from forge_pipeline.relax.view import RelaxView, checked
 
 IRModule = Any  # tvm.IRModule: TVM's classes carry no types
@@ -104,8 +105,6 @@ class RelaxModule(RelaxView):
 
     def inference_function(self, target: Mapping[str, Any]) -> Callable[..., np.ndarray | list[np.ndarray]]:
         """Return ``f(input0, input1, ...)`` for TVM's description of a target; see ``relax_inference``."""
-        from forge_pipeline.relax.reference import inference_function
-
         order = [str(variable.name) for variable in self._mod["main"].params]
         weights = [self._weights[name] for name in order if name in self._weights]
         if order != [*self.input_names, *(name for name in order if name in self._weights)]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import tvm
 from tvm import ir, relax
+from tvm.relax.backend.contrib.tensorrt import partition_for_tensorrt
 
 from forge_pipeline.relax.bindings import (
     Bound,
@@ -44,8 +45,6 @@ def partitioned(
 
     The flags are those of ``RelaxModule.partition_for_tensorrt``.
     """
-    from tvm.relax.backend.contrib.tensorrt import partition_for_tensorrt  # makes its patterns known to TVM
-
     rewrites: list[tuple[bool, Rewrite]] = [
         (remove_stacks, _without_stack),
         (simplify_batch_matmul, _without_batch),

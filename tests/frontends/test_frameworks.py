@@ -17,6 +17,7 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.contract import Limits
 from forge_pipeline.frontends.table import import_model, tools_for
 from tests.support.paths import ROOT, SHARED
+from tests.support.sums import assert_same_sums, terms_of
 
 IMAGE = Declared(name="image", shape=("N", 3, 8, 8))
 
@@ -41,7 +42,7 @@ def test_an_exported_program_keeps_its_names_and_batch(made, exported):
     assert outputs == [(batch, 4), (batch, 8)]
     with np.load(made / "torch.npz") as expected:
         for value, name in zip(computed(module, image=expected["image"]), module.output_names, strict=True):
-            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
+            assert_same_sums(value, expected[name], terms=terms_of(module.mod))
 
 
 @pytest.mark.long  # that its bytes are the same in another process and folder is seen with objects, below
@@ -59,7 +60,7 @@ def test_torchscript_takes_the_names_and_sizes_that_are_declared(made):
     assert (module.input_shapes, module.output_shapes) == ([("N", 3, 8, 8)], [("N", 4)])
     with np.load(made / "torch.npz") as expected:
         (found,) = computed(module, image=expected["image"])
-        np.testing.assert_allclose(found, expected["scripted"], rtol=1e-4, atol=1e-6)
+        assert_same_sums(found, expected["scripted"], terms=terms_of(module.mod))
 
 
 @pytest.mark.long  # a plain endless loop is in test_apart.py
@@ -117,7 +118,7 @@ def test_a_traced_encoder_whose_projections_are_one_matrix_keeps_an_open_batch(t
     module = load(tmp_path / "traced.pt", inputs=[Declared(name="x", shape=("N", 7, 16))])
     assert module.output_shapes == [("N", 7, 16)]
     with np.load(tmp_path / "traced.npz") as expected:
-        np.testing.assert_allclose(computed(module, x=expected["x"])[0], expected["y"], rtol=1e-4, atol=1e-5)
+        assert_same_sums(computed(module, x=expected["x"])[0], expected["y"], terms=terms_of(module.mod))
 
 
 def test_a_state_dict_is_never_read(made):
@@ -132,7 +133,7 @@ def test_a_keras_model_keeps_its_names_and_batch(made, name):
     assert (module.input_shapes, module.output_shapes) == ([("N", 12, 12, 3)], [("N", 5)])
     with np.load(made / "keras.npz") as expected:
         (found,) = computed(module, image=expected["image"])
-        np.testing.assert_allclose(found, expected["probs"], rtol=1e-4, atol=1e-6)
+        assert_same_sums(found, expected["probs"], terms=terms_of(module.mod))
 
 
 @pytest.mark.parametrize("name", [pytest.param("chain.keras", marks=pytest.mark.long), "chain.h5"])
@@ -258,7 +259,7 @@ def test_a_saved_model_keeps_its_signature(tmp_path):
     assert (module.input_shapes, module.output_shapes) == ([("N", 8)], [("N", 5)])
     feed = np.random.default_rng(1).standard_normal((3, 8)).astype("float32")
     (found,) = computed(module, sample=feed)
-    np.testing.assert_allclose(found, holder.function(feed)["scores"].numpy(), rtol=1e-4, atol=1e-6)
+    assert_same_sums(found, holder.function(feed)["scores"].numpy(), terms=terms_of(module.mod))
     holder.reader = tensorflow.function(tensorflow.io.read_file)
     text = tensorflow.TensorSpec([], tensorflow.string, name="name")
     unsafe = holder.reader.get_concrete_function(text)

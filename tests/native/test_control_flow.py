@@ -17,6 +17,7 @@ from tests.support.control_flow import compare, compiled, model_of
 from tests.support.forge import CANCELLED, INPUT, Array, Forge
 from tests.support.native import Runner, sequences
 from tests.support.program import Table
+from tests.support.sums import assert_close
 
 RANDOM = np.random.default_rng(17)
 CALLS = [(5, [2, 3], 3, True), (2, [1, 1], 1, False), (6, [2, 2, 2], 40, False), (5, [0, 5], 1, True)]
@@ -66,7 +67,7 @@ def test_a_session_computes_what_onnx_runtime_does(session: Callable[..., tuple[
         for output, want in zip(outputs, wanted, strict=True):
             assert list(output.shape[: want.ndim]) == list(want.shape)
             found = np.frombuffer(ctypes.string_at(output.data, output.size), want.dtype).reshape(want.shape)
-            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+            assert_close(found, want, within=1e-5)
 
 
 def test_forge_run_says_the_sizes_that_data_decided(libraries: Path, runner: Runner, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from forge_runtime.engine import Engine
 from tests.support.delivery import deliver
 from tests.support.native import Runner, branches, built, convolutions, library_of, open_sizes, sequences
 from tests.support.once import once
+from tests.support.sums import assert_close
 
 TARGETS = {"aarch64": "raspberry-pi/5", "riscv64": "riscv64/generic"}
 CPU = {"aarch64": ("-cpu", "max")}  # of riscv64 the usual one does
@@ -67,7 +68,7 @@ def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path,
     for threads in ("1", "2"):
         found = machine.runner.call(library, inputs, "--threads", threads)
         for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+            assert_close(one, other, within=1e-4)
 
 
 def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:

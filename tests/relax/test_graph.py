@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline import RelaxModule
 from forge_pipeline.errors import ModelError
+from tests.support.sums import assert_close
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_an_inserted_operator_stands_between_a_value_and_its_readers(module, ima
     name = module.main.insert("multiply", relu.name, 2.0)
     assert module.main.find("nn.max_pool2d")[0].inputs == [name]
     assert module.main.find("multiply")[0].inputs[0] == relu.name
-    np.testing.assert_allclose(infer(module, images)[1], 2 * expected[1], rtol=1e-4, atol=1e-4)
+    assert_close(infer(module, images)[1], 2 * expected[1], within=1e-4)
 
 
 def test_behind_an_output_the_new_operator_is_the_output(module, images, expected):
     name = module.main.insert("negative", module.main.outputs[1])
     assert name in module.main.outputs
-    np.testing.assert_allclose(infer(module, images)[1], -expected[1], rtol=1e-4, atol=1e-4)
+    assert_close(infer(module, images)[1], -expected[1], within=1e-4)
 
 
 def test_a_replaced_removed_or_rewired_node_changes_what_is_computed(module, images):
@@ -61,7 +61,7 @@ def test_a_replaced_removed_or_rewired_node_changes_what_is_computed(module, ima
     graph.replace(relu, "nn.leakyrelu", *relu.inputs, alpha=1.0)
     linear = infer(module, images)[1]
     graph.remove(graph.find("nn.leakyrelu")[0])
-    np.testing.assert_allclose(infer(module, images)[1], linear, rtol=1e-6, atol=1e-6)
+    assert_close(infer(module, images)[1], linear, within=1e-6)
     (pool,) = graph.find("nn.max_pool2d")
     (conv,) = graph.find("nn.conv2d")
     graph.rewire(pool, 0, conv.name)

@@ -14,6 +14,7 @@ from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.program import Table
+from tests.support.sums import assert_close
 
 TILED = Options(generator="tiled", opt_level=4, float16=False, channel_layout=None)
 
@@ -37,7 +38,7 @@ def compare(model: onnx.ModelProto, samples: Sequence[Mapping[str, np.ndarray]],
         for want, have in zip(session.run(None, dict(sample)), engine(**sample), strict=True):
             assert have.dtype == want.dtype
             assert have.shape == want.shape
-            np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance)
+            assert_close(have, want, within=tolerance)
     return library
 
 

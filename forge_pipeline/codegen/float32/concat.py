@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 from forge_pipeline.codegen.layout.builder import Graph, shape_of
 from forge_pipeline.codegen.tir import primitives
 
-NAME = "joining"
+NAME = "concat"
 IS_CONCAT = "forge.joins"
 """The attribute of kernels that do nothing but copy their operands, one behind the other, into their result."""
 

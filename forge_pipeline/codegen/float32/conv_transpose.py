@@ -25,7 +25,7 @@ from forge_pipeline.codegen.float32.conv3d import make_conv3d
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
-from forge_pipeline.codegen.layout.rows import image_of, row
+from forge_pipeline.codegen.layout.rows import as_shape, image_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -219,17 +219,17 @@ def _interleave(
     )
     channels = -(-filters // lanes)
 
-    def element(n: Any, row: Any, *index: Any) -> Any:
+    def element(n: Any, oc_block: Any, *index: Any) -> Any:
         at, lane = index[:rank], index[rank:]
         pixel, phase = ([f(p, s) for p, s in zip(at, strides, strict=True)] for f in (floordiv, mod))
         value = None
         for part in reversed(parts):
             source, first = images[part.image], part.channel(phase)
             if rank == 2:
-                channel, block = first + row * lanes + lane[0], int(source.shape[-1])
+                channel, block = first + oc_block * lanes + lane[0], int(source.shape[-1])
                 own = source(n, channel // block, *pixel, channel % block)
             else:
-                own = source(n, first + row, *pixel)
+                own = source(n, first + oc_block, *pixel)
             value = own if value is None else tirx.Select(part.contains(phase), own, value)
         return value
 
@@ -281,7 +281,7 @@ def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
         weight, source = weight[:, :, None], image_of(graph, source)
     made = ConvTranspose(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
     result = Value(deferred=made, channels=made.filters)
-    return row(result, shape_of(call)) if is_row else result
+    return as_shape(result, shape_of(call)) if is_row else result
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

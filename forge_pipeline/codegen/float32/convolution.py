@@ -15,7 +15,7 @@ from tvm import relax
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.layout.rows import image_of, row
+from forge_pipeline.codegen.layout.rows import as_shape, image_of
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
@@ -98,7 +98,7 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     image = image_of(graph, graph.look(call.args[0]))
     geometry = conv1d_geometry(call, weight.shape)
     convolution = Convolution(source=image, weight=weight[:, :, None], bias=None, geometry=geometry)
-    return row(Value(deferred=convolution, channels=geometry.filters), shape_of(call))
+    return as_shape(Value(deferred=convolution, channels=geometry.filters), shape_of(call))
 
 
 def batch_norm(graph: Graph, call: relax.Call) -> Value | None:

@@ -22,7 +22,7 @@ from forge_pipeline.codegen.tir import flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
 
 NAME = "direct"
-ROW_BLOCKS, PIXELS, VECTORS = "forge.bands", "forge.pixels", "forge.vectors"
+ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"
 """Annotations of the block that sums: the plan."""
 
 FLAT = "forge.flat"
@@ -202,20 +202,20 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
         lane = (te.reduce_axis((0, lanes), "channel"),)
         axes += lane
 
-    def element(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        first = row // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
+    def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
+        first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         return te.sum(
-            padded(n, first + block, *pixel, *lane) * weight(row, block, kernel_h, kernel_w, *lane, out), axis=axes
+            padded(n, first + block, *pixel, *lane) * weight(oc_block, block, kernel_h, kernel_w, *lane, out), axis=axes
         )
 
     attributes: dict[str, Any] = {primitives.FAMILY: NAME}
     if plan is None and is_pointwise(geometry):
         axes = [block, *lane]
 
-        def pixel(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-            first = row // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
-            return te.sum(image(n, first + block, h, w, *lane) * weight(row, block, 0, 0, *lane, out), axis=axes)
+        def pixel(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
+            first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
+            return te.sum(image(n, first + block, h, w, *lane) * weight(oc_block, block, 0, 0, *lane, out), axis=axes)
 
         return te.compute(
             (batch, oc_blocks, out_h, out_w, lanes),
@@ -232,14 +232,16 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
     # a row block is an axis: a tile that reached over its end would write what another thread does
     sums = te.compute(
         (batch, stored_oc_blocks, plan.row_blocks, size, lanes),
-        lambda n, row, band, p, out: element(n, row, (band * size + p) // out_w, (band * size + p) % out_w, out),
+        lambda n, oc_block, row_block, p, out: element(
+            n, oc_block, (row_block * size + p) // out_w, (row_block * size + p) % out_w, out
+        ),
         name="sums",
         attrs={**attributes, FLAT: out_w},
     )
 
-    def read(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
+    def read(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
         p = h * out_w + w
-        return sums[n, row, 0, p, out] if plan.row_blocks == 1 else sums[n, row, p // size, p % size, out]
+        return sums[n, oc_block, 0, p, out] if plan.row_blocks == 1 else sums[n, oc_block, p // size, p % size, out]
 
     return te.compute((batch, oc_blocks, out_h, out_w, lanes), read, name="convolve")
 
@@ -281,9 +283,9 @@ def _flatten_rows(sch: Schedule, sums: SBlockRV, last: SBlockRV, *, out_w: int) 
     """Give the block that writes the output the axes of ``sums``: (n, oc_block, row_block, pixel, out)."""
     row_blocks, size = (primitives.static(sch, loop) for loop in sch.get_loops(sums)[2:4])
     if row_blocks == 1:
-        sch.transform_block_layout(last, lambda n, row, h, w, out: (n, row, h * out_w + w, out))
+        sch.transform_block_layout(last, lambda n, oc_block, h, w, out: (n, oc_block, h * out_w + w, out))
         return
     sch.transform_block_layout(
-        last, lambda n, row, h, w, out: (n, row, (h * out_w + w) // size, (h * out_w + w) % size, out)
+        last, lambda n, oc_block, h, w, out: (n, oc_block, (h * out_w + w) // size, (h * out_w + w) % size, out)
     )
     sch.transform_layout(sums, ("write", 0), lambda *index: index)  # changes nothing, but simplifies all indices

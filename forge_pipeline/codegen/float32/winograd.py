@@ -104,26 +104,16 @@ def transform_tiles(matrix: Array, tiles: Array) -> Array:
     return reduce(np.add, [rows[..., k, None] * matrix[:, k] for k in inner])
 
 
-def pack_weight(weight: Array, lanes: int, transform: Transform) -> Array:
-    """Return (filters, channels, 3, 3), transformed, as (filters / lanes, i, j, channels / lanes, lanes, lanes)."""
-    filters, channels, _, _ = weight.shape
-    oc_blocks, ic_blocks = -(-filters // lanes), -(-channels // lanes)
-    size = transform.size
-    full = np.zeros((oc_blocks * lanes, ic_blocks * lanes, size, size), np.float32)
-    full[:filters, :channels] = transform_tiles(transform.kernel, weight.astype(np.float64))
-    return full.reshape(oc_blocks, lanes, ic_blocks, lanes, size, size).transpose(0, 4, 5, 2, 3, 1)
-
-
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform) -> te.Tensor:
-    """Describe the convolution of a blocked image with weights as ``pack_weight`` makes them."""
+    """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
     batch, lanes = image.shape[0], image.shape[4]
     oc_blocks, size, _, ic_blocks, _, _ = (int(extent) for extent in weight.shape)
     transformed = image_components(image, tirx.const(0.0, "float32"), "float32", ic_blocks, geometry, transform)
     block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
     products = te.compute(
         (batch, oc_blocks, size, size, transformed.shape[4], lanes),
-        lambda n, row, i, j, t, out: te.sum(
-            transformed[n, i, j, block, t, channel] * weight[row, i, j, block, channel, out],
+        lambda n, oc_block, i, j, t, out: te.sum(
+            transformed[n, i, j, block, t, channel] * weight[oc_block, i, j, block, channel, out],
             axis=[block, channel],
         ),
         name="products",

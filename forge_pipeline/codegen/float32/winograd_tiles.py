@@ -140,19 +140,19 @@ def results(products: te.Tensor, dtype: str, geometry: Geometry, transform: Tran
     tiles_h, tiles_w = transform.tiles(geometry)
     half = te.compute(
         (batch, rows, tiles_h, tiles_w, step, size, lanes),
-        lambda n, row, th, tw, y, j, out: combine(
-            transform.result, y, dtype, lambda i: products[n, row, i, j, th * tiles_w + tw, out].astype(dtype)
+        lambda n, oc_block, th, tw, y, j, out: combine(
+            transform.result, y, dtype, lambda i: products[n, oc_block, i, j, th * tiles_w + tw, out].astype(dtype)
         ),
         name="result_vertical",
     )
     result = te.compute(
         (batch, rows, tiles_h, tiles_w, step, step, lanes),
-        lambda n, row, th, tw, y, x, out: combine(
-            transform.result, x, dtype, lambda j: half[n, row, th, tw, y, j, out]
+        lambda n, oc_block, th, tw, y, x, out: combine(
+            transform.result, x, dtype, lambda j: half[n, oc_block, th, tw, y, j, out]
         ),
         name="result_both",
     )
-    return lambda n, row, h, w, out: result[n, row, h // step, w // step, h % step, w % step, out]
+    return lambda n, oc_block, h, w, out: result[n, oc_block, h // step, w // step, h % step, w % step, out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

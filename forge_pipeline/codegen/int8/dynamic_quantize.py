@@ -22,7 +22,7 @@ from forge_pipeline.codegen.onnx_import.operators.integers.quantization import M
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_dynamic"
+NAME = "int8_dynamic_quantize"
 SIDE_BY_SIDE = 4
 """Vectors whose extremes are followed at once: as many as hide the latency of a comparison."""
 

@@ -41,7 +41,7 @@ def float_kernels(module: tvm.IRModule) -> set[str]:
 def _computes_in_float(function: tirx.PrimFunc) -> bool:
     sch = s_tir.Schedule(function)
     found = primitives.blocks(sch)
-    if any(primitives.family_of(sch, block).startswith("integer") for block in found):
+    if any(primitives.family_of(sch, block).startswith("int8") for block in found):
         return False  # what follows an integer product in its registers costs little
     for block in map(sch.get, found):
         reads = [str(region.source.dtype) for region in block.reads]

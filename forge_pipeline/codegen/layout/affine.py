@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.layout.builder import Array
-
-if TYPE_CHECKING:
-    from tvm import relax, te, tirx
-
 
 LEVELS = 255
 
@@ -67,8 +63,6 @@ class Clip:
 
 def to_float(image: te.Tensor, affine: Affine) -> te.Tensor:
     """Describe the dequantization of a tensor in any form."""
-    from tvm import te, tirx
-
     scale = tirx.const(affine.scale, "float32")
     return te.compute(
         image.shape, lambda *at: (image(*at).astype("int32") - affine.zero).astype("float32") * scale, name="dequantize"
@@ -77,16 +71,12 @@ def to_float(image: te.Tensor, affine: Affine) -> te.Tensor:
 
 def to_integers(image: te.Tensor, affine: Affine, clip: Clip) -> te.Tensor:
     """Describe the quantization of a float tensor in any form, by division as ONNX has it."""
-    from tvm import te, tirx
-
     scale = tirx.const(affine.scale, "float32")
     return te.compute(image.shape, lambda *at: stored(image(*at) / scale, affine, clip), name="quantize")
 
 
 def stored(codes: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
     """Return ``x / scale`` rounded, clipped and moved to the zero point: an uint8 expression."""
-    from tvm import tirx
-
     low, high = (tirx.const(bound, "float32") for bound in clip.codes(affine))
     shifted = tirx.max(tirx.min(codes, high), low) + tirx.const(ROUNDS, "float32")
     return (tirx.reinterpret("int32", shifted) + affine.zero).astype("uint8")
@@ -94,8 +84,6 @@ def stored(codes: tirx.PrimExpr, affine: Affine, clip: Clip) -> tirx.PrimExpr:
 
 def clipped_float(value: tirx.PrimExpr, clip: Clip) -> tirx.PrimExpr:
     """Return a float32 expression within bounds."""
-    from tvm import tirx
-
     if clip.low > float("-inf"):
         value = tirx.max(value, tirx.const(clip.low, "float32"))
     if clip.high < float("inf"):
@@ -103,10 +91,13 @@ def clipped_float(value: tirx.PrimExpr, clip: Clip) -> tirx.PrimExpr:
     return value
 
 
+def limit(image: te.Tensor, clip: Clip) -> te.Tensor:
+    """Describe a float tensor in any form within bounds."""
+    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
+
+
 def rounded(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a float32 product that is rounded before it is added to: no multiply-add takes it in."""
-    from tvm import tirx
-
     return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence", value)
 
 
@@ -116,8 +107,6 @@ def quotient(value: tirx.PrimExpr, divisor: float, *, fused: bool) -> tirx.PrimE
     With ``fused`` multiply-adds that takes three instructions: a product by the reciprocal, its remainder, and a
     correction by that (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990).
     """
-    from tvm import tirx
-
     scale, inverse = tirx.const(divisor, "float32"), np.float32(1) / np.float32(divisor)
     if float(inverse) * divisor == 1.0:
         return value * tirx.const(float(inverse), "float32")

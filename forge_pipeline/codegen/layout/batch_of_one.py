@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
 
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_runtime.entries import MAIN
-
-if TYPE_CHECKING:
-    import tvm
 
 SUFFIX = "_of_one"
 """What the name of a function for a batch of one, and of a kernel that it alone calls, ends in."""
@@ -36,8 +36,6 @@ def batch_of_one(
 
     None where there is no such axis, where it cannot be one, and where shapes stay open all the same.
     """
-    from tvm import relax, tirx
-
     first = {}
     for parameter in module["main"].params:
         shape = getattr(parameter.ty, "shape", None)
@@ -68,8 +66,6 @@ def _is_worth_it(module: tvm.IRModule, single: tvm.IRModule) -> bool:
 
 def _work(module: tvm.IRModule) -> tuple[int, int]:
     """Return how many elements the calls in `main` read and write, those with an open extent and the others."""
-    from tvm import tirx
-
     counts = {True: 0, False: 0}
     for block in module["main"].body.blocks:
         for binding in block.bindings:
@@ -82,8 +78,6 @@ def _work(module: tvm.IRModule) -> tuple[int, int]:
 
 def _shapes(binding: Any) -> Iterator[Any]:
     """Yield the shapes of the tensors that a binding reads and writes."""
-    from tvm import relax
-
     operands = binding.value.args if isinstance(binding.value, relax.Call) else [binding.value]
     kinds = [binding.var.ty, *(operand.ty for operand in operands)]
     while kinds:
@@ -96,8 +90,6 @@ def _shapes(binding: Any) -> Iterator[Any]:
 
 def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int]) -> bool:
     """Return whether a cast says of one of ``variables`` that it is another number, so that it can never be one."""
-    from tvm import relax, tirx
-
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             if not isinstance(binding, relax.MatchCast) or not isinstance(binding.ty, relax.TensorType):
@@ -116,9 +108,6 @@ def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
 
     Kernels whose names are taken by others get what the name has behind `main` at their end.
     """
-    import tvm
-    from tvm import relax
-
     first = next(iter(modules), None)
     builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
     for name, module in modules.items():
@@ -129,8 +118,6 @@ def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
 
 def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
     """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
-    from tvm import relax
-
     suffix = name.removeprefix(MAIN) if name.startswith(MAIN) else ""
     renamed: dict[Any, Any] = {}
     for variable, function in module.functions_items():

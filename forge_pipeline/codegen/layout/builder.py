@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from tvm import relax, te, tirx
+from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import array_view, constant
 from forge_pipeline.codegen.tir.machine import Machine
-
-if TYPE_CHECKING:
-    from tvm import relax, te
 
 
 def pack(graph: Graph, plain: relax.Expr) -> relax.Expr:
@@ -29,8 +28,6 @@ def pack(graph: Graph, plain: relax.Expr) -> relax.Expr:
 
 def unpack(graph: Graph, value: Value) -> relax.Expr:
     """Emit the plain form of an image in blocked form; where every image is one pixel, that moves nothing."""
-    from tvm import relax
-
     batch, blocks, height, width, lanes = shape_of(value.blocked)
     if height == width == 1 and value.channels == blocks * lanes:
         return graph.emit(relax.op.reshape(value.blocked, (batch, value.channels, 1, 1)))
@@ -38,8 +35,6 @@ def unpack(graph: Graph, value: Value) -> relax.Expr:
 
 
 def _pack(image: te.Tensor, lanes: int) -> te.Tensor:
-    from tvm import te, tirx
-
     batch, channels, height, width = image.shape
     channels = int(channels)
 
@@ -53,8 +48,6 @@ def _pack(image: te.Tensor, lanes: int) -> te.Tensor:
 
 
 def _unpack(image: te.Tensor, channels: int) -> te.Tensor:
-    from tvm import te
-
     batch, _, height, width, lanes = image.shape
     lanes = int(lanes)
     return te.compute(
@@ -109,9 +102,6 @@ class Graph:
 
     def look(self, expression: relax.Expr) -> Value:
         """Return the value of an operand."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         if isinstance(expression, relax.Var):
             if expression not in self.values:  # an extent, which kernels may take beside tensors
                 self.values[expression] = Value(plain=expression)
@@ -124,8 +114,6 @@ class Graph:
 
     def is_input(self, value: Value) -> bool:
         """Return whether a value is one of the function's parameters as it is."""
-        from tvm import relax
-
         plain = value.plain
         return value.deferred is None and isinstance(plain, relax.Var) and not isinstance(plain, relax.DataflowVar)
 
@@ -143,8 +131,6 @@ class Graph:
 
     def plain(self, value: Value) -> relax.Expr:
         """Return the plain form."""
-        from tvm import relax
-
         self.materialize(value)
         if value.plain is None:
             if value.constant is not None:
@@ -157,9 +143,6 @@ class Graph:
 
     def operand(self, argument: relax.Expr) -> relax.Expr:
         """Return an argument of an operator that stays as it is, in plain form."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         if isinstance(argument, relax.Var | relax.Tuple | GenericConst):
             return self.plain(self.look(argument))
         return argument
@@ -179,8 +162,6 @@ class Graph:
 
     def unchanged(self, call: relax.Call) -> Value:
         """Emit an operator as it is, of operands in plain form."""
-        from tvm import relax
-
         arguments = [self.operand(argument) for argument in call.args]
         return Value(plain=self.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args)))
 
@@ -229,8 +210,6 @@ Handler = Callable[[Graph, "relax.Call"], Value | None]
 
 def shape_of(expression: relax.Expr) -> tuple[Extent, ...]:
     """Return the shape; ints where extents are known. A shape that is not known at all is None's affair: see rank."""
-    from tvm import tirx
-
     return tuple(
         int(extent) if isinstance(extent, tirx.IntImm | int) else extent for extent in expression.ty.shape.values
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import tvm
+from tvm import relax
 
 from forge_pipeline.ir.external_data.mapped import spill
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 SHARED: Final = 1 << 16
 """Bytes from which on an array is shared with TVM, not copied."""
@@ -25,9 +24,6 @@ def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
 
     ``is_on_file``: the array is a view of a file already, and need not be put on one.
     """
-    import tvm
-    from tvm import relax
-
     array = np.asarray(array, order="C")  # ascontiguousarray would give a scalar an axis
     if array.nbytes < SHARED:
         return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32

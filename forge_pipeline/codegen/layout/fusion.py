@@ -15,11 +15,12 @@ large: eight sigmoids in a row were not done in a minute. A chain is cut before 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax, tirx
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Call, GlobalVar, TensorLoad
 
 PATTERN, BROADCAST, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 1, 4, 8
 """TVM's attribute of a kernel that says what may be fused with it, and its values kBroadcast (up to it, elements are
@@ -60,7 +61,6 @@ def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
 
 def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
     """Return whether a kernel has results with extents that none of its first ``operands`` has, or is."""
-    from tvm import tirx
 
     def variables(parameter: Any) -> set[Any]:
         extents = parameter.ty.shape if hasattr(parameter.ty, "shape") else [parameter]
@@ -98,7 +98,6 @@ def part_broadcasts(module: tvm.IRModule) -> tvm.IRModule:
 
 def _spreads(operand: Any, result: Any) -> bool:
     """Return whether a result has many elements where its operand has one."""
-    from tvm import tirx
 
     def extents(variable: Any) -> list[int | None]:
         return [int(item) if isinstance(item, tirx.IntImm) else None for item in variable.ty.shape.values]
@@ -114,8 +113,6 @@ def cut_chains(module: tvm.IRModule) -> tvm.IRModule:
 
     ``module`` is a sequence of calls of kernels whose patterns of fusion are known.
     """
-    from tvm import tirx
-
     times = {
         variable.name_hint: _times_named(function)
         for variable, function in module.functions_items()
@@ -137,9 +134,6 @@ def cut_chains(module: tvm.IRModule) -> tvm.IRModule:
 
 def _times_named(function: Any) -> int:
     """Return how often one element of the operand that a kernel reads most is named, once all of it is written out."""
-    import tvm_ffi
-    from tvm.ir import Call, TensorLoad
-
     reads: list[Any] = []
     calls: list[Any] = []
     tvm_ffi.structural_walk(function.body, [(TensorLoad, reads.append), (Call, calls.append)])
@@ -174,8 +168,6 @@ def _stored(module: tvm.IRModule, stored: set[Any]) -> tvm.IRModule:
 
 def _with_pattern(module: tvm.IRModule, chosen: set[Any], pattern: int, suffix: str) -> tvm.IRModule:
     """Return ``module``, where the kernels of ``chosen`` variables have another pattern of fusion, and another name."""
-    from tvm import relax
-
     if not chosen:
         return module
     main, builder = module["main"], relax.BlockBuilder(module)
@@ -197,16 +189,12 @@ def _with_pattern(module: tvm.IRModule, chosen: set[Any], pattern: int, suffix: 
 
 def _kernel(value: relax.Expr) -> str | None:
     """Return the name of the kernel that a binding calls."""
-    from tvm.ir import Call, GlobalVar
-
     called = value.args[0] if isinstance(value, Call) and value.args else None
     return str(called.name_hint) if isinstance(called, GlobalVar) else None
 
 
 def _reads(value: relax.Expr) -> list[Any]:
     """Return the variables that a binding reads, each as often as it does."""
-    from tvm import relax
-
     found: list[Any] = []
     relax.analysis.post_order_visit(value, lambda item: found.append(item) if isinstance(item, relax.Var) else None)
     return found

@@ -13,13 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from tvm import relax
 
 from forge_pipeline.codegen.layout.affine import Affine, Clip, to_float, to_integers
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
-
-if TYPE_CHECKING:
-    from tvm import relax
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,8 +129,6 @@ class Division:
 
     def emit(self, graph: Graph) -> Value:
         """Emit them."""
-        from tvm import relax
-
         done = graph.kernel(to_integers, self.floats, name="quantize", affine=self.affine, clip=Clip())
         if self.axes != tuple(range(len(self.axes))):
             done = graph.emit(relax.op.permute_dims(done, list(self.axes)))

@@ -8,13 +8,12 @@ gets signed bytes, and signed inputs are changed where they are first dequantize
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax, te
+import tvm
+from tvm import relax, te
+from tvm.ir import GenericConst
 
 SHIFT = 128
 MOVES = frozenset(
@@ -29,9 +28,6 @@ MOVES = frozenset(
 
 def without_signs(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` with the int8 activations of `main` as uint8; itself where it has none."""
-    import tvm
-    from tvm import relax
-
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     if not any(_is_about_signed(binding.value) for binding in bindings):
@@ -49,8 +45,6 @@ def without_signs(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _is_about_signed(value: relax.Expr) -> bool:
-    from tvm import relax
-
     if not isinstance(value, relax.Call):
         return False
     name = getattr(value.op, "name", "")
@@ -61,14 +55,10 @@ def _is_about_signed(value: relax.Expr) -> bool:
 
 def _is_signed(expression: relax.Expr) -> bool:
     """Return whether a variable holds int8."""
-    from tvm import relax
-
     return isinstance(expression, relax.Var) and str(getattr(expression.ty, "dtype", "")) == "int8"
 
 
 def _constant(expression: relax.Expr) -> np.ndarray[Any, Any] | None:
-    from tvm.ir import GenericConst
-
     return expression.value.numpy() if isinstance(expression, GenericConst) else None
 
 
@@ -82,8 +72,6 @@ class _Values:
 
     def bind(self, binding: Any) -> None:
         """Emit what a binding says."""
-        from tvm import relax
-
         value, variable = binding.value, binding.var
         if isinstance(binding, relax.MatchCast):
             self.known[variable] = self.builder.match_cast(self.clone(value), binding.ty)
@@ -96,8 +84,6 @@ class _Values:
 
     def _without_sign(self, value: relax.Expr) -> relax.Expr | None:
         """Return a value with 128 more, if it is stored by a QuantizeLinear or moves what is."""
-        from tvm import relax
-
         if isinstance(value, relax.Var):
             return self.bytes.get(value)
         if not isinstance(value, relax.Call):
@@ -121,8 +107,6 @@ class _Values:
 
     def _read(self, value: relax.Expr) -> relax.Expr:
         """Return a value whose operands, where it takes signed bytes as numbers, have 128 more."""
-        from tvm import relax
-
         if isinstance(value, relax.Call) and _is_about_signed(value):
             if value.op.name == "relax.dequantize":
                 zero = _constant(value.args[2])
@@ -141,8 +125,6 @@ class _Values:
 
     def clone(self, expression: relax.Expr) -> relax.Expr:
         """Return an expression with the variables of the new function, signed as they were."""
-        from tvm import relax
-
         if isinstance(expression, relax.Var):
             if expression not in self.known and expression in self.bytes:
                 bytes_ = self.bytes[expression]
@@ -159,18 +141,12 @@ class _Values:
 
 
 def _moved(zero: np.ndarray[Any, Any]) -> relax.Expr:
-    from tvm import relax
-
     return relax.const((zero.astype(np.int16) + SHIFT).astype(np.uint8), "uint8")
 
 
 def _with_more(image: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: (image(*at).astype("int16") + SHIFT).astype("uint8"), name="unsigned")
 
 
 def _with_less(image: te.Tensor) -> te.Tensor:
-    from tvm import te
-
     return te.compute(image.shape, lambda *at: (image(*at).astype("int16") - SHIFT).astype("int8"), name="signed")

@@ -6,15 +6,14 @@ TVM fuses nothing across a cast. So what follows one, and computes each element 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax
 
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredResult, Dequantized, dequantized
-from forge_pipeline.codegen.layout.rows import Row, row
-
-if TYPE_CHECKING:
-    from tvm import relax
+from forge_pipeline.codegen.layout.rows import ROW_RANK, AsImages, as_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +62,6 @@ class Named:
 
 
 def _of_bytes(kind: relax.TensorType) -> relax.TensorType:
-    from tvm import relax
-
     return relax.TensorType(kind.shape, "uint8")
 
 
@@ -82,14 +79,12 @@ class Cast:
 
 def cast(graph: Graph, value: Value, kind: relax.TensorType) -> Value:
     """Give a value's extents other names, in the form that it comes in."""
-    from tvm import relax
-
     if isinstance(value, Dequantized):
         return dequantized(cast(graph, value.source, _of_bytes(kind)), value.affine)
-    if isinstance(value, Row):
+    if isinstance(value, AsImages) and len(kind.shape.values) == ROW_RANK:
         batch, channels, width = kind.shape.values
         image = cast(graph, value.image, relax.TensorType((batch, channels, 1, width), kind.dtype))
-        return row(image, (batch, channels, width))
+        return as_shape(image, (batch, channels, width))
     if isinstance(value.deferred, DeferredResult):
         named = Named(inner=value.deferred, kind=kind, clip=value.deferred.clip)
         return Value(deferred=named, channels=value.channels)

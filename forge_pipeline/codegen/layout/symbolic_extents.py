@@ -7,11 +7,11 @@ same layer at several resolutions become one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,8 +22,6 @@ class _Names:
 
     def of(self, kind: Any) -> Any:
         """Return a tensor's type with variables for the extents that are expressions."""
-        from tvm import relax
-
         shape = getattr(kind, "shape", None)
         if not isinstance(kind, relax.TensorType) or not isinstance(shape, relax.ShapeExpr):
             return kind
@@ -42,8 +40,6 @@ class _Names:
         return extent
 
     def _extent(self, extent: Any) -> Any:
-        from tvm import tirx
-
         if isinstance(extent, tirx.IntImm | tirx.Var):
             return extent
         variable = self._known(extent)
@@ -53,17 +49,11 @@ class _Names:
         return variable
 
     def _known(self, extent: Any) -> Any:
-        import tvm_ffi
-
         return next((made for found, made in self.known if tvm_ffi.structural_equal(found, extent)), None)
 
 
 def name_extents(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` with a variable for every extent of `main` that is computed from others."""
-    import tvm
-    import tvm_ffi
-    from tvm import relax
-
     main, names = module["main"], _Names()
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     seen = _Names()  # another: a name stands for its expression only from where it is bound
@@ -87,8 +77,6 @@ def name_extents(module: tvm.IRModule) -> tvm.IRModule:
 
 def _clone(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.Expr:
     """Return a binding's value with the variables of the new function."""
-    from tvm import relax
-
     if isinstance(expression, relax.Var):  # an extent may be an argument of a kernel
         return new[expression] if expression in new else names.clone(expression)
     if isinstance(expression, relax.Tuple):

@@ -8,10 +8,10 @@ shape instead. Where all extents are numbers, TVM's lowering fuses the copy, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import relax
+from tvm import relax, tirx
+from tvm.ir import Op
 
 RESHAPE = "relax.reshape"
 OPERATORS = (RESHAPE, "relax.flatten")
@@ -19,8 +19,6 @@ OPERATORS = (RESHAPE, "relax.flatten")
 
 def open_reshapes() -> Mapping[str, Callable[[Any, relax.Call], relax.Expr]]:
     """Return how ``LegalizeOps`` lowers operators that change no element's place: to views where extents are open."""
-    from tvm.ir import Op
-
     return {name: _Lowering(Op.get(name).get_attr("FLegalize")) for name in OPERATORS}
 
 
@@ -31,8 +29,6 @@ class _Lowering:
         self._otherwise = otherwise
 
     def __call__(self, builder: Any, call: relax.Call) -> relax.Expr:
-        from tvm import relax
-
         operand, shape = call.args[0], call.ty.shape
         if not isinstance(shape, relax.ShapeExpr) or not (_is_open(operand.ty.shape) or _is_open(shape)):
             return self._otherwise(builder, call)
@@ -41,6 +37,4 @@ class _Lowering:
 
 def _is_open(shape: Any) -> bool:
     """Return whether a shape has an extent that is no number."""
-    from tvm import relax, tirx
-
     return isinstance(shape, relax.ShapeExpr) and any(not isinstance(item, tirx.IntImm) for item in shape.values)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.ir.open_extents import unlike
 from forge_pipeline.ir.sizes.expression import Size, Whole, substitute
 from forge_pipeline.ir.sizes.polynomial import Atom
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax
 
 PARAMETER: Final = "extents"
 """The last parameter of `main` where extents are computed: a shape that has one entry for each."""
@@ -38,8 +39,6 @@ class Extents:
 
     def of(self, size: Whole) -> Any:
         """Return a size as TVM's integer or variable."""
-        from tvm import tirx
-
         if isinstance(size, int):
             return tirx.IntImm("int64", size)
         name = extent_name(size)
@@ -60,8 +59,6 @@ def extent_name(size: Size) -> str | None:
 
 def with_extents(module: tvm.IRModule, extents: Sizes) -> tvm.IRModule:
     """Return ``module`` whose `main` works out its ``extents`` by itself; the parameter for them is gone."""
-    from tvm import relax
-
     if not extents:
         return module
     main = module["main"]
@@ -84,9 +81,6 @@ def with_extents(module: tvm.IRModule, extents: Sizes) -> tvm.IRModule:
 
 def _settled(expression: Any) -> Any:
     """Return what TVM simplifies no further: it looks values up by what it has simplified them to, again and again."""
-    import tvm_ffi
-    from tvm.sym.analyzer import Analyzer
-
     simplify = Analyzer().simplify
     for _ in range(SETTLED):
         simpler = simplify(expression)
@@ -98,8 +92,6 @@ def _settled(expression: Any) -> Any:
 
 def fixed(module: tvm.IRModule, extents: Sizes, numbers: Mapping[str, int]) -> tuple[tvm.IRModule, Sizes]:
     """Return ``module`` and its extents where the inputs' extents that ``numbers`` names are these numbers."""
-    from tvm import relax
-
     left = tuple((name, substitute(size, numbers)) for name, size in extents)
     known = {name: size for name, size in left if isinstance(size, int)}
     found = _variables(module["main"].params)
@@ -116,9 +108,6 @@ def _with_arguments(module: tvm.IRModule, values: Mapping[Any, Any]) -> tvm.IRMo
 
     TVM's virtual machine knows variables that are bound by a shape alone as extents, and as arguments not.
     """
-    import tvm
-    from tvm import relax, tirx
-
     call_tir = tvm.ir.Op.get("relax.call_tir")
 
     @relax.expr_functor.mutator
@@ -138,9 +127,6 @@ def _with_arguments(module: tvm.IRModule, values: Mapping[Any, Any]) -> tvm.IRMo
 
 def _specialized(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` where kernels know the numbers that the extents of their operands and results are by now."""
-    import tvm
-    from tvm import relax, tirx
-
     call_tir = tvm.ir.Op.get("relax.call_tir")
     builder = relax.BlockBuilder(module)
 
@@ -175,8 +161,6 @@ def _specialized(module: tvm.IRModule) -> tvm.IRModule:
 
 def _buffer_of(parameter: Any, kind: Any) -> Any:
     """Return a kernel's operand with the numbers that its extents are; None where it has no variable that is one."""
-    from tvm import relax, tirx
-
     if not isinstance(kind, relax.TensorType) or not hasattr(parameter.ty, "shape"):
         return None
     own, wanted = list(parameter.ty.shape), list(kind.shape.values)
@@ -190,8 +174,6 @@ def _buffer_of(parameter: Any, kind: Any) -> Any:
 
 
 def _as_expression(value: Any) -> Any:
-    from tvm import tirx
-
     return tirx.IntImm("int64", value) if isinstance(value, int) else value
 
 
@@ -203,8 +185,6 @@ def _apart(main: relax.Function) -> tuple[list[relax.Var], relax.Var]:
 
 
 def _with_main(module: tvm.IRModule, parameters: Sequence[relax.Var], body: relax.Expr) -> tvm.IRModule:
-    from tvm import relax
-
     main, module = module["main"], module.clone()
     function = relax.Function(parameters, body, main.ret_ty, main.is_pure)
     module["main"] = function.with_attrs(dict(main.attrs or {}))
@@ -213,8 +193,6 @@ def _with_main(module: tvm.IRModule, parameters: Sequence[relax.Var], body: rela
 
 def _variables(parameters: Sequence[relax.Var]) -> dict[str, Any]:
     """Return the variables that are extents of parameters, by name."""
-    from tvm import relax, tirx
-
     kinds = [parameter.ty for parameter in parameters]
     shapes = [kind.shape if isinstance(kind, relax.TensorType) else kind for kind in kinds]
     extents = [extent for shape in shapes for extent in shape.values or ()]
@@ -223,8 +201,6 @@ def _variables(parameters: Sequence[relax.Var]) -> dict[str, Any]:
 
 def expression_of(size: Whole, variables: Mapping[str, Any]) -> Any:
     """Return a size as TVM's expression over ``variables``, 64 bits wide."""
-    from tvm import tirx
-
     if isinstance(size, int):
         return tirx.IntImm("int64", size)
     result = None
@@ -238,8 +214,6 @@ def expression_of(size: Whole, variables: Mapping[str, Any]) -> Any:
 
 
 def _atom(atom: Atom, variables: Mapping[str, Any]) -> Any:
-    from tvm import tirx
-
     if atom.kind == "extent":
         return variables[str(atom.args[0])]
     if atom.kind == "truncation":
@@ -255,8 +229,6 @@ def _atom(atom: Atom, variables: Mapping[str, Any]) -> Any:
 
 def _real(real: Any, variables: Mapping[str, Any]) -> Any:
     """Return a float made of sizes as TVM's expression in its element type."""
-    from tvm import tirx
-
     if real.op == "whole":
         return expression_of(real.args[0], variables).astype(real.dtype)
     if real.op == "number":
@@ -274,14 +246,10 @@ def _real(real: Any, variables: Mapping[str, Any]) -> Any:
 
 def _floor(value: Any) -> Any:
     """Return a float rounded down, by casts: Relax knows no type of a call of `floor` between extents."""
-    from tvm import tirx
-
     dtype = str(value.ty)
     whole = value.astype("int64")  # towards zero
     return whole.astype(dtype) - tirx.Cast(dtype, whole.astype(dtype) > value)
 
 
 def _ceil(value: Any) -> Any:
-    from tvm import tirx
-
     return tirx.const(0, str(value.ty)) - _floor(tirx.const(0, str(value.ty)) - value)

@@ -6,12 +6,13 @@ Runtime, too, computes these models in float32, and rounds between operators. He
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+
+import numpy as np
+import onnx
 
 from forge_pipeline.codegen.memory.weight_section import SMALLEST, Halves
-
-if TYPE_CHECKING:
-    import onnx
+from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
 
 HALF, FLOAT = 10, 1
 """TensorProto.FLOAT16 and FLOAT, also as the values of attributes such as `to` and `dtype`."""
@@ -28,8 +29,6 @@ def storage(model: onnx.ModelProto) -> Halves:
     Where all weights were halves, what was made of them is rounded to halves again. Where some were not, these may
     not lose a bit: only what a half holds exactly is stored as one.
     """
-    import math
-
     tensors = [
         *model.graph.initializer,
         *(entry.t for node in model.graph.node for entry in node.attribute if entry.HasField("t")),
@@ -45,8 +44,6 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Shapes are inferred anew. A model without halves is returned as it is.
     """
-    import onnx
-
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     if not _widen(wide.graph):
@@ -95,10 +92,6 @@ def _widen(graph: onnx.GraphProto) -> bool:
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
-    import numpy as np
-
-    from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-
     if tensor.data_type != HALF:
         return False
     array = array_of(tensor).astype(np.float32)

@@ -11,18 +11,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import onnx
+import onnx.inliner
+import tvm
+from onnx import helper
+from tvm import relax
+from tvm.relax import op
+
+from forge_pipeline.codegen.onnx_import.decompose import defined, expanded
+from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Extents, with_extents
+from forge_pipeline.codegen.onnx_import.node import NodeImport
+from forge_pipeline.codegen.onnx_import.operators.table import converter_of, has_converter
+from forge_pipeline.codegen.onnx_import.scope import Scope
 from forge_pipeline.codegen.onnx_import.small_types import CONVERTED, MOVED
+from forge_pipeline.codegen.onnx_import.stored_bits import with_bytes
+from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.errors import CompileError
+from forge_pipeline.ir.open_extents import clear_impossible, name_open, unlike
+from forge_pipeline.ir.qdq.qoperator import write_out
+from forge_pipeline.ir.sizes.analysis import analyse
+from forge_pipeline.ir.sizes.encoding import to_json
+from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.value import UNKNOWN
 from forge_pipeline.ir.tensors import SMALL
 
 if TYPE_CHECKING:
-    import onnx
-    import tvm
-
-    from forge_pipeline.codegen.onnx_import.scope import Scope
     from forge_pipeline.ir.sizes.analysis import Sizes
-    from forge_pipeline.ir.sizes.expression import Whole
 
 SHOWN: Final = 12
 ROUNDS: Final = 4
@@ -65,13 +79,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` as the importer reads it: without local functions, without fused operators on integers, and
     with operators that have no converter written out by their definitions. Raises CompileError for what has none.
     """
-    import onnx.inliner
-
-    from forge_pipeline.codegen.onnx_import.decompose import expanded
-    from forge_pipeline.codegen.onnx_import.operators.table import has_converter
-    from forge_pipeline.codegen.onnx_import.stored_bits import with_bytes
     from forge_pipeline.ir.ml.to_standard import written_out
-    from forge_pipeline.ir.qdq.qoperator import write_out
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
@@ -80,10 +88,6 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` with a name for every open extent of its inputs, as ``load`` gives them."""
-    import onnx
-
-    from forge_pipeline.ir.open_extents import clear_impossible, name_open
-
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input]
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.output]
@@ -105,16 +109,12 @@ def import_model(model: onnx.ModelProto, progress: Progress = lambda step: None)
 
     Raises CompileError for everything that cannot be compiled, with each node and the reason.
     """
-    from forge_pipeline.codegen.onnx_import.extents import with_extents
-
     found = imported(model, progress)
     return with_extents(found.module, found.extents)
 
 
 def check_supported(model: onnx.ModelProto) -> None:
     """Raise CompileError that lists every node of a prepared ``model`` that cannot be compiled."""
-    from forge_pipeline.codegen.regions.cut import Cut, cut
-
     check_interface(model)
     found = cut(model)
     for part in [prepare(region.model) for region in found.regions] if isinstance(found, Cut) else [found]:
@@ -123,8 +123,6 @@ def check_supported(model: onnx.ModelProto) -> None:
 
 def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> Imported:
     """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
-    from forge_pipeline.codegen.onnx_import.decompose import defined
-
     check_interface(model)
     for _ in range(ROUNDS):
         found = _attempt(model, progress)
@@ -162,12 +160,6 @@ def check_interface(model: onnx.ModelProto) -> None:
 
 def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refused]:
     """Return the imported model, or every node that its converter refuses."""
-    from tvm import relax
-
-    from forge_pipeline.codegen.onnx_import.extents import Extents
-    from forge_pipeline.codegen.onnx_import.scope import Scope
-    from forge_pipeline.ir.sizes.analysis import analyse
-
     graph, builder = model.graph, relax.BlockBuilder()
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     used = {value.name for value in graph.output} | {name for node in graph.node for name in node.input if name}
@@ -186,10 +178,6 @@ def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refu
 
 def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
     """Return the module with a parameter for the extents that its body needs."""
-    from tvm import relax
-
-    from forge_pipeline.codegen.onnx_import.extents import PARAMETER
-
     main, extents = module["main"], scope.extents
     parameters = list(main.params)
     if extents.computed:
@@ -205,7 +193,6 @@ def _closed(module: tvm.IRModule, scope: Scope, inputs: int) -> Imported:
 
 def demanded(sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Yield what every call must keep, as metadata.json has it, but what hangs on sizes that only data decides."""
-    from forge_pipeline.ir.sizes.encoding import to_json
     from forge_pipeline.ir.sizes.expression import names
 
     for row in sizes.constraints:
@@ -239,11 +226,6 @@ def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Itera
 
 def _emit(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, name: str) -> str:
     """Emit a node; return why it is refused, or the empty string."""
-    from onnx import helper
-
-    from forge_pipeline.codegen.onnx_import.node import NodeImport
-    from forge_pipeline.codegen.onnx_import.operators.table import converter_of
-
     if node.op_type not in MOVED | CONVERTED and node.domain in STANDARD and _has_small_types(node, scope):
         return "elements of 8 bits and fewer, which are moved and converted, but not computed with"
     if node.op_type == "If" and node.domain in ("", "ai.onnx"):
@@ -283,8 +265,6 @@ def _emit_branches(node: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope
 
     A library never has one: its branches are regions of a program. A Relax module has nothing but operators.
     """
-    from tvm.relax import op
-
     branches = {entry.name: entry.g for entry in node.attribute}
     graphs = [branches["then_branch"], branches["else_branch"]]
     for graph in graphs:
@@ -327,10 +307,6 @@ def first_line(error: BaseException) -> str:
 
 def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Return name, shape and dtype of each input or output, as metadata.json has them."""
-    from onnx import helper
-
-    from forge_pipeline.ir.open_extents import unlike
-
     rows = []
     values = list(values)
     names = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
@@ -350,15 +326,11 @@ def interface(values: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
 def outputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the outputs, those that are stated without a shape, or in another one than the operators give, with the
     rank and the numbers of that."""
-    from forge_pipeline.ir.sizes.analysis import analyse
-
     sizes = analyse(model)
     return [_with_shape(value, sizes.shape(value.name)) for value in model.graph.output]
 
 
 def _with_shape(value: onnx.ValueInfoProto, shape: Sequence[object] | None) -> onnx.ValueInfoProto:
-    import onnx
-
     stated = value.type.tensor_type.shape.dim
     if shape is None or (value.type.tensor_type.HasField("shape") and not _differ(stated, shape)):
         return value

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tvm import relax
+from tvm.relax import op
 
+from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.onnx_import.scope import Scope, element_name, element_type, same_extents
 from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.value import Known
 
 if TYPE_CHECKING:
     import onnx
-    from tvm import relax
 
 Array = np.ndarray[Any, Any]
 
@@ -55,8 +57,6 @@ class NodeImport:
 
     def told(self, index: int, extents: Sequence[Whole]) -> relax.Expr:
         """Return an operand, told that its extents are these."""
-        from tvm import relax
-
         value = self.input(index)
         if self.shape(index) == tuple(extents):
             return value
@@ -141,14 +141,10 @@ class NodeImport:
 
     def sizes(self, extents: Sequence[Whole]) -> relax.ShapeExpr:
         """Return a shape as Relax's."""
-        from tvm import relax
-
         return relax.ShapeExpr([self.size(extent) for extent in extents])
 
     def const(self, value: object, dtype: str) -> relax.Expr:
         """Return a constant."""
-        from forge_pipeline.codegen.layout.constants import constant
-
         return constant(np.asarray(value, element_type(dtype)))
 
     def nothing(self, index: int = 0) -> relax.Expr:
@@ -157,8 +153,6 @@ class NodeImport:
 
     def filled(self, number: Any, dtype: str, index: int = 0) -> relax.Expr:
         """Return a result whose elements are all one number. TVM's `full` takes none that is not finite."""
-        from tvm.relax import op
-
         value, shape = self.const(number, dtype), self.sizes(self.result_shape(index))
         return op.full(shape, value, dtype) if np.isfinite(number) else op.broadcast_to(value, shape)
 
@@ -168,14 +162,10 @@ class NodeImport:
 
     def part(self, value: relax.Expr, index: int) -> relax.Expr:
         """Return one of several results."""
-        from tvm import relax
-
         return self.emit(relax.TupleGetItem(value, index))
 
     def reshape(self, value: relax.Expr, extents: Sequence[Whole]) -> relax.Expr:
         """Emit ``value`` with other extents; itself where they are the same."""
-        from tvm import relax
-
         wanted = self.sizes(extents)
         return value if same_extents(value.ty.shape, wanted) else self.emit(relax.op.reshape(value, wanted))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tvm import tirx
+
 from forge_pipeline.ir.recurrent import ACTIVATIONS
 
 Function = Callable[[Any, Any], Any]
@@ -43,8 +45,6 @@ def functions_of(kind: str, attributes: Mapping[str, Any], directions: int, dtyp
 
 
 def _by_direction(functions: Sequence[Callable[[Any], Any]], are_equal: bool) -> Function:
-    from tvm import tirx
-
     first, last = functions[0], functions[-1]
     if are_equal or len(functions) == 1:
         return lambda direction, value: first(value)
@@ -53,8 +53,6 @@ def _by_direction(functions: Sequence[Callable[[Any], Any]], are_equal: bool) ->
 
 def _bounded(function: Callable[[Any], Any], clip: float | None, dtype: str) -> Callable[[Any], Any]:
     """Return a function of what is kept between ``-clip`` and ``clip`` first."""
-    from tvm import tirx
-
     if not clip:
         return function
     low, high = tirx.const(-clip, dtype), tirx.const(clip, dtype)
@@ -63,7 +61,6 @@ def _bounded(function: Callable[[Any], Any], clip: float | None, dtype: str) -> 
 
 def _function(name: str, alphas: Iterator[float], betas: Iterator[float], dtype: str) -> Callable[[Any], Any]:
     """Return a function; one that has an alpha or a beta takes the next that is given."""
-    from tvm import tirx
 
     def const(number: float) -> Any:
         return tirx.const(number, dtype)

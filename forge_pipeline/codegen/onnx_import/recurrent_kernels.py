@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+from tvm.script import tirx as T
+
 from forge_pipeline.codegen.onnx_import.recurrent_functions import Function
 
 ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True}
@@ -51,8 +54,6 @@ class Form:
 
     def direction(self, sequence: Any, batch: Any) -> Any:
         """Return the direction of a sequence; sequences of one direction are neighbours."""
-        from tvm import tirx
-
         return sequence // batch if self.directions > 1 else tirx.const(0, "int64")
 
     def row(self, sequence: Any, batch: Any) -> Any:
@@ -61,8 +62,6 @@ class Form:
 
     def of(self, direction: Any, first: Any, last: Any) -> Any:
         """Return what belongs to a direction."""
-        from tvm import tirx
-
         return tirx.Select(direction == 0, first, last) if self.directions > 1 else first
 
     def moment(self, direction: Any, time: Any, steps: Any) -> Any:
@@ -73,22 +72,16 @@ class Form:
 
     def extent(self, batch: Any) -> Any:
         """Return the extent of the buffer of lengths."""
-        from tvm import tirx
-
         return batch if self.has_lengths else tirx.const(1, "int64")
 
     def count(self, lengths: Any, row: Any, steps: Any) -> Any:
         """Return how many steps a sequence has."""
-        from tvm import tirx
-
         if not self.has_lengths:
             return steps
         return tirx.max(tirx.min(lengths[row].astype("int64"), steps), tirx.const(0, "int64"))
 
     def loop(self, extent: Any) -> Any:
         """Return the loop over all sequences."""
-        from tvm.script import tirx as T
-
         return T.parallel(extent) if self.is_parallel else T.serial(extent)
 
 
@@ -98,8 +91,6 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
     The first runs ``begin(w, n, j)`` for each state of a sequence, then ``step(w, n, t)`` for each step in order; the
     second adds up ``panels`` panels of gates for one row at one step, from its inputs and its state.
     """
-    from tvm.script import tirx as T
-
     directions, hidden, width = form.directions, form.hidden, panel_width(form.hidden)
 
     @T.inline
@@ -139,8 +130,6 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
 
 def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     """Return ``(first, last, recurrence, lengths, h0) -> (y, h)``."""
-    from tvm.script import tirx as T
-
     (activation,) = functions
     directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
@@ -185,8 +174,6 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
     ``peepholes`` (directions, 3, hidden): those of i, o and f.
     """
-    from tvm.script import tirx as T
-
     gate, candidate, output = functions
 
     def forgotten(w: Any, forget: Any, take: Any) -> Any:
@@ -261,8 +248,6 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
 
     ``linear``: the reset gate multiplies the state's product, not the state before it.
     """
-    from tvm.script import tirx as T
-
     gate, candidate = functions
     directions, hidden, dtype = form.directions, form.hidden, form.dtype
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)

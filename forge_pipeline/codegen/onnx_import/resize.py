@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
 
-from forge_pipeline.codegen.onnx_import.resize_table import Way, place
+from forge_pipeline.codegen.onnx_import.resize_table import Interpolation, place
 
 LARGEST_DENOMINATOR = 1 << 8
 """Of factors such as 0.5 and 1.75, by which an extent below 2^16 is multiplied exactly in float32."""
@@ -34,10 +35,8 @@ class Open:
     scale: Any
 
 
-def interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
+def interpolated(image: Any, *, position: int, axis: Open, rule: Interpolation) -> Any:
     """Describe one axis resized whose extent is not known: each result computes where it lies."""
-    from tvm import te, tirx
-
     size = image.shape[position]
 
     def pixel(index: tuple[Any, ...], at: Any) -> Any:
@@ -45,30 +44,30 @@ def interpolated(image: Any, *, position: int, axis: Open, way: Way) -> Any:
         return image(*index[:position], at, *index[position + 1 :])
 
     def element(*index: Any) -> Any:
-        where = _where(index[position], size, axis, way)
-        if way.mode == "nearest":
-            return pixel(index, tirx.Cast("int64", _rounded(where, way.nearest)))
+        where = _where(index[position], size, axis, rule)
+        if rule.mode == "nearest":
+            return pixel(index, tirx.Cast("int64", _rounded(where, rule.nearest)))
         low = tirx.floor(where)
         part, begin = where - low, tirx.Cast("int64", low)
-        if way.mode == "linear":
+        if rule.mode == "linear":
             return pixel(index, begin) * (1.0 - part) + pixel(index, begin + 1) * part
-        weights = [_near(1.0 - part, way), _near(part, way)]
-        weights = [_far(1.0 + part, way), weights[1], weights[0], _far(2.0 - part, way)]
+        weights = [_near(1.0 - part, rule), _near(part, rule)]
+        weights = [_far(1.0 + part, rule), weights[1], weights[0], _far(2.0 - part, rule)]
         positions = [begin + offset for offset in (-1, 0, 1, 2)]
-        if way.exclude_outside:
+        if rule.exclude_outside:
             inside = [tirx.all(at >= 0, at < size) for at in positions]
             weights = [tirx.Select(is_in, weight, 0.0) for is_in, weight in zip(inside, weights, strict=True)]
         total = weights[0] + weights[1] + weights[2] + weights[3]
         parts = [pixel(index, at) * weight for at, weight in zip(positions, weights, strict=True)]
         result = parts[0] + parts[1] + parts[2] + parts[3]
-        return result / total if way.exclude_outside else result
+        return result / total if rule.exclude_outside else result
 
     shape = (*image.shape[:position], axis.output, *image.shape[position + 1 :])
     notes = {}
     is_number = axis.scale is None or isinstance(axis.scale, np.floating)
-    if is_number and (way.mode == "nearest" or (way.mode == "linear" and way.transformation not in WIDE)):
+    if is_number and (rule.mode == "nearest" or (rule.mode == "linear" and rule.transformation not in WIDE)):
         scale = None if axis.scale is None else float(axis.scale)
-        notes = {CHOICE: json.dumps({"position": position, "scale": scale, "way": asdict(way)})}
+        notes = {CHOICE: json.dumps({"position": position, "scale": scale, "rule": asdict(rule)})}
     return te.compute(shape, element, name="resize", attrs=notes)
 
 
@@ -76,10 +75,8 @@ WIDE = ("half_pixel_symmetric",)
 """Ways whose coordinates ONNX Runtime computes in double precision."""
 
 
-def _where(at: Any, size: Any, axis: Open, way: Way) -> Any:
+def _where(at: Any, size: Any, axis: Open, rule: Interpolation) -> Any:
     """Return where result ``at`` lies among the ``size`` pixels, in float32; mixed linearly, between two of them."""
-    from tvm import tirx
-
     extents = {"size": tirx.Cast("float32", size), "output": tirx.Cast("float32", axis.output)}
     given = axis.scale
     if given is None:
@@ -87,8 +84,8 @@ def _where(at: Any, size: Any, axis: Open, way: Way) -> Any:
     elif isinstance(given, np.floating):
         given = tirx.const(given, "float32")
     facts, own = SimpleNamespace(**extents, scale=given, start=0.0, end=1.0), tirx.Cast("float32", at)
-    where = tirx.Select(given == 1.0, own, place(own, way.transformation, facts, tirx.Select))
-    return tirx.min(tirx.max(where, 0.0), facts.size - 1.0) if way.mode == "linear" else where
+    where = tirx.Select(given == 1.0, own, place(own, rule.transformation, facts, tirx.Select))
+    return tirx.min(tirx.max(where, 0.0), facts.size - 1.0) if rule.mode == "linear" else where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +94,7 @@ class Choice:
 
     position: int
     scale: np.float32 | None
-    way: Way
+    rule: Interpolation
     output: Any
 
     @classmethod
@@ -106,12 +103,12 @@ class Choice:
         facts = json.loads(note)
         scale = None if facts["scale"] is None else np.float32(facts["scale"])
         position = int(facts["position"])
-        return cls(position=position, scale=scale, way=Way(**facts["way"]), output=shape[position])
+        return cls(position=position, scale=scale, rule=Interpolation(**facts["rule"]), output=shape[position])
 
     @classmethod
     def unchanged(cls, position: int, size: Any) -> Choice:
         """Return that of an axis that is mixed linearly, and keeps its pixels."""
-        return cls(position=position, scale=np.float32(1), way=Way.of({"mode": "linear"}, 11), output=size)
+        return cls(position=position, scale=np.float32(1), rule=Interpolation.of({"mode": "linear"}, 11), output=size)
 
     def axis(self, size: Any) -> Open:
         """Return the axis of an image of that ``size``, in the words of its kernel."""
@@ -121,16 +118,14 @@ class Choice:
     def described(self, image: Any) -> Any:
         """Describe an image, in either layout, of which pixels are chosen or mixed."""
         axis = self.axis(image.shape[self.position])
-        return interpolated(image, position=self.position, axis=axis, way=self.way)
+        return interpolated(image, position=self.position, axis=axis, rule=self.rule)
 
     def mixed(self, at: Any, size: Any) -> tuple[list[Any], list[Any]]:
         """Return the two pixels that result ``at`` mixes linearly, and their weights, as ONNX Runtime has them.
 
         The last pixel, where it is read alone, is two of one half each.
         """
-        from tvm import tirx
-
-        where = _where(at, size, self.axis(size), self.way)
+        where = _where(at, size, self.axis(size), self.rule)
         low = tirx.floor(where)
         first, part = tirx.Cast("int64", low), where - low
         alone = first >= size - 1
@@ -144,21 +139,19 @@ def by_fraction(extent: Any, scale: np.float32) -> Any:
     return extent * exact.numerator // exact.denominator if exact.denominator <= LARGEST_DENOMINATOR else None
 
 
-def _near(x: Any, way: Way) -> Any:
+def _near(x: Any, rule: Interpolation) -> Any:
     """Return the weight of a pixel at distance ``x`` up to 1: cubic convolution (Keys, 1981)."""
-    a = way.coefficient
+    a = rule.coefficient
     return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
 
 
-def _far(x: Any, way: Way) -> Any:
+def _far(x: Any, rule: Interpolation) -> Any:
     """Return the weight of a pixel at distance ``x`` from 1 to 2."""
-    a = way.coefficient
+    a = rule.coefficient
     return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
 
 
 def _rounded(where: Any, rounding: str) -> Any:
-    from tvm import tirx
-
     if rounding in ("floor", "simple"):
         return tirx.floor(where)
     if rounding == "ceil":

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Interpolation:
     """How to resize: the attributes of the node."""
 
     mode: str
@@ -32,7 +32,7 @@ class Way:
     policy: str
 
     @classmethod
-    def of(cls, attributes: dict[str, Any], opset: int) -> Way:
+    def of(cls, attributes: dict[str, Any], opset: int) -> Interpolation:
         """Read them; before opset 11 pixels were found by ``asymmetric`` coordinates, rounded up to a smaller size."""
 
         def text(name: str, default: str) -> str:
@@ -112,19 +112,19 @@ def coordinates(axis: Axis, transformation: str) -> Array:
     return found.astype(np.float32)
 
 
-def taps(axis: Axis, way: Way) -> Taps:
+def taps(axis: Axis, rule: Interpolation) -> Taps:
     """Return what each result of ``axis`` reads."""
-    where = coordinates(axis, way.transformation)
+    where = coordinates(axis, rule.transformation)
     outside = np.zeros(axis.output, np.bool_)
-    if way.transformation == "tf_crop_and_resize":
+    if rule.transformation == "tf_crop_and_resize":
         outside = (where < 0) | (where > axis.size - 1)
-    if way.mode == "nearest":
-        first = np.clip(_nearest(where, way.nearest, shrinks=bool(axis.scale < 1)), 0, axis.size - 1)
+    if rule.mode == "nearest":
+        first = np.clip(_nearest(where, rule.nearest, shrinks=bool(axis.scale < 1)), 0, axis.size - 1)
         return Taps(first=first, weights=np.ones((axis.output, 1), np.float32), outside=outside)
-    if way.antialias and axis.output == axis.size:
+    if rule.antialias and axis.output == axis.size:
         dense = np.eye(axis.size, dtype=np.float32)
     else:
-        dense = _stretched(axis, where, way) if way.antialias else _interpolated(axis, where, way)
+        dense = _stretched(axis, where, rule) if rule.antialias else _interpolated(axis, where, rule)
     return _compressed(dense, outside)
 
 
@@ -144,32 +144,32 @@ def _nearest(where: Array, rounding: str, *, shrinks: bool) -> Array:
     return rounded.astype(np.int64)
 
 
-def _interpolated(axis: Axis, where: Array, way: Way) -> Array:
+def _interpolated(axis: Axis, where: Array, rule: Interpolation) -> Array:
     """Return the weights (output, size) of the two or four pixels around each place; pixels go on past the edge."""
-    if way.mode == "linear":
+    if rule.mode == "linear":
         where = np.clip(where, np.float32(0), np.float32(axis.size - 1))
     low = np.floor(where)
     part = where - low
-    if way.mode == "linear":
+    if rule.mode == "linear":
         weights = np.stack([1 - part, part], axis=1)
         offsets = np.arange(2)
     else:
         distances = np.stack([1 + part, part, 1 - part, 2 - part], axis=1)
-        weights, offsets = _cubic(distances, way.coefficient), np.arange(-1, 3)
-    return _scattered(axis, low.astype(np.int64)[:, None] + offsets, weights, exclude=way.exclude_outside)
+        weights, offsets = _cubic(distances, rule.coefficient), np.arange(-1, 3)
+    return _scattered(axis, low.astype(np.int64)[:, None] + offsets, weights, exclude=rule.exclude_outside)
 
 
-def _stretched(axis: Axis, where: Array, way: Way) -> Array:
+def _stretched(axis: Axis, where: Array, rule: Interpolation) -> Array:
     """Return the weights (output, size) of a filter that is as wide as the pixels that become one: antialiasing."""
     wide = np.float32(max(1 / axis.scale, np.float32(1)))
-    reach = np.float32(1 if way.mode == "linear" else 2) * wide
+    reach = np.float32(1 if rule.mode == "linear" else 2) * wide
     begin = np.floor(where - reach + 1)
     end = np.floor(where + reach + 1)
     positions = begin.astype(np.int64)[:, None] + np.arange(2 * int(np.ceil(reach)) + 1)
     distances = np.abs((positions - where[:, None]) / wide)
-    weights = np.maximum(1 - distances, 0) if way.mode == "linear" else _cubic(distances, way.coefficient)
+    weights = np.maximum(1 - distances, 0) if rule.mode == "linear" else _cubic(distances, rule.coefficient)
     weights = np.where(positions < end[:, None], weights, 0)
-    return _scattered(axis, positions, weights / weights.sum(axis=1, keepdims=True), exclude=way.exclude_outside)
+    return _scattered(axis, positions, weights / weights.sum(axis=1, keepdims=True), exclude=rule.exclude_outside)
 
 
 def _cubic(distances: Array, a: float) -> Array:

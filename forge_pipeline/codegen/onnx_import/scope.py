@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
+import onnx
+from onnx import helper
+from tvm import relax, te, tirx
+from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.layout.fusion import OPAQUE, PATTERN
@@ -18,10 +23,6 @@ from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.expression import Size, Whole
 from forge_pipeline.ir.sizes.value import Known
 from forge_pipeline.ir.tensors import SMALL, stored_name
-
-if TYPE_CHECKING:
-    import onnx
-    from tvm import relax
 
 Array = np.ndarray[Any, Any]
 
@@ -60,8 +61,6 @@ class Scope:
 
     def type_of(self, name: str) -> relax.TensorType:
         """Return what a value is: its element type, and its extents as numbers and variables."""
-        from tvm import relax
-
         known = self.known(name)
         if known.shape is None:
             raise NotImplementedError(f"the rank of {name!r} hangs on data")
@@ -69,8 +68,6 @@ class Scope:
 
     def stand_in(self, name: str) -> relax.Expr:
         """Return a value of the right type in the place of one that could not be emitted."""
-        from tvm import relax
-
         return relax.Var("refused", self.type_of(name))
 
     def bind(self, name: str, value: relax.Expr) -> None:
@@ -78,9 +75,6 @@ class Scope:
 
         TVM infers extents as expressions; they are told there by the variables that stand for them.
         """
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         wanted = self.type_of(name)
         found = self.builder.normalize(value)
         if not isinstance(found.ty, relax.TensorType) or str(found.ty.dtype) != str(wanted.dtype):
@@ -95,8 +89,6 @@ class Scope:
         An extent of the inputs comes of no cast: TVM would put what is cast in its place everywhere, also in the
         expressions over it that this is computed from.
         """
-        from tvm import relax
-
         own, given = value.ty.shape, self.extents.given.values()
         for axis, extent in enumerate(wanted.shape.values):
             is_given = any(extent.same_as(variable) for variable in given)
@@ -136,8 +128,6 @@ class Scope:
 
         A size that no tensor has as an extent is an argument of the kernel; one with such is fused with nothing.
         """
-        from tvm import relax, te, tirx
-
         own: dict[Any, Any] = {}  # the kernel's variables, by the function's
 
         def renamed(extent: Any) -> Any:
@@ -175,8 +165,6 @@ class Scope:
         variables = [self.extents.of(size) for size in computed.values()]
 
         def write(*arguments: Any) -> Any:
-            from tvm import te, tirx
-
             table, *sizes = (None, *arguments) if len(computed) == contents.size else arguments
 
             def element(*at: Any) -> Any:
@@ -197,8 +185,6 @@ class Scope:
 
 def same_extents(own: Any, wanted: relax.ShapeExpr) -> bool:
     """Return whether a shape has exactly these extents, as numbers and variables."""
-    from tvm import tirx
-
     if own is None or not hasattr(own, "values") or len(own.values) != len(wanted.values):
         return False
     return all(
@@ -209,15 +195,11 @@ def same_extents(own: Any, wanted: relax.ShapeExpr) -> bool:
 
 def element_name(number: int) -> str:
     """Return an element type by ONNX's number, as TVM and numpy name it: that of bytes for one of fewer bits."""
-    from onnx import helper
-
     return stored_name(number) if number in SMALL else str(helper.tensor_dtype_to_np_dtype(number))
 
 
 def element_type(name: str) -> np.dtype[Any]:
     """Return numpy's type for an element type by its name, bfloat16 and others of ml_dtypes included."""
-    import ml_dtypes
-
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 

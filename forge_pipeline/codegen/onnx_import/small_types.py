@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import ml_dtypes
 import numpy as np
+from tvm import relax, te, tirx
 
 if TYPE_CHECKING:
-    from tvm import relax
-
     from forge_pipeline.codegen.onnx_import.node import NodeImport
 
 STORAGE: Final = "uint8"
@@ -55,8 +55,6 @@ class SmallInteger:
 
     def decode(self, node: NodeImport, index: int) -> relax.Expr:
         """Emit an operand's numbers as int32."""
-        from tvm import te, tirx
-
         known = node.constant(index)
         if known is not None:
             return node.const(known.astype(np.int32), "int32")
@@ -75,8 +73,6 @@ class SmallInteger:
 
     def encode(self, node: NodeImport, value: relax.Expr) -> relax.Expr:
         """Emit integers as bytes: higher bits are lost, as ONNX has it."""
-        from tvm import te, tirx
-
         mask = tirx.const((1 << self.bits) - 1, "int32")
 
         def stored(data: Any) -> Any:
@@ -109,8 +105,6 @@ class SmallFloat:
     @classmethod
     def of(cls, name: str) -> SmallFloat:
         """Return what ml_dtypes says of one of its types."""
-        import ml_dtypes
-
         dtype: Any = getattr(ml_dtypes, name)
         about = ml_dtypes.finfo(dtype)
         values = np.array([float(about.max), np.nan, np.inf], np.float32)
@@ -133,9 +127,6 @@ class SmallFloat:
 
     def decode(self, node: NodeImport, index: int) -> relax.Expr:
         """Emit an operand's numbers as float32, which has each of them. Weights are so when the model is compiled."""
-        import ml_dtypes
-        from tvm import te, tirx
-
         known = node.constant(index)
         if known is not None:
             return node.const(known.astype(np.float32), "float32")
@@ -157,8 +148,6 @@ class SmallFloat:
         With ``saturate``, what does not fit is the largest number; without, an infinity, or NaN where there is none.
         ``mode`` is how powers of two are rounded: `up`, `down`, or to `nearest`, ties up. They ignore signs.
         """
-        from tvm import te
-
         dtype = str(value.ty.dtype)
         byte = self._power(dtype, saturate, mode) if self.is_power else self._byte(dtype, saturate)
 
@@ -173,8 +162,6 @@ class SmallFloat:
         The codes of numbers above 0 follow each other as the numbers do: that of ``n 2^(e - fraction)`` is
         ``(e - least) 2^fraction + n``, where ``e`` is its exponent, or ``least`` if that is more.
         """
-        from tvm import tirx
-
         sign, beyond = 1 << (self.bits - 1), self.greatest if saturate else self.infinity
 
         def element(x: Any) -> Any:
@@ -192,8 +179,6 @@ class SmallFloat:
 
     def _power(self, dtype: str, saturate: bool, mode: str) -> Callable[[Any], Any]:
         """Return the expression of the byte of a float, as a power of two: its exponent, from ``least``."""
-        from tvm import tirx
-
         whole = {"up": tirx.ceil, "down": tirx.floor, "nearest": lambda n: tirx.floor(n + tirx.const(0.5, dtype))}
         if mode not in whole:
             raise NotImplementedError(f"round_mode {mode!r}")
@@ -213,8 +198,6 @@ class SmallFloat:
 
     def _scaled(self, magnitude: Any, dtype: str) -> tuple[Any, Any]:
         """Return ``n`` before it is rounded, and ``e - least``: both are exact, as is the product by a power of two."""
-        from tvm import tirx
-
         integer, width, bias = LAYOUTS[dtype]
         held = tirx.min(magnitude, tirx.const(1.5 * self.largest, dtype))
         exponent = tirx.reinterpret(integer, held) >> tirx.const(width, integer)
@@ -227,24 +210,18 @@ class SmallFloat:
 
 def _has_sign(x: Any, dtype: str) -> Any:
     """Return whether the bit of the sign is set, as it is of -0."""
-    from tvm import tirx
-
     integer, _, _ = LAYOUTS[dtype]
     return tirx.reinterpret(integer, x) >= tirx.const(1 << (8 * np.dtype(dtype).itemsize - 1), integer)
 
 
 def _is_nan(x: Any, dtype: str) -> Any:
     """Return whether x is NaN, by its bits: TVM takes a number to equal itself."""
-    from tvm import tirx
-
     integer, _, _ = LAYOUTS[dtype]
     bits = tirx.bitwise_and(tirx.reinterpret(integer, x), tirx.const(np.iinfo(integer).max >> 1, integer))
     return bits > tirx.const(int(np.array(np.inf, dtype).view(integer)), integer)
 
 
 def _int32(number: int) -> Any:
-    from tvm import tirx
-
     return tirx.const(number, "int32")
 
 

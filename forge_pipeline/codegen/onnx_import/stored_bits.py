@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper
 
+from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
 from forge_pipeline.ir.tensors import SMALL, bit_width
-
-if TYPE_CHECKING:
-    import onnx
 
 Array = np.ndarray[Any, Any]
 
@@ -24,8 +24,6 @@ READS: Final = frozenset(("Cast", "DequantizeLinear"))
 
 def bytes_of(array: Array) -> Array:
     """Return an array as compiled code holds it: its bytes, where its elements are of a small type."""
-    from onnx import helper
-
     number = helper.np_dtype_to_tensor_dtype(array.dtype)
     if number not in SMALL:
         return array
@@ -39,10 +37,6 @@ def with_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A constant stays as it is where its type is that of a result, or of an input.
     """
-    from onnx import ModelProto, TensorProto
-
-    from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-
     wider = {
         TensorProto.INT2: np.int8,
         TensorProto.INT4: np.int8,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
 
 Array = np.ndarray[Any, Any]
 
@@ -21,9 +23,6 @@ class Stored:
     @classmethod
     def of(cls, builder: Any, value: Any) -> Stored | None:
         """Return what ``value`` is dequantized from; None for anything else, and for a scale for each column."""
-        from tvm import relax
-        from tvm.ir import GenericConst
-
         call = builder.lookup_binding(value) if isinstance(value, relax.Var) else value
         if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != "relax.dequantize":
             return None
@@ -44,12 +43,10 @@ class Stored:
         """Whether every integer is one of int8."""
         return bool((self.integers == self.integers.astype(np.int8)).all())
 
-    def columns_of(self, way: int) -> Any:
+    def columns_of(self, direction: int) -> Any:
         """Return one direction, transposed, as what a DequantizeLinear with a scale for each column gives."""
-        from tvm import relax
-
-        integers = np.ascontiguousarray(self.integers[way].T.astype(np.int32))
-        scale = np.ascontiguousarray(np.broadcast_to(self.scale, (*self.integers.shape[:2], 1))[way, :, 0])
+        integers = np.ascontiguousarray(self.integers[direction].T.astype(np.int32))
+        scale = np.ascontiguousarray(np.broadcast_to(self.scale, (*self.integers.shape[:2], 1))[direction, :, 0])
         zeros = relax.const(np.zeros(scale.shape, np.int32), "int32")
         return relax.op.dequantize(
             relax.const(integers, "int32"), relax.const(scale, "float32"), zeros, axis=1, out_dtype="float32"
@@ -57,9 +54,7 @@ class Stored:
 
     def in_panels(self, panels: int, width: int) -> list[Any]:
         """Return integers as (directions, panels, columns, width), and scales that are broadcast over them."""
-        from tvm import relax
-
-        ways, rows, columns = self.integers.shape
-        split = self.integers.astype(np.int8).reshape(ways, panels, width, columns).transpose(0, 1, 3, 2)
-        scale = np.broadcast_to(self.scale, (ways, rows, 1)).reshape(ways, panels, 1, width)
+        directions, rows, columns = self.integers.shape
+        split = self.integers.astype(np.int8).reshape(directions, panels, width, columns).transpose(0, 1, 3, 2)
+        scale = np.broadcast_to(self.scale, (directions, rows, 1)).reshape(directions, panels, 1, width)
         return [relax.const(np.ascontiguousarray(split), "int8"), relax.const(np.ascontiguousarray(scale), "float32")]

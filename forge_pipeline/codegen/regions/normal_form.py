@@ -7,38 +7,23 @@ from collections.abc import Iterator, Mapping
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from forge_pipeline.ir.constant_node import constant_tensor
+from forge_pipeline.ir.values import unused
 
 
 def normal_form(model: ModelProto) -> ModelProto:
     """Return ``model``, without local functions, with unique names and its constants as initializers."""
     result = ModelProto()
     result.CopyFrom(model)
-    names = _Names({value.name for value in result.graph.input})
-    names.taken |= {tensor.name for tensor in result.graph.initializer}
-    names.taken |= {name for node in result.graph.node for name in node.output}
+    taken = {value.name for value in (*result.graph.input, *result.graph.initializer)}
+    taken |= {name for node in result.graph.node for name in node.output}
     weights: list[TensorProto] = []
-    _bring(result.graph, {}, names, weights, is_main=True)
+    _bring(result.graph, {}, taken, weights, is_main=True)
     result.graph.initializer.extend(weights)
     return result
 
 
-class _Names:
-    """Names that are taken, in the order in which they were."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self.taken = taken
-
-    def unused(self, name: str) -> str:
-        found, number = name, 1
-        while found in self.taken:
-            number += 1
-            found = f"{name}_{number}"
-        self.taken.add(found)
-        return found
-
-
 def _bring(
-    graph: GraphProto, outer: Mapping[str, str], names: _Names, weights: list[TensorProto], *, is_main: bool = False
+    graph: GraphProto, outer: Mapping[str, str], taken: set[str], weights: list[TensorProto], *, is_main: bool = False
 ) -> None:
     """Rename what ``graph`` defines, and move its constants to ``weights``; ``outer`` are the names around it."""
     scope = dict(outer)
@@ -46,7 +31,7 @@ def _bring(
     def define(name: str) -> str:
         if not name:
             return name
-        scope[name] = name if is_main else names.unused(name)
+        scope[name] = name if is_main else unused(name, taken, first=2)
         return scope[name]
 
     for value in graph.input:
@@ -60,7 +45,7 @@ def _bring(
     for node in graph.node:
         node.input[:] = [scope.get(name, name) for name in node.input]
         for inner in graphs_of(node):
-            _bring(inner, scope, names, weights)
+            _bring(inner, scope, taken, weights)
         node.output[:] = [define(name) for name in node.output]
         tensor = constant_tensor(node)
         if tensor is None or tensor.data_type == TensorProto.STRING:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 
 def cumulative_kernel(
     data: Extents, axis: int, dtype: str, *, product: bool, exclusive: bool, reverse: bool
 ) -> tirx.PrimFunc:
     """Return ``(data) -> (result)`` of one shape; an exclusive sum begins with 0, an exclusive product with 1."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     (shape,) = own(data)
     rows = Rows(shape, axis)
     start = tirx.const(int(product), dtype)

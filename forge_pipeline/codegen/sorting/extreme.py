@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
 
-if TYPE_CHECKING:
-    from tvm import relax, tirx
-
 
 def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (places)``, whose extent along the axis is 1."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     (shape,) = own(data)
     rows = Rows(shape, axis)
     single = rows.resized(tirx.const(1, "int64"))
@@ -51,8 +48,6 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
 
 def extreme(builder: Any, value: relax.Expr, *, axis: int, largest: bool, last: bool = False) -> relax.Expr:
     """Return the place in int64 of each row's extreme, kept as an axis of 1; of equal ones the first or ``last``."""
-    from tvm import tirx
-
     shape = extents_of(value)
     rows = Rows(shape, axis % len(shape))
     kernel = extreme_kernel(shape, rows.axis, str(value.ty.dtype), largest=largest, last=last)

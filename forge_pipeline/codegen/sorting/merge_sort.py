@@ -6,13 +6,13 @@ Knuth, The Art of Computer Programming 3, 5.2.4. What is sorted are places in a 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, unravelled
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 RUN = 8
 """Places that are sorted by insertion before anything is merged."""
@@ -37,8 +37,6 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
     ``half[0]`` then says in which half of S they are. ``precede(flag, o, j, left, right)`` is code that sets
     ``flag[0]`` to 1 where place ``left`` of the row strictly precedes ``right``, else to 0.
     """
-    from tvm.script import tirx as T
-
     at = partial(place_at, rows)
 
     @T.inline
@@ -101,8 +99,6 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
 
 def sort_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (values, places, scratch)``: the first ``result`` of each row in stable order."""
-    from tvm.script import tirx as T
-
     shape, (kept,) = own(data, (result,))
     rows = Rows(shape, axis)
     first, at = rows.resized(kept), partial(place_at, rows)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,6 @@ class _Span:
 
     @property
     def shared(self) -> Any:
-        from tvm import tirx
-
         return tirx.min(self.first[1], self.second[1]) - tirx.max(self.first[0], self.second[0])
 
     @property
@@ -34,7 +32,6 @@ class _Span:
 
 def _overlap_more(first: tuple[Any, ...], second: tuple[Any, ...], threshold: Any, *, is_centered: bool) -> Any:
     """Return whether two boxes' intersection over union is above a threshold; at the threshold it is not."""
-    from tvm import tirx
 
     def side(box: tuple[Any, ...], axis: int) -> tuple[Any, Any]:
         low, high = box[axis], box[axis + 2]
@@ -59,8 +56,6 @@ def suppression_kernel(
     Boxes are float32 (batch, boxes, 4), scores float32 (batch, classes, boxes); the others have one element: how many
     are kept of a class at most, the overlap that is still allowed, and the score that is too little.
     """
-    from tvm.script import tirx as T
-
     box_shape, score_shape, most, overlap, least, (places,) = own(boxes, scores, *limits, (bound,))
     rows = Rows(score_shape, 2)
     classes, at = score_shape[1], partial(place_at, rows)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
+
 
 def before(left: Any, right: Any, *, descending: bool) -> Any:
     """Return whether ``left`` strictly precedes ``right``: a total order up to equality, zeros of both signs equal.
 
     ONNX leaves it open where a NaN is sorted to. Here it is never chosen before a number.
     """
-    from tvm import tirx
-
     left, right = _ordered(left), _ordered(right)
     precedes = left > right if descending else left < right
     if _has_nan(left):
@@ -24,8 +24,6 @@ def equal(left: Any, right: Any) -> Any:
 
     Not the negation of ``before`` twice: TVM takes "not less" for "greater or equal", which it is not for a NaN.
     """
-    from tvm import tirx
-
     left, right = _ordered(left), _ordered(right)
     if _has_nan(left):
         return tirx.any(left == right, tirx.all(tirx.isnan(left), tirx.isnan(right)))

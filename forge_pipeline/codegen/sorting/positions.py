@@ -5,19 +5,16 @@ How many there are is known when the kernel has run: results have room for all, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 
 def positions_kernel(data: Extents, dtype: str) -> tirx.PrimFunc:
     """Return ``(data) -> (places (elements of data,), count ())``: where data is not zero; a NaN is not."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     (shape,) = own(data)
     total = size(shape)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import relax, tirx
+from tvm import relax, tirx
 
 KERNEL = "forge.kernel"
 """The attribute of a kernel whose loops are as they shall be; its value is what it is called."""
@@ -63,8 +62,6 @@ class Rows:
 
 def size(extents: Extents) -> Any:
     """Return the product of ``extents``, a 64-bit integer of TVM."""
-    from tvm import tirx
-
     result = tirx.const(1, "int64")
     for extent in extents:
         result = result * extent
@@ -83,8 +80,6 @@ def unravelled(flat: Any, extents: Extents) -> tuple[Any, ...]:
 
 def _divisor(extent: Any) -> Any:
     """Return what to divide by; of nothing, nothing is computed."""
-    from tvm import tirx
-
     return tirx.const(1, "int64") if isinstance(extent, tirx.IntImm) and int(extent) == 0 else extent
 
 
@@ -95,8 +90,6 @@ def attributes(name: str) -> dict[str, Any]:
 
 def own(*shapes: Extents) -> list[tuple[Any, ...]]:
     """Return ``shapes`` for a kernel: numbers as they are, and for equal variables one that is the kernel's own."""
-    from tvm import tirx
-
     known: dict[Any, Any] = {}
 
     def renamed(extent: Any) -> Any:
@@ -120,8 +113,6 @@ def called(
     builder: Any, kernel: tirx.PrimFunc, operands: Sequence[relax.Expr], results: Sequence[tuple[Extents, str]]
 ) -> list[relax.Expr]:
     """Call ``kernel`` on ``operands``; return its results, whose extents and dtypes the caller says."""
-    from tvm import relax
-
     name = str(kernel.attrs[KERNEL])
     kinds = [relax.TensorType(list(extents), dtype) for extents, dtype in results]
     variable = builder.add_func(kernel, name)

@@ -7,23 +7,19 @@ A place outside of the tensor is passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
 
-if TYPE_CHECKING:
-    from tvm import relax, tirx
-
 
 def _largest(old: Any, new: Any) -> Any:
-    from tvm import tirx
-
     return tirx.max(old, new)
 
 
 def _smallest(old: Any, new: Any) -> Any:
-    from tvm import tirx
-
     return tirx.min(old, new)
 
 
@@ -39,22 +35,16 @@ REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def _from_start(place: Any, extent: Any) -> Any:
     """Return a place in int64, where one below zero counts from the end."""
-    from tvm import tirx
-
     place = place.astype("int64")
     return tirx.Select(place < 0, place + extent, place)
 
 
 def _is_inside(index: Sequence[Any], extents: Extents) -> Any:
-    from tvm import tirx
-
     sides = [side for place, extent in zip(index, extents, strict=True) for side in (place >= 0, place < extent)]
     return tirx.all(*sides) if sides else tirx.const(True, "bool")
 
 
 def _copy(shape: tuple[Any, ...]) -> Any:
-    from tvm.script import tirx as T
-
     @T.inline
     def copy(A, B):  # type: ignore[no-untyped-def]
         for place in T.parallel(size(shape)):
@@ -71,8 +61,6 @@ def elements_kernel(
     data: Extents, places: Extents, axis: int, dtype: str, place_dtype: str, reduction: str
 ) -> tirx.PrimFunc:
     """Return ``(data, places, updates) -> (result)``."""
-    from tvm.script import tirx as T
-
     shape, place_shape = own(data, places)
     rows, join = Rows(place_shape, axis), REDUCTIONS[reduction]
 
@@ -113,8 +101,6 @@ def slices_kernel(
     data: Extents, places: Extents, depth: int, dtype: str, place_dtype: str, reduction: str
 ) -> tirx.PrimFunc:
     """Return ``(data, places (..., depth), updates (..., data's last extents)) -> (result)``."""
-    from tvm.script import tirx as T
-
     shape, place_shape = own(data, places)
     tuples, inner, join = place_shape[:-1], shape[depth:], REDUCTIONS[reduction]
 

@@ -6,14 +6,14 @@ result is the same as that of a stable sort.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import sort
 from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 SORTED_PART = 4
 """Rows of which one in so many elements, or more, are wanted are sorted whole, which takes fewer steps for each."""
@@ -21,16 +21,12 @@ SORTED_PART = 4
 
 def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (values, places)``: the first ``result`` of each row, in order."""
-    from tvm.script import tirx as T
-
     shape, (kept,) = own(data, (result,))
     rows = Rows(shape, axis)
     at = rows.resized(kept).at
 
     def follows(left: Any, left_place: Any, right: Any, right_place: Any) -> Any:
         """Return whether the left one comes after the right one."""
-        from tvm import tirx
-
         later = before(right, left, descending=descending)
         return tirx.any(later, tirx.all(equal(left, right), left_place > right_place))
 
@@ -112,8 +108,6 @@ def top_k(builder: Any, value: relax.Expr, count: Any, *, axis: int, largest: bo
 
 
 def _is_large_part(count: Any, length: Any) -> bool:
-    from tvm import tirx
-
     if not all(isinstance(extent, int | tirx.IntImm) for extent in (count, length)):
         return False
     return int(count) * SORTED_PART >= int(length)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
-
-if TYPE_CHECKING:
-    from tvm import relax, tirx
 
 
 class Unique(NamedTuple):
@@ -32,8 +32,6 @@ def unique_kernel(data: Extents, axis: int | None, dtype: str, *, ordered: bool)
     Elements are the slices along ``axis``, compared in lexicographic order, or single values where it is None.
     ``ordered``: by size, else as they first occur.
     """
-    from tvm.script import tirx as T
-
     (shape,) = own(data)
     rows = Rows((size(shape),), 0)
     slices = None if axis is None else Rows(shape, axis)

@@ -7,7 +7,7 @@ targets are the classes (``forge_pipeline.ir.ml``). Source: ONNX's operator refe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -174,8 +174,6 @@ def _of_tensors(attributes: Attributes, dtype: str) -> Ensemble:
 
 def _with_leaf_roots(ensemble: Ensemble) -> Ensemble:
     """Return an ensemble whose trees of one leaf are that leaf."""
-    from dataclasses import replace
-
     roots = ensemble.roots
     inner = roots >= 0
     at = np.where(inner, roots, 0)
@@ -188,8 +186,6 @@ def _without_members(ensemble: Ensemble, attributes: Attributes) -> Ensemble:
 
     The sets stand in the order of the nodes, NaN between them (TreeEnsemble-5, ``membership_values``).
     """
-    from dataclasses import replace
-
     nodes = np.nonzero(ensemble.mode == MEMBER)[0]
     if not nodes.size:
         return ensemble

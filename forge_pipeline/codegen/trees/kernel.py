@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.trees import bit_table as bits
 from forge_pipeline.codegen.trees import walk_table as walk
@@ -29,8 +32,6 @@ from forge_pipeline.codegen.trees.levels import levels
 from forge_pipeline.codegen.trees.walk_table import TOGETHER, WalkTable, walk_table
 
 if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
     from forge_pipeline.codegen.tir.machine import Machine
 
 Array = np.ndarray[Any, Any]
@@ -83,14 +84,10 @@ class _Form:
 
     def combined(self, old: Any, new: Any) -> Any:
         """Return the aggregate of what other trees gave and what this one gives."""
-        from tvm import tirx
-
         return {"MIN": tirx.min, "MAX": tirx.max}.get(self.aggregate, lambda a, b: a + b)(old, new)
 
     def finished(self, value: Any, base: Any) -> Any:
         """Return the result for a target of what all trees gave."""
-        from tvm import tirx
-
         if self.aggregate in ("MIN", "MAX"):
             value = tirx.Select(value == self.neutral, tirx.const(0, self.dtype), value)
         elif self.aggregate == "AVERAGE":
@@ -100,20 +97,14 @@ class _Form:
     @property
     def neutral(self) -> Any:
         """What changes no aggregate."""
-        from tvm import tirx
-
         return tirx.const(NEUTRAL[self.aggregate], self.dtype)
 
     def target(self, first: Any) -> Any:
         """Return the first target of a tree, which need not be read where there is only one."""
-        from tvm import tirx
-
         return first if self.targets > 1 and self.width == 1 else tirx.const(0, "int32")
 
     def column(self, value: Any, flip: Any, missing: Any) -> Any:
         """Return the integer that is compared, as ``comparisons`` says."""
-        from tvm import tirx
-
         size = 8 * np.dtype(self.dtype).itemsize
         word = tirx.reinterpret(self.integer, value)
         sign = word >> tirx.const(size - 1, self.integer)
@@ -123,15 +114,11 @@ class _Form:
 
     def are_leaves(self, records: Any, at: Any) -> Any:
         """Return whether all that walk together stay where they are."""
-        from tvm import tirx
-
         stay = [records[at[t], walk.BASE] == at[t].astype(self.integer) for t in range(TOGETHER)]
         return tirx.all(*stay)
 
     def loop(self, extent: Any) -> Any:
         """Return the loop over blocks of rows."""
-        from tvm.script import tirx as T
-
         return T.parallel(extent) if self.is_parallel else T.serial(extent)
 
 
@@ -199,7 +186,6 @@ def _descent(form: _Form, *, has_rounds: bool) -> Any:
 
     ``row(t)`` is the row of ``seen`` that the walk ``t`` goes by.
     """
-    from tvm.script import tirx as T
 
     @T.inline
     def step(at, N, seen, row):  # type: ignore[no-untyped-def]
@@ -226,8 +212,6 @@ def _descent(form: _Form, *, has_rounds: bool) -> Any:
 
 def _row_walk(form: _Form, tables: list[Array]) -> Any:
     """Return what computes one row of Y from one of X."""
-    from tvm.script import tirx as T
-
     width, targets, columns, groups = form.width, form.targets, len(tables[2]), len(tables[4])
     descend = _descent(form, has_rounds=False)
 
@@ -270,8 +254,6 @@ def _walk_kernel(form: _Form, tables: list[Array]) -> Any:
 
     The last rows of a block are walked along with copies of the last one, which are not stored.
     """
-    from tvm.script import tirx as T
-
     weights, base, columns, records, steps, first = (table.shape for table in tables)
     one, descend = _row_walk(form, tables), _descent(form, has_rounds=form.has_rounds)
 
@@ -331,8 +313,6 @@ def _bit_kernel(form: _Form, tables: list[Array]) -> Any:
 
     The last block of rows is moved back to end with the last row.
     """
-    from tvm.script import tirx as T
-
     weights, base, columns, records, steps, first, seen_columns, entries, starts, row_starts, targets = (
         table.shape for table in tables
     )

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from onnx import ModelProto, helper
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Converted, Declared
@@ -22,9 +24,6 @@ from forge_pipeline.frontends.tflite import opening, reader, state
 from forge_pipeline.frontends.tflite.builder import Builder, Shared
 from forge_pipeline.frontends.tflite.model import Graph, Model
 from forge_pipeline.frontends.tflite.operators import table
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 OPSET: Final = 21  # the first whose DequantizeLinear reads 16 bits
 IR_VERSION: Final = 10
@@ -105,8 +104,6 @@ def to_onnx(model: Model, *, given_sizes: bool) -> tuple[ModelProto, list[state.
     ``given_sizes``: open sizes are those that the interpreter begins with. Raises ModelError for a use of an operator
     that has no converter.
     """
-    from onnx import helper
-
     main = model.graphs[model.main]
     builder = Builder(Shared(model=model, convert=table.convert), main, given_sizes=given_sizes)
     for name, index in main.inputs.items():

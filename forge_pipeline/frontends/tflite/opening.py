@@ -6,14 +6,13 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from onnx import ModelProto, helper
 
 from forge_pipeline.errors import DataError, ModelError
 from forge_pipeline.frontends.agreement import sample
 from forge_pipeline.frontends.interface import BATCH
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
 _TRIED: Final = (64, 96, 32, 17, 640, 16000)
@@ -53,8 +52,6 @@ def _shape(value: object) -> list[int | str]:
 
 
 def _works(model: ModelProto, run: Interpreter, size: int, *, batched: bool) -> bool:
-    from onnx import helper
-
     feeds = {}
     for position, value in enumerate(model.graph.input):
         extents = [3 if e == BATCH else e if isinstance(e, int) else size for e in _shape(value)]

@@ -14,6 +14,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from forge_pipeline.ir.contrib.inference import Dims, dims_of, results_of
 from forge_pipeline.ir.external_data.mapped import array_of
+from forge_pipeline.ir.values import unused
 
 Array = np.ndarray[Any, Any]
 Operand = tuple[str, str, str]
@@ -157,11 +158,7 @@ class Writer:
 
     def named(self, base: str) -> str:
         """Return a name that no value has."""
-        name, count = base, 1
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name
+        return unused(base, self.taken)
 
     def constant(self, array: Array, base: str) -> str:
         """Add a constant; equal ones are one."""

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from forge_pipeline.ir.display.svg import draw
 from forge_runtime.text import shown
 
 
 def html(description: Mapping[str, Any]) -> str:
     """Return tables and picture for what ``describe`` returned."""
-    from forge_pipeline.ir.display.svg import draw
-
     interface = [
         [kind, value.get("original", value["name"]), str(value["dtype"]), _shape(value["shape"])]
         for kind, key in (("input", "inputs"), ("output", "outputs"))

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.ir.external_data.mapped import windows_of
 from forge_pipeline.ir.tensors import _TYPED, byte_count, element_count
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def _misfit(tensor: TensorProto, expected: str, found: str) -> ModelError:
 
 def _stored(tensor: TensorProto, external: ExternalData | None) -> bytes:
     if tensor.data_location == TensorProto.EXTERNAL:
-        from forge_pipeline.ir.external_data.mapped import windows_of
-
         windows = windows_of(tensor)
         if windows is not None:
             return b"".join(windows)

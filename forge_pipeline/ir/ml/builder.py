@@ -11,6 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from forge_pipeline.ir.external_data.mapped import array_of
+from forge_pipeline.ir.values import unused
 
 Array = np.ndarray[Any, Any]
 Labels = tuple[str, ...] | tuple[int, ...]
@@ -79,11 +80,7 @@ class Builder:
 
     def named(self, base: str) -> str:
         """Return a name that no value has."""
-        name, count = base, 1
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name
+        return unused(base, self.taken)
 
     def constant(self, array: Any, dtype: Any = None) -> str:
         """Add a constant; return its name."""

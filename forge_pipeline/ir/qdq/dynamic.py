@@ -166,18 +166,20 @@ def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
         raise Unusual("scales that are no constants")
     if integers.ndim != 3 or any(array.size not in (len(integers), integers[:, 0].size) for array in (factors, points)):
         raise Unusual(f"{factors.size} scales and {points.size} zero points of weights {integers.shape}")
-    ways, columns, rows = integers.shape
+    directions, columns, rows = integers.shape
     turned = np.ascontiguousarray(integers.swapaxes(1, 2))
-    if factors.size == points.size == ways:
+    if factors.size == points.size == directions:
         parts = [writer.constant(array.reshape(-1), weight) for array in (factors.astype(np.float32), points)]
         return writer.node("DequantizeLinear", [writer.large(turned, weight), *parts], f"{weight}/real", axis=0)
-    shape = (ways, rows)
+    shape = (directions, rows)
     factors, points = (
-        np.broadcast_to(array.reshape(ways, -1), shape) for array in (factors.astype(np.float32), points)
+        np.broadcast_to(array.reshape(directions, -1), shape) for array in (factors.astype(np.float32), points)
     )
     target, reals = writer.constant(np.array([1, rows, columns], np.int64), f"{weight}/shape"), []
-    for way in range(ways):
-        parts = [writer.constant(np.ascontiguousarray(array[way]), weight) for array in (factors, points)]
-        real = writer.node("DequantizeLinear", [writer.large(turned[way], weight), *parts], f"{weight}/real", axis=0)
+    for direction in range(directions):
+        parts = [writer.constant(np.ascontiguousarray(array[direction]), weight) for array in (factors, points)]
+        real = writer.node(
+            "DequantizeLinear", [writer.large(turned[direction], weight), *parts], f"{weight}/real", axis=0
+        )
         reals.append(writer.node("Reshape", [real, target], f"{weight}/way"))
     return writer.node("Concat", reals, f"{weight}/ways", axis=0)

@@ -28,6 +28,7 @@ from forge_pipeline.ir.sizes.rules import rule_of
 from forge_pipeline.ir.sizes.rules.fallback import inferred
 from forge_pipeline.ir.sizes.value import MOST, UNKNOWN, Known, Shape, of_array
 from forge_pipeline.ir.tensors import element_count
+from forge_pipeline.ir.values import fed
 
 ROUNDS: Final = 4
 """How often a model is gone through at most."""
@@ -143,8 +144,7 @@ class _Walk:
         self._node = NodeProto()
         self._depth = self._trials = 0
         self._seen: dict[str, int] = {}
-        weights = {tensor.name for tensor in model.graph.initializer}
-        inputs = [value for value in model.graph.input if value.name not in weights]
+        inputs = fed(model.graph)
         memo: Memo = {}
         self._values = inputs_of(inputs, limits, memo)
         self._axes: dict[str, list[tuple[str, int]]] = {}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 from onnx import AttributeProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.ir.sizes.operation import Operation
 from forge_pipeline.ir.sizes.rules.elementwise import INTEGERS
@@ -36,8 +37,6 @@ def evaluated(op: Operation, found: Sequence[Known], opsets: Mapping[str, int]) 
     """Return a node's results with their elements, where it reads small constants alone and they are small too."""
     if not _wanted(op, found):
         return found
-    from onnx.reference import ReferenceEvaluator
-
     node = op.node
     given = {name: known.constant for name, known in zip(node.input, op.inputs, strict=True) if known is not None}
     graph = helper.make_graph(

@@ -11,11 +11,12 @@ import numpy as np
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Size, Substitution, Whole
-from forge_pipeline.ir.sizes.interface import Limits, unused
+from forge_pipeline.ir.sizes.interface import Limits
 from forge_pipeline.ir.sizes.polynomial import Atom, Memo, leading
 from forge_pipeline.ir.sizes.real import Real
 from forge_pipeline.ir.sizes.solving import limits_of, solutions
 from forge_pipeline.ir.sizes.value import Element, Known
+from forge_pipeline.ir.values import unused
 
 _NOTHING: Final = Substitution({}, frozenset())
 Snapshot: TypeAlias = tuple[object, ...]
@@ -85,7 +86,7 @@ class Facts:
 
     def fresh(self, name: str, high: Whole | None = None) -> Whole:
         """Return an extent that only data decides, at most ``high``."""
-        name = unused(name, self._taken)
+        name = unused(name, self._taken, first=2)
         self.data[name] = high
         self._order[name] = len(self._order)
         return e.extent(name, e.bounds(high)[1] if high is not None else None, memo=self._memo)

@@ -12,6 +12,7 @@ from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Overgrown, Whole
 from forge_pipeline.ir.sizes.polynomial import Memo
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
+from forge_pipeline.ir.values import unused
 
 _LONGEST: Final = 256
 """Characters of a dimension's name that is read as an expression."""
@@ -87,18 +88,8 @@ def _known(kind: TypeProto, name: str, extents: _Extents) -> Known:
             found = parsed(dim.dim_param, plain)
             shape.append(extents.named(dim.dim_param) if found is None else found)
         else:
-            shape.append(extents.named(unused(f"{name}_{axis}", extents.taken)))
+            shape.append(extents.named(unused(f"{name}_{axis}", extents.taken, first=2)))
     return Known(tensor.elem_type, tuple(shape))
-
-
-def unused(name: str, taken: set[str]) -> str:
-    """Return ``name``, or with a number behind it where it is taken; from then on it is taken."""
-    found, number = name, 1
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    taken.add(found)
-    return found
 
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Whole, Whole], Whole]]] = {

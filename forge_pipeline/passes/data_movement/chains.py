@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.graph import Graph
@@ -207,8 +207,6 @@ def _clip(graph: Graph, node: NodeProto, source: str, low: float, high: float) -
 
 
 def _np_dtype(elem_type: int) -> np.dtype[np.float64]:
-    from onnx import helper
-
     dtype: np.dtype[np.float64] = helper.tensor_dtype_to_np_dtype(elem_type)
     return dtype
 

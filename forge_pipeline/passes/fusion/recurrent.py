@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import NodeProto
+from onnx import NodeProto, numpy_helper
 
 from forge_pipeline.ir.recurrent import STATES
 from forge_pipeline.passes.contract import Equality, NoOptions, Transformation, verified
@@ -41,6 +41,4 @@ def _is_zero(graph: Graph, name: str) -> bool:
     value = attribute(maker, "value")
     if value is None:
         return True
-    from onnx import numpy_helper
-
     return not numpy_helper.to_array(value).any()

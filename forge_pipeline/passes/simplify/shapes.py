@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.errors import ModelError
@@ -104,8 +105,6 @@ class InferShapes(Annotation[NoOptions]):
 
     def call(self, graph: Graph) -> int:
         """Compare with what is stated already."""
-        import onnx
-
         before = {value.name: value for value in graph.model().graph.value_info}
         graph.unstate()
         known = onnx.shape_inference.infer_shapes(skeleton(graph), data_prop=True)

@@ -11,11 +11,12 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.verification.candidate_sizes import Preferred, candidates
 from forge_pipeline.passes.verification.division_by_zero import dangerous
 from forge_pipeline.passes.verification.exact import REFUSALS, reason
-from forge_pipeline.passes.verification.samples import Unsupported, sample
+from forge_pipeline.passes.verification.samples import INTEGERS, Unsupported, sample
 
 TOPS = (4, 2, 1)
 """Exclusive bounds of integers of which the model does not say what they are: indices, flags, or sizes."""
@@ -61,7 +62,7 @@ def made_up(
     divisors, danger = dangerous(model)
     if danger is not None:
         raise Unsupported(danger)
-    inputs = fed(model)
+    inputs = fed(model.graph)
     tops = index_bounds(model)
     refusal: ForgeError | None = None
     second: MadeUp | None = None
@@ -82,12 +83,6 @@ def made_up(
     raise refusal if refusal is not None else Unsupported("no sizes for its symbolic dimensions were tried")
 
 
-def fed(model: ModelProto) -> list[ValueInfoProto]:
-    """Return the inputs that a caller gives."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in constants]
-
-
 def why_not(refusal: Exception) -> str:
     """Return why no inputs were found, in a line."""
     return str(refusal) if isinstance(refusal, Unsupported) else f"ONNX Runtime: {reason(refusal)}"
@@ -96,7 +91,7 @@ def why_not(refusal: Exception) -> str:
 def index_bounds(model: ModelProto) -> dict[str, int]:
     """Return, for each input of integers that rows of constants are picked by, the number of these rows."""
     rows = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    sources = {value.name: value.name for value in fed(model)}
+    sources = {value.name: value.name for value in fed(model.graph)}
     bounds: dict[str, int] = {}
     for node in model.graph.node:
         if node.op_type in MOVING and node.input[0] in sources:
@@ -112,8 +107,6 @@ def _axis(node: NodeProto) -> int:
 
 
 def _has_free_integers(inputs: list[ValueInfoProto], tops: Mapping[str, int]) -> bool:
-    from forge_pipeline.passes.verification.samples import INTEGERS
-
     return any(value.type.tensor_type.elem_type in INTEGERS and value.name not in tops for value in inputs)
 
 

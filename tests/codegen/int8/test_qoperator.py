@@ -20,7 +20,7 @@ from forge_pipeline.target import Target
 from tests.support.emulated.choice import load
 from tests.support.int8.compare import HERE, OPTIONS, compiled
 from tests.support.int8.net import Net, exact_scales
-from tests.support.sums import assert_same_sums
+from tests.support.sums import assert_close, assert_same_sums
 
 IN, OUT, FINE = (0.5, 113), (64.0, 7), (0.25, 120)
 MICROSOFT = "com.microsoft"
@@ -217,7 +217,7 @@ def test_products_with_a_float_result_agree_with_onnx_runtime(operator: str, has
         inputs = [x, weight, x_scale, scale, x_zero, zero, bias]
     model = net.finish(net.node(operator, *inputs, domain=MICROSOFT))
     x = (net.random.standard_normal(MATRIX) * 40).astype(np.float32)
-    np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-4)
+    assert_close(compiled(model)(x)[0], reference(model, x)[0], within=1e-5)
 
 
 def test_a_mean_over_axes_is_written_as_onnx_has_it_since_operator_set_18() -> None:
@@ -335,7 +335,7 @@ def test_a_scaled_product_of_measured_bytes_has_the_kernels_of_dynamic_quantizat
     model = net.finish(net.node("Add", result, net.tensor(net.random.standard_normal(10).astype(np.float32))))
     assert "MatMulInteger" not in {node.op_type for node in write_out(model).graph.node}
     x = (net.random.standard_normal(net.shape) * 3).astype(np.float32)
-    np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-5)
+    assert_close(compiled(model)(x)[0], reference(model, x)[0], within=1e-5)
 
 
 @pytest.mark.parametrize("read", ["sums", "real", "scaled", "another zero"])

@@ -14,6 +14,7 @@ from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
+from tests.support.sums import assert_close
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 HOST = Target.from_tag("host")
@@ -67,4 +68,4 @@ def test_values_on_both_sides_of_a_cut_compute_what_their_operators_do() -> None
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     x = np.array([[2.0, 3.0, 4.0], [1.5, 2.5, 2.25]], np.float32)
     (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"v0": x})
-    np.testing.assert_allclose(Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0], wanted, rtol=1e-4, atol=1e-5)
+    assert_close(Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0], wanted, within=1e-4)

@@ -12,6 +12,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.ir.ml.to_standard import written_out
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
+from tests.support.sums import assert_close
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 LEARNERS = {
@@ -54,4 +55,4 @@ def test_a_learner_computes_what_onnx_runtime_does(name: str, dtype: Any) -> Non
     engine = Engine(build(written_out(model).model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
     for rows in (1, 7, 100):
         for found, wanted in zip(engine(x[:rows]), session.run(None, {"X": x[:rows]}), strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+            assert_close(found, wanted, within=1e-4)

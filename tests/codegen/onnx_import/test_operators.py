@@ -17,7 +17,7 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
-from tests.support.sums import assert_same_sums
+from tests.support.sums import assert_close, assert_same_sums
 
 FLOAT, BOOL, INT64, INT32 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64, TensorProto.INT32
 Make = Callable[..., onnx.ModelProto]
@@ -120,7 +120,7 @@ def expect_equal(model: onnx.ModelProto, options: Options, feeds: dict[str, np.n
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     for want, have in zip(expected, result(model, options, feeds), strict=True):
         assert have.dtype == want.dtype
-        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+        assert_close(have, want, within=1e-5)
 
 
 @pytest.mark.parametrize("case", RIGHT)
@@ -216,7 +216,7 @@ def test_one_library_serves_any_number_of_steps(operator: str, generator: str, m
     for steps, batch in ((1, 1), (7, 2), (40, 3)):
         x = array(steps, batch, 3)
         for want, have in zip(session.run(None, {"x": x}), engine(x), strict=True):
-            np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+            assert_close(have, want, within=1e-5)
 
 
 @pytest.mark.parametrize("inverse", [0, 1])
@@ -227,7 +227,7 @@ def test_one_library_transforms_signals_of_any_length(inverse: int, model_of: Ma
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for length in (1, 6, 31):
         x = array(2, length, 2)
-        np.testing.assert_allclose(engine(x)[0], session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)
+        assert_close(engine(x)[0], session.run(None, {"x": x})[0], within=1e-4)
 
 
 def test_a_mean_of_a_window_larger_than_the_image_is_that_of_the_image_where_results_are_rounded_up() -> None:

@@ -31,18 +31,18 @@ SIZES = ((1, 1), (6, 3))
 def layers(draw: st.DrawFn) -> onnx.ModelProto:
     operator = draw(st.sampled_from(sorted(GATES)))
     direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
-    hidden, ways = draw(st.sampled_from([1, 3, 4, 12])), 1 + (direction == "bidirectional")
+    hidden, directions = draw(st.sampled_from([1, 3, 4, 12])), 1 + (direction == "bidirectional")
     rows, random = GATES[operator] * hidden, np.random.default_rng(draw(st.integers(0, 99)))
-    shapes = {"w": (ways, rows, FEATURES), "r": (ways, rows, hidden)}
+    shapes = {"w": (directions, rows, FEATURES), "r": (directions, rows, hidden)}
     if draw(st.booleans()):
-        shapes["b"] = (ways, 2 * rows)
+        shapes["b"] = (directions, 2 * rows)
     states = ["h", "c"][: 1 + (operator == "LSTM")] if draw(st.booleans()) else []
     if operator == "LSTM" and states and draw(st.booleans()):
-        shapes["p"] = (ways, 3 * hidden)
+        shapes["p"] = (directions, 3 * hidden)
     attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
     if draw(st.booleans()):
         count = FUNCTIONS[operator]
-        functions = draw(st.lists(st.sampled_from(ACTIVATIONS), min_size=count, max_size=count)) * ways
+        functions = draw(st.lists(st.sampled_from(ACTIVATIONS), min_size=count, max_size=count)) * directions
         attributes["activations"] = functions
         if {*functions} & ALPHA:
             attributes["activation_alpha"] = [0.3 + 0.1 * at for at, name in enumerate(functions) if name in ALPHA]
@@ -66,7 +66,7 @@ def layers(draw: st.DrawFn) -> onnx.ModelProto:
     ]
     outputs = ["y", "y_h", "y_c"][: 2 + (operator == "LSTM")]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", "batch", FEATURES])]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ways, "batch", hidden]) for name in states]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [directions, "batch", hidden]) for name in states]
     if has_lengths:
         inputs.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, ["batch"]))
     graph = helper.make_graph(

@@ -17,11 +17,12 @@ from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-from forge_pipeline.codegen.onnx_import.resize_table import Axis, Way, coordinates, taps
+from forge_pipeline.codegen.onnx_import.resize_table import Axis, Interpolation, coordinates, taps
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
+from tests.support.sums import assert_close
 
 FLOAT = TensorProto.FLOAT
 TILED = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
@@ -54,7 +55,7 @@ def compiled(model: onnx.ModelProto, options: Options) -> Engine:
     return Engine(library.to_bytes(), threads=1)
 
 
-ways = st.one_of(
+rules = st.one_of(
     st.fixed_dictionaries({"mode": st.just("nearest"), "nearest_mode": st.sampled_from(ROUNDINGS)}),
     st.fixed_dictionaries({"mode": st.just("linear"), "antialias": st.integers(0, 1)}),
     st.fixed_dictionaries(
@@ -73,21 +74,21 @@ ways = st.one_of(
     size=st.integers(1, 12),
     target=st.one_of(st.integers(1, 20), st.sampled_from([0.3, 0.5, 0.6, 0.8, 1.5, 2.0, 2.3, 3.0])),
     transformation=st.sampled_from(TRANSFORMATIONS),
-    way=ways,
+    rule=rules,
 )
 def test_the_table_of_an_axis_says_what_onnx_runtime_computes(
-    size: int, target: int | float, transformation: str, way: dict[str, Any]
+    size: int, target: int | float, transformation: str, rule: dict[str, Any]
 ) -> None:
     single = np.float32
     scale = single(target) if isinstance(target, float) else single(target) / single(size)
     output = int(scale * single(size)) if isinstance(target, float) else target
     assume(output > 0)
     axis = Axis(size=size, output=output, scale=scale, start=0.2, end=0.8)
-    attributes = {**way, "coordinate_transformation_mode": transformation, "extrapolation_value": 7.0}
-    if way["mode"] == "nearest" or transformation == "tf_crop_and_resize":  # not on the edge between two results
+    attributes = {**rule, "coordinate_transformation_mode": transformation, "extrapolation_value": 7.0}
+    if rule["mode"] == "nearest" or transformation == "tf_crop_and_resize":  # not on the edge between two results
         twice = 2 * coordinates(axis, transformation).astype(np.float64)
         assume((np.abs(twice - np.round(twice)) > 1e-4).all())
-    table = taps(axis, Way.of(attributes, 19))
+    table = taps(axis, Interpolation.of(attributes, 19))
     x = numbers(1, 1, 2, size)
     found = np.stack([x[..., at : at + table.weights.shape[1]] for at in table.first], axis=3)
     found = np.where(table.outside, 7.0, (found * table.weights).sum(axis=-1)) if scale != 1 else x
@@ -104,7 +105,7 @@ def test_the_table_of_an_axis_says_what_onnx_runtime_computes(
         [numpy_helper.from_array(value, name) for name, value in {**roi, **given_as}.items() if name],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
-    np.testing.assert_allclose(found, onnx_runtime(model, x), rtol=1e-4, atol=1e-5)
+    assert_close(found, onnx_runtime(model, x), within=1e-4)
 
 
 KNOWN: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {
@@ -161,7 +162,7 @@ def test_a_known_extent_is_resized_as_by_onnx_runtime(name: str, model_of: Make)
     model, x = resize_of(shape, inputs, attributes, model_of), numbers(*shape)
     expected = onnx_runtime(model, x)
     (found,) = compiled(model, TILED)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected, within=1e-4)
 
 
 @pytest.mark.parametrize("name", ["nearest, blocked", "cubic to smaller", "antialias"])
@@ -199,7 +200,7 @@ def test_one_library_resizes_images_of_any_size(name: str, model_of: Make) -> No
     engine = compiled(model, TILED)
     for shape in ((1, 3, 5, 7), (1, 3, 12, 9), (1, 3, 6, 4)):
         x = numbers(*shape)
-        np.testing.assert_allclose(engine(x)[0], onnx_runtime(model, x), rtol=1e-4, atol=1e-5)
+        assert_close(engine(x)[0], onnx_runtime(model, x), within=1e-4)
 
 
 def test_what_onnx_runtime_lacks_is_resized_as_the_standard_says(model_of: Make, stock: Options) -> None:
@@ -210,7 +211,7 @@ def test_what_onnx_runtime_lacks_is_resized_as_the_standard_says(model_of: Make,
         warnings.simplefilter("ignore")
         (expected,) = ReferenceEvaluator(model).run(None, {"x": x})  # type: ignore[misc]
     (found,) = compiled(model, stock)(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected, within=1e-4)
 
 
 REFUSED: dict[str, tuple[list[Any], int, dict[str, Any], dict[str, Any], str]] = {

@@ -18,6 +18,7 @@ from forge_pipeline.errors import CompileError, ModelError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.forests import ML, Forest, model_of, regressor
+from tests.support.sums import assert_close
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -59,7 +60,7 @@ def test_a_classifier_of_words_gives_their_numbers_and_says_which_they_are(tmp_p
         found = engine.run(x=x)
         assert [WORDS[number] for number in found["label"]] == labels.tolist()
         wanted = [[row[word] for word in WORDS] for row in maps]
-        np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-5, atol=1e-6)
+        assert_close(found["probabilities"], wanted, within=1e-5)
 
 
 def test_an_ensemble_is_no_fallback() -> None:

@@ -9,6 +9,7 @@ from forge_pipeline.codegen.sorting.cumulative import cumulative
 from forge_pipeline.codegen.sorting.rows import extents_of
 from forge_pipeline.codegen.sorting.scatter import REDUCTIONS, scatter_elements, scatter_nd
 from tests.support.kernels import of_onnx_runtime, run
+from tests.support.sums import assert_close
 
 RANDOM = np.random.default_rng(0)
 DATA = RANDOM.standard_normal((3, 4, 5)).astype(np.float32)
@@ -27,7 +28,7 @@ def test_running_sums_are_those_of_onnx_runtime(exclusive: int, reverse: int, dt
     )
     for axis, have in enumerate(found):
         (want,) = of_onnx_runtime("CumSum", [data, np.array(axis)], exclusive=exclusive, reverse=reverse)
-        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+        assert_close(have, want, within=1e-5)
 
 
 def test_a_running_product_is_one_before_its_first_factor() -> None:

@@ -17,6 +17,7 @@ from forge_pipeline.codegen.trees.kernel import ROWS, Kernel, kernel_of
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.target import Target
 from tests.support.forests import ML, MODES, Forest, model_of, regressor
+from tests.support.sums import assert_close
 
 SIZES = (1, 3, ROWS, 2 * ROWS + 5)
 BIT_TABLES = 12
@@ -48,7 +49,7 @@ def check(model: onnx.ModelProto, forest: Forest, *, nan: bool = False) -> Kerne
     x = [forest.samples(rows, nan=nan) for rows in SIZES]
     run = Interpreter(model)
     for part, found in zip(x, computed(kernel, x), strict=True):
-        np.testing.assert_allclose(found, run({"x": part})["y"], rtol=1e-5, atol=1e-5)
+        assert_close(found, run({"x": part})["y"], within=1e-5)
     return kernel
 
 

@@ -14,6 +14,7 @@ import pytest
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.tflite import convert
 from tests.support.frontends.tflite_cases import session, written
+from tests.support.sums import assert_close
 
 SUBSET = [3, 0, 4, 2, 5, 5]
 
@@ -33,7 +34,7 @@ def converted(tmp_path):
 
 
 def close(found, wanted):
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert_close(found, wanted, within=1e-5)
 
 
 def normal(*shape, seed=0):
@@ -123,7 +124,7 @@ def test_landmarks_give_the_crop_around_them(converted, seed):
     most, least = bounds(points[0], angle)
     size, middle = most - least, turn(-angle) @ [*(most + least) / 2, 1]
     plane = shifted(*middle[:2]) @ turn(-angle) @ scaled(1.5 * size[0] / 12, 1.2 * size[1] / 8) @ shifted(-6, -4)
-    np.testing.assert_allclose(converted("landmarks", points)[0], as_matrix(plane), rtol=1e-4, atol=1e-4)
+    assert_close(converted("landmarks", points)[0], as_matrix(plane), within=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -138,7 +139,7 @@ def test_landmarks_in_a_range_of_their_own_do_too(converted, seed):
     to_relative = shifted(-1, -1) @ scaled(2 / 11, 2 / 7)
     to_absolute = shifted(31 / 2, 23 / 2) @ scaled(31 / 2, 23 / 2)
     wanted = as_matrix(to_absolute @ rotation @ scaled(*size) @ to_relative)
-    np.testing.assert_allclose(converted("landmarks_first", points)[0], wanted, rtol=1e-4, atol=1e-4)
+    assert_close(converted("landmarks_first", points)[0], wanted, within=1e-4)
 
 
 def cropped(image, matrix, high, wide, half):

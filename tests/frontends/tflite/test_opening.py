@@ -6,6 +6,7 @@ import numpy as np
 
 from forge_pipeline.frontends.tflite import convert
 from tests.support.frontends.tflite_cases import session, written
+from tests.support.sums import assert_close
 
 
 def shapes(values):
@@ -27,7 +28,7 @@ def test_an_image_of_any_size_is_one(tmp_path):
         x = random.normal(size=(batch, height, width, 2)).astype(np.float32)
         mean, made = run.run(None, {"t1": x})
         assert made.shape == (batch, -(-height // 2), -(-width // 2), 3)
-        np.testing.assert_allclose(mean, made.mean(axis=(1, 2)), rtol=1e-5, atol=1e-6)
+        assert_close(mean, made.mean(axis=(1, 2)), within=1e-5)
 
 
 def test_a_dilated_window_over_an_image_of_any_size_is_padded_on_both_sides(tmp_path):
@@ -42,7 +43,7 @@ def test_a_dilated_window_over_an_image_of_any_size_is_padded_on_both_sides(tmp_
             for row, column in np.ndindex(3, 2)
         )
         (found,) = run.run(None, {"t1": x})
-        np.testing.assert_allclose(found[0, :, :, 0], wanted, rtol=1e-5, atol=1e-5)
+        assert_close(found[0, :, :, 0], wanted, within=1e-5)
 
 
 def test_a_size_that_depends_on_data_is_not_one(tmp_path):

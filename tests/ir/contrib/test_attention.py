@@ -10,6 +10,7 @@ import pytest
 from forge_pipeline.ir.qdq.to_standard import in_standard
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import Arrays, assert_same_results, own, with_open_sizes
+from tests.support.sums import assert_close
 
 HEADS, SIZE, WIDTH = 3, 8, 24
 SIZES = ((2, 5, 4), (3, 1, 7), (1, 2, 0))
@@ -158,7 +159,7 @@ def test_packed_operands_are_those_they_were_packed_from(count: int) -> None:
         for feed in (packed, apart)
     ]
     found, wanted = Interpreter(in_standard(models[0]))(packed), Interpreter(models[1])(apart)
-    np.testing.assert_allclose(found["y"], wanted["y"], atol=1e-6)
+    assert_close(found["y"], wanted["y"], within=1e-6)
 
 
 @pytest.mark.parametrize("is_cross", [False, True])

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.errors import DataError
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.verification.candidate_sizes import TRIED, Preferred, candidates
-from forge_pipeline.passes.verification.made_up import TOPS, Kinds, fed, index_bounds, made_up
+from forge_pipeline.passes.verification.made_up import TOPS, Kinds, index_bounds, made_up
 
 KINDS = Kinds(samples=2, seed=0, varied=False)
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -68,7 +69,7 @@ def test_an_extent_that_is_the_sum_of_others_is_found(total: str) -> None:
 
 
 def test_the_preferred_sizes_come_first_and_given_ones_stay() -> None:
-    inputs = fed(decoder("total"))
+    inputs = fed(decoder("total").graph)
     first = next(candidates(inputs, Preferred(batch=5, extent=7)))
     assert first == {"batch": 5, "past_length": 7, "length": 7, "total": 7}
     given = list(candidates(inputs, Preferred(given={"batch": 3, "total": 9})))

@@ -15,6 +15,7 @@ from forge_pipeline.quantization.calibration.statistics import (
     count_values,
     span_exponent,
 )
+from tests.support.sums import assert_close
 
 values = arrays.arrays(
     np.float32, st.integers(1, 40), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=True)
@@ -77,7 +78,7 @@ def test_a_coarser_histogram_is_what_counting_coarsely_gives(batch: np.ndarray, 
 @given(samples)
 def test_the_average_is_the_mean_of_each_samples_extrema(batches: list[np.ndarray]) -> None:
     low, high = learn(batches).average
-    np.testing.assert_allclose(low, np.mean([batch.min() for batch in batches], dtype=np.float64), rtol=1e-6, atol=1e-6)
+    assert_close(low, np.mean([batch.min() for batch in batches], dtype=np.float64), within=1e-6)
     np.testing.assert_allclose(
         high, np.mean([batch.max() for batch in batches], dtype=np.float64), rtol=1e-6, atol=1e-6
     )

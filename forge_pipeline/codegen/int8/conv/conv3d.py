@@ -11,9 +11,10 @@ from tvm import relax
 
 from forge_pipeline.codegen.float32.conv3d import Depth, as_images, fold_depth, split_depth, unfold_depth
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, Pictured, convolution_of
+from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.rows import AsImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,14 @@ class Folded:
         return fold_depth(graph, graph.blocked(self.images), self.images.channels, self.depth)
 
 
-def stack_images(images: Value, depth: int) -> Pictured:
+def stack_images(images: Value, depth: int) -> AsImages:
     """Return a blocked batch of images as volumes of ``depth`` images each."""
-    return Pictured(image=images, deferred=Folded(images=images, depth=depth))
+    return AsImages(image=images, deferred=Folded(images=images, depth=depth))
 
 
 def images_of(graph: Graph, source: Value) -> Value:
     """Return volumes as a blocked batch of images."""
-    return source.image if isinstance(source, Pictured) else as_images(graph, graph.plain(source))
+    return source.image if isinstance(source, AsImages) else as_images(graph, graph.plain(source))
 
 
 def over_volume(call: relax.Call, kernel: Array) -> Conv3d:

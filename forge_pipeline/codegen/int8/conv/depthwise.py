@@ -39,7 +39,7 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN
 
-NAME = "integer_depthwise"
+NAME = "int8_depthwise"
 WIDEST = 14
 """Pixels in a tile at most."""
 
@@ -80,7 +80,7 @@ def emit(
 
 
 def pack_weight(weight: Array, lanes: int, stride: int, k_inner: int, *, shares: bool = True) -> Array:
-    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / group, lanes, taps of a group)."""
+    """Return (channels, h, w) as (blocks, h, pixels that share a vector, w / k_inner, lanes, taps of a step)."""
     channels, height, width = weight.shape
     blocks, k_outers = -(-channels // lanes), -(-width // k_inner)
     share = (k_outers * k_inner - width) // stride + 1 if shares else 1
@@ -112,8 +112,8 @@ def convolve(
     reach = (out_w + (0 if geometry.is_static else pixels - 1) - share) * stride_w // dilation + k_outers * taps
     if dilation > 1:
         padded = by_remainder(padded, dilation, reach)
-    kernel_h, k_outer = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, k_outers), "quad")
-    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(taps, "int64")), "byte")
+    kernel_h, k_outer = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, k_outers), "k_outer")
+    k_inner = te.reduce_axis((tirx.const(0, "int64"), tirx.const(taps, "int64")), "k_inner")
     apart = (
         taps if dilation == 1 and share * stride_w % taps == 0 else 1
     )  # pixels between the groups of taps that are read
@@ -128,11 +128,11 @@ def convolve(
             first = w * stride_w % dilation * reach + w * stride_w // dilation + k_outer * taps
         if dot.widens:
             column = group * (share * stride_w // apart) + k_outer * (taps // apart) if dilation == 1 else first
-            value = unpack_int32(padded(n, block, y, column, lane), byte, dot)
+            value = unpack_int32(padded(n, block, y, column, lane), k_inner, dot)
         else:
-            value = padded(n, block, y, first + byte, lane)
+            value = padded(n, block, y, first + k_inner, lane)
         return te.sum(
-            products(value, weight(block, kernel_h, pixel, k_outer, lane, byte)), axis=[kernel_h, k_outer, byte]
+            products(value, weight(block, kernel_h, pixel, k_outer, lane, k_inner)), axis=[kernel_h, k_outer, k_inner]
         )
 
     shape = (image.shape[0], blocks, geometry.output[0], out_w, lanes)
@@ -205,7 +205,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     pixels, weights = int(annotations[PIXELS]), str(annotations[WEIGHTS])
     narrow = neon_narrow_store.find(sch)
     before, last = primitives.split_around(sch, anchor if narrow is None else narrow)
-    n, block, h, w, lane, kernel_h, k_outer, byte = sch.get_loops(anchor)
+    n, block, h, w, lane, kernel_h, k_outer, k_inner = sch.get_loops(anchor)
     lanes, height, width = primitives.static(sch, lane), primitives.extent(sch, h), primitives.extent(sch, w)
     is_sized, row_block = True, 1
     if height is None or width is None:
@@ -216,10 +216,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     w_out, w_in = sch.split(w, [None, pixels])
     if not is_sized:
         sch.annotate(w_out, MARGIN, pixels)
-    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, k_outer, w_in, lane, byte)
+    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, k_outer, w_in, lane, k_inner)
     work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
     work *= 1 if is_sized else primitives.UNKNOWN**2 // (row_block * pixels)
-    taps = primitives.static(sch, kernel_h) * primitives.static(sch, k_outer) * primitives.static(sch, byte)
+    taps = primitives.static(sch, kernel_h) * primitives.static(sch, k_outer) * primitives.static(sch, k_inner)
     shared = primitives.fuse(sch, [n, block, h_out])
     if narrow is not None:
         sch.set_scope(anchor, 0, "local")

@@ -81,7 +81,7 @@ def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) ->
     return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
 
 
-NAME = "integer_conv"
+NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
 """Annotations of a template that quantizes its image itself, and of one whose neighbouring pixels share what they read
 of a row."""
@@ -126,7 +126,7 @@ def is_pointwise(geometry: Geometry) -> bool:
 
 
 def pack_weight(weight: Array, lanes: int, inner: int, k_inner: int) -> Array:
-    """Return (filters, channels, h, w) as (filters / lanes, channels / inner, h, w, inner / group, lanes, group)."""
+    """Return (filters, channels, h, w) as (oc_blocks, channels / inner, h, w, inner / k_inner, lanes, k_inner)."""
     filters, channels, height, width = weight.shape
     oc_blocks, blocks = -(-filters // lanes), -(-channels // inner)
     full = np.zeros((oc_blocks * lanes, blocks * inner, height, width), weight.dtype)
@@ -153,7 +153,7 @@ def convolve(
         (image.shape[0], -(-geometry.filters // lanes), *geometry.output, lanes),
         epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),
+        lambda _n, oc_block, _h, _w, out: (term(oc_block, out) for term in (bias, factor, *float_bias)),
     )
 
 
@@ -189,17 +189,19 @@ def sums_of(
             padded = to_int16(padded) if dot.widens and not is_packed else padded
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
-    axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, k_outers), "quad")]
+    axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, k_outers), "k_outer")]
     block, kernel_h, kernel_w, k_outer = axes
     long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
-    byte = te.reduce_axis((long(0), long(dot.k_inner)), "byte")
+    k_inner = te.reduce_axis((long(0), long(dot.k_inner)), "k_inner")
 
-    def sums(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        first = row // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
+    def sums(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
+        first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         y, x = (h, w) if in_place else (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
         at = (n, first + block, y, x)
-        value = unpack_int32(padded(*at), byte, dot) if is_packed else padded(*at, k_outer * dot.k_inner + byte)
-        return te.sum(products(value, weight(row, block, kernel_h, kernel_w, k_outer, out, byte)), axis=[*axes, byte])
+        value = unpack_int32(padded(*at), k_inner, dot) if is_packed else padded(*at, k_outer * dot.k_inner + k_inner)
+        return te.sum(
+            products(value, weight(oc_block, block, kernel_h, kernel_w, k_outer, out, k_inner)), axis=[*axes, k_inner]
+        )
 
     shape = (image.shape[0], oc_blocks, out_h, out_w, lanes)
     attributes = {primitives.FAMILY: family, PIXELS: tile.pixels, VECTORS: tile.vectors, WEIGHTS: weight.dtype}
@@ -239,7 +241,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # a copy with a margin, into the one that widens it
-    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    n, oc, h, w, out, *reduction, k_inner = sch.get_loops(anchor)
     oc_blocks, height, width, lanes = (primitives.static(sch, loop) for loop in (oc, h, w, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     weight_bytes = dot_product(machine).k_inner * lanes * oc_blocks * steps
@@ -263,7 +265,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     block_in, kernel_h, kernel_w, k_outer = reduction
     shares = SHARES in annotations
     steps_in = [k_outer, w_in, kernel_w] if shares else [kernel_w, k_outer, w_in]
-    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, oc_in, out, byte)
+    sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, oc_in, out, k_inner)
     shared = primitives.fuse(sch, shared_loops)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:
@@ -335,7 +337,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin
-    n, oc, h, w, out, *reduction, byte = sch.get_loops(anchor)
+    n, oc, h, w, out, *reduction, k_inner = sch.get_loops(anchor)
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     oc_out, oc_in = sch.split(oc, [None, vectors])
@@ -350,7 +352,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
         w_out, w_in = sch.split(w, [None, pixels])
         outer, inner = ([n, row_block], [oc_out, h_in, w_out]) if before else ([n, row_block, oc_out], [h_in, w_out])
     sch.annotate(w_out, MARGIN, pixels)
-    sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, byte)
+    sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, k_inner)
     shared = primitives.fuse(sch, outer)
     stores = narrow_store.compute_at(sch, last, w_out)
     for block in before[-1:]:

@@ -25,6 +25,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known
 from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
+from forge_pipeline.codegen.layout.rows import as_shape, image_of
 from forge_pipeline.codegen.layout.symbolic_cast import Named
 
 
@@ -98,25 +99,6 @@ class Conv2d:
         return Prepared(source=source, zero=convolution.zero, weight=weight, geometry=geometry, epilogue=epilogue)
 
 
-@dataclass(slots=True, kw_only=True)
-class Pictured(Value):
-    """A value of one or three axes that is also known as images (four axes), which its next reader may go on with."""
-
-    image: Value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reshaped:
-    """Emits an image in another shape."""
-
-    image: Value
-    shape: tuple[Any, ...]
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it."""
-        return Value(plain=graph.emit(relax.op.reshape(graph.plain(self.image), self.shape)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv1d:
     """Over one axis, as over an image with one row: by the strategy ``inner``; ``shape`` is that of the result."""
@@ -126,23 +108,9 @@ class Conv1d:
 
     def emit(self, graph: Graph, convolution: Convolution, affine: Affine | None) -> Value:
         """Emit it; the result is known as an image too."""
-        row = row_of(graph, convolution.source)
+        row = image_of(graph, convolution.source)
         flat = replace(convolution, source=row, weight=convolution.weight[:, :, None], strategy=self.inner)
-        return pictured(self.inner.emit(graph, flat, affine), self.shape)
-
-
-def row_of(graph: Graph, source: Value) -> Value:
-    """Return a value of one axis as an image with one row."""
-    if isinstance(source, Pictured):
-        return source.image
-    plain = graph.plain(source)
-    batch, channels, width = shape_of(plain)
-    return Value(plain=graph.emit(relax.op.reshape(plain, (batch, channels, 1, width))))
-
-
-def pictured(image: Value, shape: tuple[Any, ...]) -> Pictured:
-    """Return an image as a value of another shape."""
-    return Pictured(image=image, deferred=Reshaped(image=image, shape=shape))
+        return as_shape(self.inner.emit(graph, flat, affine), self.shape)
 
 
 def by_filter(weight: Array) -> Array:

@@ -30,7 +30,7 @@ from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, defer
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_residual"
+NAME = "int8_residual"
 STEP = "steps"
 """The name of the block that adds two tiles."""
 
@@ -94,9 +94,9 @@ def add(
     geometry = branches[0].geometry
 
     def steps(*at: Any) -> Any:
-        _, row, _, _, out = at
+        _, oc_block, _, _, out = at
         first, second = (
-            epilogue.result(total(*at), *(constant(row, out) for constant in constants))
+            epilogue.result(total(*at), *(constant(oc_block, out) for constant in constants))
             for epilogue, total, constants in terms
         )
         return first + second if affine is None else quotient(first + second, affine.scale, fused=fused)
@@ -156,8 +156,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in (steps, last):
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     for anchor, notes in zip(anchors, annotations, strict=True):
-        _, oc_in, _, w_in, out, *reduction, byte = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
-        sch.reorder(*reduction, w_in, oc_in, out, byte)
+        _, oc_in, _, w_in, out, *reduction, k_inner = sch.get_loops(anchor)[-SPATIAL - REDUCED :]
+        sch.reorder(*reduction, w_in, oc_in, out, k_inner)
         for loop in (w_in, oc_in, reduction[-1]):
             sch.unroll(loop)
         start = sch.decompose_reduction(anchor, reduction[0])

@@ -78,7 +78,7 @@ SMALL = _in_integers(winograd_tiles.SMALL, (2, 2, 2, 2))
 LARGE = _in_integers(winograd_tiles.LARGE, (24, 24, 24, 24, 24, 1))
 
 
-NAME = "integer_winograd"
+NAME = "int8_winograd"
 EFFICIENCY, WHOLE_EFFICIENCY = 0.75, 0.93
 """Part of the multiplier's peak that products reach, transformed or not: of two instructions a step, and of one."""
 
@@ -151,7 +151,7 @@ def cycles(machine: Machine, geometry: Geometry, transform: Transform | None) ->
 
 
 def pack_weight(weight: Array, lanes: int, k_inner: int, transform: Transform) -> Array:
-    """Return (filters, channels, 3, 3), transformed: (rows, i, j, channels / lanes, lanes / group, lanes, group)."""
+    """Return (filters, channels, 3, 3), transformed: (oc_blocks, i, j, ic_blocks, lanes / k_inner, lanes, k_inner)."""
     filters, channels, _, _ = weight.shape
     oc_blocks, ic_blocks = -(-filters // lanes), -(-channels // lanes)
     size = transform.size
@@ -169,24 +169,24 @@ def convolve(
     batch, lanes = image.shape[0], image.shape[4]
     oc_blocks, size, _, ic_blocks, k_outers, _, _ = (int(extent) for extent in weight.shape)
     transformed = image_components(image, tirx.const(zero, "uint8"), "int16", ic_blocks, geometry, transform)
-    block, k_outer = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, k_outers), "quad")
-    byte = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "byte")
+    block, k_outer = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, k_outers), "k_outer")
+    k_inner = te.reduce_axis((tirx.const(0, "int64"), tirx.const(dot.k_inner, "int64")), "k_inner")
     sums = te.compute(
         (batch, oc_blocks, size, size, transformed.shape[4], lanes),
-        lambda n, row, i, j, t, out: te.sum(
+        lambda n, oc_block, i, j, t, out: te.sum(
             products(
-                transformed[n, i, j, block, t, k_outer * dot.k_inner + byte],
-                weight[row, i, j, block, k_outer, out, byte],
+                transformed[n, i, j, block, t, k_outer * dot.k_inner + k_inner],
+                weight[oc_block, i, j, block, k_outer, out, k_inner],
             ),
-            axis=[block, k_outer, byte],
+            axis=[block, k_outer, k_inner],
         ),
         name="products",
     )
     result = results(sums, "uint32", geometry, transform)
     inverse = tirx.const(pow(transform.odd, -1, 1 << INT32_BITS), "uint32")
 
-    def total(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-        value = result(n, row, h, w, out)
+    def total(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
+        value = result(n, oc_block, h, w, out)
         return (value * inverse if transform.odd > 1 else value).astype("int32") >> transform.shift
 
     if dot.multiplies + dot.others > 1:
@@ -195,7 +195,7 @@ def convolve(
         (batch, oc_blocks, *geometry.output, lanes),
         epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in (bias, factor, *float_bias)),
+        lambda _n, oc_block, _h, _w, out: (term(oc_block, out) for term in (bias, factor, *float_bias)),
         family=NAME,
     )
 
@@ -228,9 +228,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sums = sch.get_sblock("products")
     sch.compute_at(sums, oc_out, preserve_unit_loops=True)
     copy = sch.cache_write(sums, 0, "local")
-    _, oc_in, i, j, pixel, out, block, k_outer, byte = sch.get_loops(sums)[2:]
+    _, oc_in, i, j, pixel, out, block, k_outer, k_inner = sch.get_loops(sums)[2:]
     pixel_out, pixel_in = sch.split(pixel, [None, mr])
-    sch.reorder(i, j, pixel_out, block, k_outer, pixel_in, oc_in, out, byte)
+    sch.reorder(i, j, pixel_out, block, k_outer, pixel_in, oc_in, out, k_inner)
     sch.reverse_compute_at(copy, pixel_out)
     for loop in (k_outer, pixel_in, oc_in):
         sch.unroll(loop)

@@ -39,9 +39,9 @@ ISSUED = 5
 SIGN_BIT, SIGN_BITS = 128, 0x80808080 - (1 << 32)
 """What an exclusive or with it takes from a uint8 that is then read as an int8, and that for four bytes at once."""
 
-Reads = Literal["bytes", "word", "transposed"]
+Reads = Literal["bytes", "packed", "transposed"]
 BYTES: Reads = "bytes"
-PACKED: Reads = "word"
+PACKED: Reads = "packed"
 TRANSPOSED: Reads = "transposed"
 """How a step reads its activations: ``k_inner`` values for all lanes, these in one int32, or some for each lane."""
 

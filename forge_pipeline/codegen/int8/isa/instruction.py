@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import script
 from tvm.s_tir import TensorIntrin
 
 from forge_pipeline.codegen.layout.builder import Array
@@ -97,8 +98,6 @@ def multiply_add(axes: Mapping[str, Any], reduced: str, sums: str, value: str, w
 
 def register(name: str, frame: str, pattern: str, body: str, params: Mapping[str, Any]) -> None:
     """Make a tensor intrinsic known by its pattern and by what it does, two bodies of one frame, unless it is."""
-    from tvm import script
-
     if TensorIntrin.get(name, allow_missing=True) is None:
         texts = (frame.format(**params, body=part) for part in (pattern, body))
         TensorIntrin.register(name, *(script.from_source(text) for text in texts))

@@ -25,7 +25,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_neon"
+NAME = "int8_neon"
 KERNEL, TILE, STRIDE, LAYOUT = "forge.unit", "forge.tile", "forge.stride", "forge.layout"
 """Annotations of the block that sums: its plan, and how it reads activations."""
 
@@ -121,8 +121,8 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
     inner = [te.reduce_axis((0, extent), f"step{at}") for at, extent in enumerate(micro.shape(micro.step))]
     block, kernel_h, kernel_w = axes
 
-    def sums(n: Any, row: Any, h: Any, t: Any, *spatial: Any) -> Any:
-        first = row // per_group * blocks if geometry.groups > 1 else 0
+    def sums(n: Any, oc_block: Any, h: Any, t: Any, *spatial: Any) -> Any:
+        first = oc_block // per_group * blocks if geometry.groups > 1 else 0
 
         def activation(pixel: Any, *step: Any) -> Any:
             x = (t * PIXELS + pixel) * stride_w + kernel_w * dilation_w
@@ -132,7 +132,7 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
             return byte.astype("int32") - 128 if layout == "raw" else byte
 
         def weights(*at: Any) -> Any:
-            return weight(row, block, kernel_h, kernel_w, *at)
+            return weight(oc_block, block, kernel_h, kernel_w, *at)
 
         return te.sum(micro.term(activation, weights, spatial, tuple(inner)), axis=[*axes, *inner])
 
@@ -146,25 +146,29 @@ def _sums(source: te.Tensor, layout: str, weight: te.Tensor, geometry: Geometry,
 
 
 def _requantize(total: te.Tensor, plan: Plan, epilogue: Epilogue, constants: tuple[te.Tensor, ...]) -> Any:
-    """Return a function from (n, row, h, w, filter of the row) to a result; bytes are made by micro-kernels."""
+    """Return a function from (n, oc_block, h, w, filter of it) to a result; bytes are made by micro-kernels."""
     micro = plan.kernel
     if epilogue.affine is None:
 
-        def value(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
-            sums = total(n, row, h, w // PIXELS, *micro.place(w % PIXELS, lane))
-            return epilogue.result(sums, *(constant(row, *micro.split(micro.lane, lane)) for constant in constants))
+        def value(n: Any, oc_block: Any, h: Any, w: Any, lane: Any) -> Any:
+            sums = total(n, oc_block, h, w // PIXELS, *micro.place(w % PIXELS, lane))
+            return epilogue.result(
+                sums, *(constant(oc_block, *micro.split(micro.lane, lane)) for constant in constants)
+            )
 
         return value
 
-    def narrowed(n: Any, row: Any, h: Any, t: Any, *at: Any) -> Any:
+    def narrowed(n: Any, oc_block: Any, h: Any, t: Any, *at: Any) -> Any:
         pixel, lane = at[: len(at) // 2], at[len(at) // 2 :]
-        sums = total(n, row, h, t, *(axis for pair in zip(pixel, lane, strict=True) for axis in pair))
-        return epilogue.result(sums, *(constant(row, *lane) for constant in constants))
+        sums = total(n, oc_block, h, t, *(axis for pair in zip(pixel, lane, strict=True) for axis in pair))
+        return epilogue.result(sums, *(constant(oc_block, *lane) for constant in constants))
 
     narrow = narrow_store.narrow(narrowed, total.shape[:4], micro, epilogue)
 
-    def byte(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
-        return narrow(n, row, h, w // PIXELS, *micro.split(micro.pixel, w % PIXELS), *micro.split(micro.lane, lane))
+    def byte(n: Any, oc_block: Any, h: Any, w: Any, lane: Any) -> Any:
+        return narrow(
+            n, oc_block, h, w // PIXELS, *micro.split(micro.pixel, w % PIXELS), *micro.split(micro.lane, lane)
+        )
 
     return byte
 

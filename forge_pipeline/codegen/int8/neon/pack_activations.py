@@ -94,8 +94,8 @@ def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     loops = sch.get_loops(block)
     work = primitives.product(primitives.extents(sch, block))
     if kind == "matrix":
-        n, row, h, m, *inner = loops
-        sch.reorder(n, h, m, row, *inner)
+        n, k_block, h, m, *inner = loops
+        sch.reorder(n, h, m, k_block, *inner)
         sch.vectorize(primitives.fuse(sch, inner))
         primitives.parallel_if_worth(sch, sch.fuse(n, h, m), work)
         return

@@ -30,8 +30,8 @@ from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_batched"
-SOFTMAX = "integer_softmax"
+NAME = "int8_batched_matmul"
+SOFTMAX = "int8_softmax"
 """The family of products that a softmax follows in the same kernel: nothing else is fused with it."""
 
 SUMS = "integer_zero_terms"
@@ -81,7 +81,7 @@ class BatchedProduct:
 
 
 def pack(right: te.Tensor, width: int, k_inner: int) -> te.Tensor:
-    """Describe (.., batch, steps, columns) of uint8 as (batch, panels, steps / group, width, group) of int8.
+    """Describe (.., batch, steps, columns) of uint8 as (batch, panels, steps / k_inner, width, k_inner) of int8.
 
     Axes before the batch have one element. What fills the last panel and the last group is zero.
     """
@@ -99,10 +99,10 @@ def pack(right: te.Tensor, width: int, k_inner: int) -> te.Tensor:
 def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
     """Describe what is added to the sums of each column, (batch, columns): what a ``zero`` of the rows makes of it."""
     batch, panels, groups, width, count = (int(extent) for extent in packed.shape)
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, count), "byte")
+    k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
     sums = te.compute(
         (batch, panels, width),
-        lambda b, panel, n: te.sum(packed(b, panel, group, n, byte).astype("int32"), axis=[group, byte]),
+        lambda b, panel, n: te.sum(packed(b, panel, k_outer, n, k_inner).astype("int32"), axis=[k_outer, k_inner]),
         name="column_sums", attrs={primitives.FAMILY: SUMS},
     )  # fmt: skip
     return te.compute((batch, panels, width), lambda *at: sums(*at) * -zero, name="column_terms")
@@ -130,12 +130,13 @@ def by_row_blocks(
     padded_rows = -(-rows // mr) * mr
     exactly = dict(zip(names, terms, strict=False))
 
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, count), "byte")
+    k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
     source = _source(left, (batch, padded_rows, groups * count), product, dot)
     total = te.compute(
         (batch, padded_rows, panels, width),
         lambda b, m, panel, n: te.sum(
-            products(source(b, m, group * count + byte), packed(b, panel, group, n, byte)), axis=[group, byte]
+            products(source(b, m, k_outer * count + k_inner), packed(b, panel, k_outer, n, k_inner)),
+            axis=[k_outer, k_inner],
         ),
         name="sums",
         attrs={primitives.FAMILY: SOFTMAX if product.softmax else NAME, ROWS: mr},
@@ -249,11 +250,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     is_softmax = primitives.family_of(sch, anchor) == SOFTMAX
     mr = int(sch.get(anchor).annotations[ROWS])
     named = {str(sch.get(block).name_hint): block for block in primitives.blocks(sch)}
-    b, m, panel, column, group, byte = sch.get_loops(anchor)
+    b, m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
     work = primitives.product(primitives.extents(sch, anchor))
     m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(b, m_out, panel, group, m_in, vector, lane, byte)
+    sch.reorder(b, m_out, panel, k_outer, m_in, vector, lane, k_inner)
     row_block = sch.fuse(b, m_out)
     sch.set_scope(anchor, 0, "local")
     chain = [named[name] for name in CHAIN if name in named] if is_softmax else _behind(sch, anchor, named)
@@ -271,7 +272,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if "source" in named:
         _vectors(sch, named["source"], machine)
     primitives.vectorize_and_unroll(
-        sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
+        sch, sch.decompose_reduction(anchor, k_outer), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
     tensorize(sch, lane, machine, dot_product(machine), BYTES, full=True)
 
@@ -307,13 +308,13 @@ def schedule_sums(sch: Schedule, machine: Machine) -> None:
     if len(loops) == len(ROW_LOOPS):
         sch.reverse_compute_at(last, loops[1])
         return
-    b, panel, n, group, byte = loops
+    b, panel, n, k_outer, k_inner = loops
     vector, lane = sch.split(n, [None, machine.lanes])
-    sch.reorder(b, panel, vector, group, byte, lane)
+    sch.reorder(b, panel, vector, k_outer, k_inner, lane)
     sch.reverse_compute_at(last, vector)
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(last)[-1])
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(anchor, group))[-1])
+    sch.vectorize(sch.get_loops(sch.decompose_reduction(anchor, k_outer))[-1])
 
 
 ROW_LOOPS = ("batch", "row", "step")

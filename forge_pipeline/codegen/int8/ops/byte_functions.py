@@ -22,7 +22,7 @@ BYTES = np.arange(LEVELS + 1)
 
 
 @dataclass(slots=True, kw_only=True)
-class Curve(Value):
+class ByteFunction(Value):
     """A value that is a function of the bytes of ``source``: ``values`` has its 256 results, float32 or flags."""
 
     source: Value
@@ -37,16 +37,16 @@ class Lookup(Value):
     table: Array
 
 
-def curve_of(value: Value) -> Curve | None:
+def byte_function_of(value: Value) -> ByteFunction | None:
     """Return a value as a function of bytes: of the first ones, where tables were looked up in between."""
-    if isinstance(value, Curve):
+    if isinstance(value, ByteFunction):
         return value
     if not isinstance(value, Dequantized):
         return None
     values, source = reals(BYTES, value.affine), value.source
     while isinstance(source, Lookup):
         values, source = values[source.table], source.source
-    return Curve(source=source, values=values)
+    return ByteFunction(source=source, values=values)
 
 
 def reals(integers: Array, affine: Affine) -> Array:

@@ -7,13 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 
 from forge_pipeline.codegen.float32 import elementwise, resample
 from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
-from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Curve, curve_of, reals
-from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float
+from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, ByteFunction, byte_function_of, reals
+from forge_pipeline.codegen.layout.affine import Affine, Clip, limit
 from forge_pipeline.codegen.layout.builder import Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
     BlockWeight,
@@ -31,10 +31,6 @@ MOVES = (
     "relax.reshape", "relax.permute_dims", "relax.expand_dims", "relax.squeeze", "relax.strided_slice",
     "relax.broadcast_to", "relax.flatten", "relax.take",
 )  # fmt: skip
-
-
-def _limit_floats(image: te.Tensor, clip: Clip) -> te.Tensor:
-    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def move(graph: Graph, call: relax.Call) -> Value | None:
@@ -116,15 +112,15 @@ class Concatenated:
         joined = graph.emit(relax.op.concat([graph.plain(part) for part in self.parts], axis=self.axis))
         if self.clip == Clip():
             return Value(plain=joined)
-        return Value(plain=graph.kernel(_limit_floats, joined, name="limit", clip=self.clip))
+        return Value(plain=graph.kernel(limit, joined, name="limit", clip=self.clip))
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Give every part the common scale, and join them."""
         low, high = self.clip.low, self.clip.high
         moved = []
         for part in self.parts:
-            curve = curve_of(part)
-            inside = None if curve is None else replace(curve, values=np.clip(curve.values, low, high))
+            function = byte_function_of(part)
+            inside = None if function is None else replace(function, values=np.clip(function.values, low, high))
             value = None if inside is None else lookup_table.stored(inside, affine)
             moved.append(divided(graph, part, affine, self.clip) if value is None else value)
         return _concatenate(graph, moved, self.axis)
@@ -133,13 +129,13 @@ class Concatenated:
 def concat(graph: Graph, call: relax.Call) -> Value | None:
     """Concatenate integers that mean the same at once; others when it is known what scale they all are to have."""
     parts = graph.look(call.args[0]).parts
-    if parts is None or not all(isinstance(part, Dequantized | Curve) for part in parts):
+    if parts is None or not all(isinstance(part, Dequantized | ByteFunction) for part in parts):
         return None
     known: list[Any] = list(parts)
     axis = int(call.attrs.axis)
     if all(isinstance(part, Dequantized) and part.affine == known[0].affine for part in known):
         return dequantized(_concatenate(graph, [part.source for part in known], axis), known[0].affine)
-    if any(part.values.dtype != np.float32 for part in known if isinstance(part, Curve)):
+    if any(part.values.dtype != np.float32 for part in known if isinstance(part, ByteFunction)):
         return None
     return Value(deferred=Concatenated(parts=tuple(parts), axis=axis, clip=Clip()))
 

@@ -17,13 +17,20 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.float32 import elementwise
-from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, FUNCTIONS, Curve, Lookup, curve_of, steps_of
+from forge_pipeline.codegen.int8.ops.byte_functions import (
+    BYTES,
+    FUNCTIONS,
+    ByteFunction,
+    Lookup,
+    byte_function_of,
+    steps_of,
+)
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_table"
+NAME = "int8_lookup_table"
 ROW = 16
 """Bytes that one instruction looks up in."""
 
@@ -72,18 +79,18 @@ def function(graph: Graph, call: relax.Call) -> Value | None:
         if number is not None:
             operands.append(number)
             continue
-        curve = curve_of(graph.look(argument))
-        if curve is None or (source is not None and curve.source is not source):
+        function = byte_function_of(graph.look(argument))
+        if function is None or (source is not None and function.source is not source):
             return None
         if str(argument.ty.shape) != str(call.ty.shape):
             return None  # a number with more axes gives the result more
-        source = curve.source
-        operands.append(curve.values)
+        source = function.source
+        operands.append(function.values)
     if source is None:
         return None
     with np.errstate(all="ignore"):
         values = FUNCTIONS[call.op.name](call.attrs, *operands)
-    return Curve(source=source, values=np.broadcast_to(values, LEVELS + 1), deferred=InFloat(call=call))
+    return ByteFunction(source=source, values=np.broadcast_to(values, LEVELS + 1), deferred=InFloat(call=call))
 
 
 def _number(graph: Graph, argument: relax.Expr) -> Any:
@@ -94,9 +101,9 @@ def _number(graph: Graph, argument: relax.Expr) -> Any:
     return constant.reshape(()) if constant is not None and constant.size == 1 else None
 
 
-def stored(curve: Curve, affine: Affine) -> Value | None:
+def stored(function: ByteFunction, affine: Affine) -> Value | None:
     """Return a function's results as bytes; None where one is no number."""
-    source, values = curve.source, curve.values
+    source, values = function.source, function.values
     if values.dtype != np.float32 or np.isnan(values).any():
         return None
     table = steps_of(values, affine)

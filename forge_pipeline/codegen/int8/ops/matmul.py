@@ -26,7 +26,7 @@ from forge_pipeline.codegen.layout.quantized_values import (
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_matmul"
+NAME = "int8_matmul"
 ROWS = "forge.rows"
 """The annotation with the rows of the tile that a template was laid out for."""
 
@@ -135,7 +135,7 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
 
 
 def pack_weight(weight: Array, width: int, k_inner: int) -> Array:
-    """Return (steps, columns) as (panels, steps / group, width, group); missing ones are zero."""
+    """Return (steps, columns) as (panels, steps / k_inner, width, k_inner); missing ones are zero."""
     steps, columns = weight.shape
     groups, panels = -(-steps // k_inner), -(-columns // width)
     full = np.zeros((groups * k_inner, panels * width), weight.dtype)
@@ -152,7 +152,7 @@ def by_panels(
     *ones, rows, steps = left.shape
     first = (0,) * len(ones)
     padded_rows = -(-int(rows) // mr) * mr if isinstance(rows, tirx.IntImm | int) else rows
-    group, byte = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, dot.k_inner), "byte")
+    k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, dot.k_inner), "k_inner")
     source = left
     if str(padded_rows) != str(rows) or int(steps) != groups * dot.k_inner:
         source = te.compute((*ones, padded_rows, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
@@ -161,8 +161,8 @@ def by_panels(
 
     def sums(m: Any, panel: Any, column: Any) -> Any:
         return te.sum(
-            products(source(*first, m, group * dot.k_inner + byte), panels(panel, group, column, byte)),
-            axis=[group, byte],
+            products(source(*first, m, k_outer * dot.k_inner + k_inner), panels(panel, k_outer, column, k_inner)),
+            axis=[k_outer, k_inner],
         )
 
     total = te.compute(
@@ -190,11 +190,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_inline(block)
     for block in before[-1:]:
         primitives.schedule_elementwise(sch, block, machine)
-    m, panel, column, group, byte = sch.get_loops(anchor)
-    extents = [primitives.extent(sch, loop) for loop in (m, panel, column, group)]
+    m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
+    extents = [primitives.extent(sch, loop) for loop in (m, panel, column, k_outer)]
     m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(panel, m_out, group, m_in, vector, lane, byte)
+    sch.reorder(panel, m_out, k_outer, m_in, vector, lane, k_inner)
     shared = sch.fuse(panel, m_out) if extents[0] is not None else panel
     at = shared if extents[0] is not None else m_out
     sch.reverse_compute_at(last, at)
@@ -203,7 +203,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.unroll(vector)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     primitives.vectorize_and_unroll(
-        sch, sch.decompose_reduction(anchor, group), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
+        sch, sch.decompose_reduction(anchor, k_outer), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
     )
     tensorize(sch, lane, machine, dot_product(machine), BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
 

@@ -15,12 +15,12 @@ from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import pool
 from forge_pipeline.codegen.int8.conv.conv3d import images_of, stack_images
-from forge_pipeline.codegen.int8.conv.match import Pictured, pictured, row_of
 from forge_pipeline.codegen.int8.ops import pool_dynamic_shape
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, dequantized
+from forge_pipeline.codegen.layout.rows import AsImages, as_shape, image_of
 from forge_pipeline.codegen.tir import primitives
 
 PLANE = 2
@@ -81,7 +81,7 @@ class Pooled:
         """Return it for a source of one, two or three axes, whose result has ``shape``."""
         if len(windows) == 1:
             return cls(
-                source=row_of(graph, source), windows=(Window(extent=1, output=1, size=1), *windows), shape=shape
+                source=image_of(graph, source), windows=(Window(extent=1, output=1, size=1), *windows), shape=shape
             )
         return cls(source=source if len(windows) == PLANE else images_of(graph, source), windows=windows, shape=shape)
 
@@ -90,7 +90,7 @@ class Pooled:
         image = Value(blocked=blocked, channels=self.source.channels)
         if len(self.windows) > PLANE:
             return stack_images(image, self.windows[0].output)
-        return image if len(self.shape) == 2 + PLANE else pictured(image, self.shape)
+        return image if len(self.shape) == 2 + PLANE else as_shape(image, self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def whole(graph: Graph, call: relax.Call) -> Value | None:
     shape = shape_of(call.args[0])
     if not isinstance(value, Dequantized) or axes is None or not call.attrs.keepdims or not isinstance(shape[1], int):
         return None
-    if len(shape) not in (4, 5) and not (len(shape) == 3 and isinstance(value.source, Pictured)):
+    if len(shape) not in (4, 5) and not (len(shape) == 3 and isinstance(value.source, AsImages)):
         return None
     if sorted(axis % len(shape) for axis in ints(axes)) != list(range(2, len(shape))):
         return None

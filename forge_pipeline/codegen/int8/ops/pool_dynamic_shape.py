@@ -1,6 +1,6 @@
 """Pooling of bytes over images whose height and width are known only when they run, with the templates of ``pool``.
 
-How many pixels a mean is taken over is worked out where it is stored, in float32 as ``integer_pool`` has it.
+How many pixels a mean is taken over is worked out where it is stored, in float32 as ``int8_pool`` has it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.ops import lookup_table
-from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Lookup, curve_of
+from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, Lookup, byte_function_of
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape
 from forge_pipeline.codegen.layout.quantized_values import (
@@ -69,9 +69,9 @@ def quantize(graph: Graph, call: relax.Call) -> Value | None:
     if deferred is not None:
         return deferred.quantized(graph, affine)
     value = graph.look(call.args[0])
-    curve = curve_of(value)
-    if curve is not None:
-        return lookup_table.stored(curve, affine)
+    function = byte_function_of(value)
+    if function is not None:
+        return lookup_table.stored(function, affine)
     if value.constant is not None:
         return None
     if graph.is_input(value) and has_known_shape(call.args[0], rank=4):

@@ -19,7 +19,7 @@ from tvm import relax, s_tir, te, tirx
 
 from forge_pipeline.codegen.float32 import resample
 from forge_pipeline.codegen.float32.conv_geometry import simplify
-from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
+from forge_pipeline.codegen.layout.affine import Affine, Clip, limit, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized
 from forge_pipeline.codegen.layout.symbolic_cast import Named
@@ -95,7 +95,7 @@ class Resized:
         for resized_axis in self.axes:
             image = resized_axis.resized(graph, image)
         if self.clip != Clip():
-            image = graph.kernel(_limit, image, name="limit", clip=self.clip)
+            image = graph.kernel(limit, image, name="limit", clip=self.clip)
         return Value(blocked=image, channels=self.value.channels) if is_blocked else Value(plain=image)
 
     def quantized(self, graph: Graph, affine: Affine) -> Value:
@@ -114,10 +114,6 @@ class Resized:
             clip=self.clip, fused=graph.machine.fused,
         )  # fmt: skip
         return Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
-
-
-def _limit(image: te.Tensor, clip: Clip) -> te.Tensor:
-    return te.compute(image.shape, lambda *at: clipped_float(image(*at), clip), name="limit")
 
 
 def interpolate(
@@ -199,7 +195,7 @@ def unsized(graph: Graph, call: relax.Call) -> Value | None:
     if len(notes) != 1 or notes[0] is None:
         return None
     choice = resize.Choice.of(str(notes[0]), shape_of(call))
-    if choice.way.mode == "linear":
+    if choice.rule.mode == "linear":
         return _along(graph, image, DynamicAxis(choice=choice))
     return _chosen(graph, value, choice) if isinstance(value, Dequantized) else None
 

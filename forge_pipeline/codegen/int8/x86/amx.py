@@ -32,7 +32,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_amx"
+NAME = "int8_amx"
 PATCHES = "patches"
 IMAGE = 5
 """Axes of a blocked image."""
@@ -132,9 +132,9 @@ def convolve(
     total = _sums(patches, panels)
     nr = int(panels.shape[2])
 
-    def requantized(n: Any, row: Any, h: Any, w: Any, lane: Any) -> Any:
-        out = row * lanes + lane
-        value = total(n, row // nr, h * width + w, row % nr, lane)
+    def requantized(n: Any, oc_block: Any, h: Any, w: Any, lane: Any) -> Any:
+        out = oc_block * lanes + lane
+        value = total(n, oc_block // nr, h * width + w, oc_block % nr, lane)
         return epilogue.result(value, bias(out), factor(out), *(term(out) for term in float_bias))
 
     shape = (batch, -(-filters // lanes), height, width, lanes)
@@ -144,12 +144,14 @@ def convolve(
 def _sums(patches: te.Tensor, panels: te.Tensor) -> te.Tensor:
     batch, chunks, padded_rows, _ = patches.shape
     count, _, nr, *_ = (int(extent) for extent in panels.shape)
-    chunk, quad = te.reduce_axis((0, int(chunks)), "chunk"), te.reduce_axis((0, QUADS), "quad")
-    byte = te.reduce_axis((0, K_INNER), "byte")
+    chunk, k_outer = te.reduce_axis((0, int(chunks)), "chunk"), te.reduce_axis((0, QUADS), "k_outer")
+    k_inner = te.reduce_axis((0, K_INNER), "k_inner")
 
     def sums(n: Any, panel: Any, m: Any, v: Any, column: Any) -> Any:
-        activation = patches(n, chunk, m, quad * K_INNER + byte)
-        return te.sum(products(activation, panels(panel, chunk, v, quad, column, byte)), axis=[chunk, quad, byte])
+        activation = patches(n, chunk, m, k_outer * K_INNER + k_inner)
+        return te.sum(
+            products(activation, panels(panel, chunk, v, k_outer, column, k_inner)), axis=[chunk, k_outer, k_inner]
+        )
 
     return te.compute((batch, count, padded_rows, nr, LANES), sums, name="sums", attrs={primitives.FAMILY: NAME})
 
@@ -158,16 +160,16 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a few tiles along all steps, then what follows from memory; patches of some rows serve all filters."""
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
-    n, panel, m, v, column, chunk, k_outer, byte = sch.get_loops(anchor)
+    n, panel, m, v, column, chunk, k_outer, k_inner = sch.get_loops(anchor)
     panels, padded_rows, nr, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, chunk))
     mr = 2 if padded_rows % (2 * ROWS) == 0 else 1
     m_out, m_in = sch.split(m, [None, ROWS * mr])
     inside = [chunk, m_in, v] if nr > 1 else [v, chunk, m_in]
-    sch.reorder(n, m_out, panel, *inside, column, k_outer, byte)
+    sch.reorder(n, m_out, panel, *inside, column, k_outer, k_inner)
     rows_only = padded_rows // (ROWS * mr) >= 2 * machine.cores or panels == 1
     if len(sch.get_loops(last)) == IMAGE:
         columns = primitives.static(sch, sch.get_loops(last)[3])
-        sch.transform_block_layout(last, lambda n, row, h, w, lane: (n, row, h * columns + w, lane))
+        sch.transform_block_layout(last, lambda n, oc_block, h, w, lane: (n, oc_block, h * columns + w, lane))
     shared = primitives.fuse(sch, [n, m_out] if rows_only else [n, m_out, panel])
     sch.reverse_compute_at(last, panel if rows_only else shared)
     for block in before:

@@ -32,7 +32,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import Machine
 
-NAME = "integer_ordered"
+NAME = "int8_pmaddubsw"
 PLAIN, COMPLEMENTED = "sums", "complemented"
 """The blocks that sum: activations as they are, and those that a mask changes."""
 TILE = "forge.tile"
@@ -140,7 +140,7 @@ def convolve(
         (image.shape[0], -(-geometry.filters // lanes), out_h, width, lanes),
         epilogue,
         total,
-        lambda _n, row, _h, _w, out: (term(row, out) for term in constants),
+        lambda _n, oc_block, _h, _w, out: (term(oc_block, out) for term in constants),
     )
 
 
@@ -178,14 +178,14 @@ def _sums(
     plain = int(weight.shape[1]) - masked
 
     def part(name: str, first: int, count: int) -> te.Tensor:
-        step, byte = te.reduce_axis((0, count), "step"), te.reduce_axis((0, K_INNER), "byte")
+        step, k_inner = te.reduce_axis((0, count), "step"), te.reduce_axis((0, K_INNER), "k_inner")
 
-        def element(n: Any, row: Any, h: Any, w: Any, out: Any) -> Any:
-            panel, column = row // vectors, row % vectors * lanes + out
-            value = read(n, h, w, places(panel, first + step).astype("int64") + byte)
+        def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
+            panel, column = oc_block // vectors, oc_block % vectors * lanes + out
+            value = read(n, h, w, places(panel, first + step).astype("int64") + k_inner)
             if name == COMPLEMENTED and masks is not None:
-                value = value ^ masks(panel, step, column, byte)
-            return te.sum(products(value, weight(panel, first + step, column, byte)), axis=[step, byte])
+                value = value ^ masks(panel, step, column, k_inner)
+            return te.sum(products(value, weight(panel, first + step, column, k_inner)), axis=[step, k_inner])
 
         return te.compute(shape, element, name=name)
 
@@ -236,10 +236,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 
 def _multiply(sch: Schedule, block: SBlockRV, depth: int, lanes: int) -> None:
     """Compute a part of the steps of a tile with instructions."""
-    row, one, pixel, out, step, byte = sch.get_loops(block)[-6:]
-    sch.reorder(one, step, pixel, row, out, byte)
+    vector, one, pixel, out, step, k_inner = sch.get_loops(block)[-6:]
+    sch.reorder(one, step, pixel, vector, out, k_inner)
     sch.unroll(pixel)
-    sch.unroll(row)
+    sch.unroll(vector)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(block, step), below=depth, lanes=lanes)
     reads = [str(region.source.ty.dtype) for region in sch.get(block).reads]
     sch.unsafe_hide_buffer_access(block, "read", [reads.index("int32", 1)])  # the table: where to read, not what

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
+from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.scope import element_name
 from forge_pipeline.codegen.onnx_import.stored_bits import bytes_of
+from forge_pipeline.ir.constant_node import constant_tensor
+from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
 
 
 def _constant(node: NodeImport) -> Any:
-    from forge_pipeline.codegen.layout.constants import constant
-    from forge_pipeline.ir.constant_node import constant_tensor
-    from forge_pipeline.ir.external_data.mapped import array_of, is_mapped
-
     tensor = constant_tensor(node.proto)
     if tensor is None or tensor.data_type == tensor.STRING:
         raise NotImplementedError("a constant of text, or a sparse one")
@@ -24,16 +26,12 @@ def _constant(node: NodeImport) -> Any:
 
 def _filled(node: NodeImport) -> Any:
     """ConstantOfShape."""
-    from forge_pipeline.ir.external_data.mapped import array_of
-
     value = bytes_of(array_of(node.attributes["value"])) if "value" in node.attributes else np.zeros(1, np.float32)
     return node.filled(value.reshape(()), str(value.dtype))
 
 
 def _range(node: NodeImport) -> Any:
     """Range: from a start, in steps; as many as are known to be before the limit."""
-    from tvm import te
-
     dtype = node.dtype()
     starts, steps = (node.scope.contents(node.name(index)) for index in (0, 2))
 
@@ -54,10 +52,6 @@ def _range(node: NodeImport) -> Any:
 
 def _eye(node: NodeImport) -> Any:
     """EyeLike: ones on the ``k``-th diagonal."""
-    from tvm import te, tirx
-
-    from forge_pipeline.codegen.onnx_import.scope import element_name
-
     diagonal, dtype = int(node.attributes.get("k", 0)), element_name(node.result().dtype)
 
     def eye(*extents: Any) -> Any:
@@ -71,8 +65,6 @@ def _eye(node: NodeImport) -> Any:
 
 def _dropout(node: NodeImport) -> Any:
     """Dropout in inference: the operand, and a mask that drops nothing."""
-    from tvm.relax import op
-
     training = node.constant(2) if node.has(2) else None
     if node.has(2) and (training is None or training.any()):
         raise NotImplementedError("training mode")

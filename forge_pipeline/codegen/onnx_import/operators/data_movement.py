@@ -11,6 +11,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from tvm import relax, te, tirx
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
@@ -21,8 +24,6 @@ def _reshaped(node: NodeImport) -> Any:
 
 
 def _transpose(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     axes = [int(axis) for axis in node.attributes.get("perm", range(node.rank())[::-1])]
     if axes == list(range(node.rank())):
         return node.input(0)
@@ -30,8 +31,6 @@ def _transpose(node: NodeImport) -> Any:
 
 
 def _expand(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     wanted, own = node.result_shape(), node.shape()
     before = (1,) * (len(wanted) - len(own)) + own
     for was, extent in zip(before, wanted, strict=True):
@@ -43,9 +42,6 @@ def _expand(node: NodeImport) -> Any:
 
 
 def _tile(node: NodeImport) -> Any:
-    from tvm import te
-    from tvm.relax import op
-
     repeats = node.contents(1, "repeats") if node.opset >= 6 else _single_axis_repeats(node)
     if all(isinstance(extent, int) for extent in repeats):
         return node.input(0) if all(extent == 1 for extent in repeats) else op.tile(node.input(0), repeats)
@@ -70,8 +66,6 @@ def _single_axis_repeats(node: NodeImport) -> list[Whole]:
 
 
 def _concat(node: NodeImport) -> Any:
-    from tvm import relax, te, tirx
-
     axis = node.axis(1 if node.opset < 4 else None)
     parts = [index for index in range(len(node.proto.input)) if node.shape(index)[axis] != 0] or [0]
     wanted = node.result_shape()
@@ -99,8 +93,6 @@ def _concat(node: NodeImport) -> Any:
 
 
 def _split(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     axis, outputs = node.axis(0), range(len(node.proto.output))
     named = next(index for index in outputs if node.proto.output[index])
     extents = node.listed(1, "split", "parts") or [
@@ -124,8 +116,6 @@ def _split(node: NodeImport) -> Any:
 
 def _slice(node: NodeImport) -> Any:
     """Slice; parameters are attributes before opset 10."""
-    from tvm.relax import op
-
     starts, ends = node.listed(1, "starts", "starts"), node.listed(2, "ends", "ends")
     if starts is None or ends is None:
         raise NotImplementedError("starts or ends that are missing")
@@ -163,8 +153,6 @@ def _window(
     node: NodeImport, data: Any, first: Mapping[int, Whole], strides: Mapping[int, int], shape: Sequence[Whole]
 ) -> Any:
     """Emit the elements from ``first`` on, of axes that it names, every ``strides``-th, as many as ``shape`` says."""
-    from tvm import te
-
     axes = list(first)
 
     def window(tensor: Any, *arguments: Any) -> Any:
@@ -185,8 +173,6 @@ def _window(
 
 def _pad(node: NodeImport) -> Any:
     """Pad; a constant around floats of known extents is Relax's operator, which convolutions take over."""
-    from tvm.relax import op
-
     mode, rank = node.text("mode", "constant"), node.rank()
     numbers = node.listed(1, "pads", "pads") or node.listed(1, "paddings", "pads")
     if numbers is None:
@@ -226,8 +212,6 @@ def padded(
 
 
 def _padded(*arguments: Any, mode: str, number: float, tensors: int) -> Any:
-    from tvm import te, tirx
-
     data, filler = arguments[0], arguments[1] if tensors > 1 else None
     rank = len(data.shape)
     before, extents = arguments[tensors:][:rank], arguments[tensors + rank :]
@@ -245,8 +229,6 @@ def _padded(*arguments: Any, mode: str, number: float, tensors: int) -> Any:
 
 def _reflected(place: Any, extent: Any, mode: str) -> Any:
     """Return where an element comes from that lies outside."""
-    from tvm import tirx
-
     if mode == "edge":
         return tirx.max(tirx.min(place, extent - 1), 0)
     if mode == "wrap":
@@ -258,8 +240,6 @@ def _reflected(place: Any, extent: Any, mode: str) -> Any:
 
 def _reverse_sequence(node: NodeImport) -> Any:
     """ReverseSequence: of each sequence, as many elements as its length says, in reverse order."""
-    from tvm import te, tirx
-
     batch, time = int(node.attributes.get("batch_axis", 1)), int(node.attributes.get("time_axis", 0))
 
     def reversed_(data: Any, lengths: Any) -> Any:

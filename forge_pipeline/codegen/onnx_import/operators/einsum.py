@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import te
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.ir.sizes.expression import Whole, product
 
@@ -72,8 +75,6 @@ def _extents(node: NodeImport, terms: Sequence[Sequence[str]]) -> dict[str, Whol
 
 def _read(node: NodeImport, index: int, labels: Sequence[str], extents: Mapping[str, Whole]) -> _Operand:
     """Return an operand without axes of extent 1 that others have wider, and with repeated labels as their diagonal."""
-    from tvm import te
-
     own = node.shape(index)
     value = node.told(index, [1 if size == 1 else extents[label] for label, size in zip(labels, own, strict=True)])
     kept = [at for at, label in enumerate(labels) if own[at] != 1 or extents[label] == 1]
@@ -99,8 +100,6 @@ def _read(node: NodeImport, index: int, labels: Sequence[str], extents: Mapping[
 def _multiplied(
     node: NodeImport, left: _Operand, right: _Operand, needed: set[str], extents: Mapping[str, Whole]
 ) -> _Operand:
-    from tvm.relax import op
-
     left = _summed(node, left, needed | set(right.labels))
     right = _summed(node, right, needed | set(left.labels))
     shared = [label for label in left.labels if label in right.labels]
@@ -128,8 +127,6 @@ def _multiplied(
 
 def _summed(node: NodeImport, operand: _Operand, needed: set[str]) -> _Operand:
     """Return an operand summed over labels that are not needed."""
-    from tvm.relax import op
-
     gone = [at for at, label in enumerate(operand.labels) if label not in needed]
     if not gone:
         return operand
@@ -138,8 +135,6 @@ def _summed(node: NodeImport, operand: _Operand, needed: set[str]) -> _Operand:
 
 
 def _ordered(node: NodeImport, operand: _Operand, labels: Sequence[str]) -> Any:
-    from tvm.relax import op
-
     order = [operand.labels.index(label) for label in labels]
     return operand.value if order == sorted(order) else node.emit(op.permute_dims(operand.value, order))
 

@@ -8,8 +8,12 @@ from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.scope import element_name
+from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
 
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 BETWEEN: Final = {
@@ -23,8 +27,6 @@ WIDE: Final = frozenset(("float64", "int32", "int64", "uint32", "uint64"))
 
 
 def _unary(name: str, node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return getattr(op, name)(node.input(0))
 
 
@@ -34,30 +36,21 @@ def _rounded(name: str, node: NodeImport) -> Any:
 
 
 def _binary(name: str, node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return getattr(op, name)(node.agreeing(0), node.agreeing(1))
 
 
 def _chain(name: str, node: NodeImport) -> Any:
     """Sum, Max and Min of many, as binary operators, which fuse."""
-    from tvm.relax import op
-
     operands = [node.agreeing(index) for index in range(len(node.proto.input))]
     return reduce(lambda left, right: node.emit(getattr(op, name)(left, right)), operands)
 
 
 def _mean(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.divide(_chain("add", node), node.const(float(len(node.proto.input)), node.dtype()))
 
 
 def _divide(node: NodeImport) -> Any:
     """Div; of integers, rounded towards zero. A division of integers by zero gives 0, where ONNX leaves it open."""
-    from tvm import te, tirx
-    from tvm.relax import op
-
     dtype = node.dtype()
     if dtype in FLOATS:
         return _binary("divide", node)
@@ -81,8 +74,6 @@ def _divide(node: NodeImport) -> Any:
 
 def broadcast(*tensors: Any) -> tuple[list[Any], Any]:
     """Return the shape that tensor expressions broadcast to, and what reads one of them at a place of it."""
-    from tvm import tirx
-
     rank = max(len(tensor.shape) for tensor in tensors)
     shape: list[Any] = [tirx.IntImm("int64", 1)] * rank
     for tensor in tensors:
@@ -100,15 +91,11 @@ def broadcast(*tensors: Any) -> tuple[list[Any], Any]:
 
 def is_one(extent: Any) -> bool:
     """Return whether an extent of a tensor expression is the number 1."""
-    from tvm import tirx
-
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _mod(node: NodeImport) -> Any:
     """Mod, with the sign of the divisor, or with `fmod` of the dividend."""
-    from tvm import te, tirx
-
     dtype = node.dtype()
     is_fmod = bool(node.attributes.get("fmod", 0))
     is_float = dtype in FLOATS
@@ -136,9 +123,6 @@ def _mod(node: NodeImport) -> Any:
 
 def _pow(node: NodeImport) -> Any:
     """Pow, of base and exponent of any types; the result has the base's."""
-    from tvm import te, tirx
-    from tvm.relax import op
-
     base, exponent, dtype = node.agreeing(0), node.agreeing(1), node.dtype()
     if dtype in FLOATS:
         if node.dtype(1) != dtype:
@@ -170,8 +154,6 @@ def _pow(node: NodeImport) -> Any:
 
 def _clip(node: NodeImport) -> Any:
     """Clip as maximum and minimum, which fuse."""
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     for index, key, name in ((1, "min", "maximum"), (2, "max", "minimum")):
         if node.opset < 11:
@@ -199,9 +181,6 @@ def _cast_like(node: NodeImport) -> Any:
 
 def _between(node: NodeImport, to: int) -> Any:
     """Return the operand as a type by ONNX's number; what has few bits is converted by way of float32 or int32."""
-    from forge_pipeline.codegen.onnx_import.scope import element_name
-    from forge_pipeline.codegen.onnx_import.small_types import SmallFloat, small_type
-
     number = node.known(0).dtype
     own, wanted = small_type(number), small_type(to)
     value = node.input(0) if own is None or number == to else own.decode(node, 0)
@@ -228,8 +207,6 @@ def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
     that takes minutes to simplify. What ONNX leaves open is the same on every CPU: a number too large loses high bits,
     infinities and NaN become 0, but as int64 the largest, or least, number.
     """
-    from tvm.relax import op
-
     if dtype == wanted:
         return value
     if wanted == "bool":
@@ -250,11 +227,6 @@ def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
 
 def _bit_cast(node: NodeImport) -> Any:
     """BitCast: the same bits, read as another type of that width."""
-    from tvm import te, tirx
-    from tvm.relax import op
-
-    from forge_pipeline.codegen.onnx_import.scope import element_name
-
     own, wanted = node.dtype(), element_name(node.attributes["to"])
     if "bool" in (own, wanted):
         if not {own, wanted} <= {"bool", "uint8", "int8"}:
@@ -275,22 +247,16 @@ def _bit_cast(node: NodeImport) -> Any:
 
 def _equal(node: NodeImport) -> Any:
     """Equal; of flags, as what is not exclusive: no machine code can be made of their comparison."""
-    from tvm.relax import op
-
     if node.dtype() == "bool":
         return op.logical_not(node.emit(_binary("logical_xor", node)))
     return _binary("equal", node)
 
 
 def _where(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.where(node.agreeing(0), node.agreeing(1), node.agreeing(2))
 
 
 def _is_inf(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     signs = [sign for sign, key in ((1, "positive"), (-1, "negative")) if node.attributes.get(f"detect_{key}", 1)]
     found = [node.emit(op.equal(value, node.const(sign * np.inf, dtype))) for sign in signs]
@@ -300,21 +266,15 @@ def _is_inf(node: NodeImport) -> Any:
 
 
 def _is_nan(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.isnan(node.input(0))
 
 
 def _reciprocal(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.divide(node.const(1, node.dtype()), node.input(0))
 
 
 def _bit_shift(node: NodeImport) -> Any:
     """BitShift; by as many bits as there are, or more, or less than none, the sign alone stays, of what moves right."""
-    from tvm import te, tirx
-
     dtype, bits = node.dtype(), 8 * np.dtype(node.dtype()).itemsize
     to_left, is_signed = node.text("direction", "LEFT") == "LEFT", not node.dtype().startswith("uint")
 
@@ -337,8 +297,6 @@ def _bit_shift(node: NodeImport) -> Any:
 
 def _sign(node: NodeImport) -> Any:
     """Sign as casts of two flags, which names its operand twice, so that a chain of them stays small."""
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     zero = node.const(0, dtype)
     above = node.emit(op.astype(node.emit(op.greater(value, zero)), dtype))
@@ -349,14 +307,10 @@ def _sign(node: NodeImport) -> Any:
 
 
 def _negate(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.negative(node.input(0))
 
 
 def _absolute(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return node.input(0) if node.dtype().startswith("uint") else op.abs(node.input(0))
 
 

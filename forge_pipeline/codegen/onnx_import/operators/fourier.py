@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name
@@ -58,8 +60,6 @@ class _Transform:
         return found / length if self.is_inverse else found
 
     def _computed(self, dtype: str) -> Any:
-        from tvm import te, tirx
-
         parts = self.parts
         sign = 1.0 if self.is_inverse else -1.0
 
@@ -85,8 +85,6 @@ class _Transform:
 
 def _dft(node: NodeImport) -> Any:
     """DFT along an axis, of real or complex numbers (the last axis), whole or one-sided, and its inverse."""
-    from tvm.relax import op
-
     rank, shape, result = node.rank(), node.shape(), node.result_shape()
     axis = _axis(node)
     is_inverse, is_onesided = (bool(node.attributes.get(name, 0)) for name in ("inverse", "onesided"))
@@ -121,15 +119,11 @@ def _axis(node: NodeImport) -> int:
 
 
 def _first(value: Any, *extents: Any) -> Any:
-    from tvm import te
-
     return te.compute(extents, value, name="first")
 
 
 def _transformed(node: NodeImport, value: Any, outer: list[Whole], transform: _Transform) -> Any:
     """Emit (..., parts, wanted) of (..., parts, given)."""
-    from tvm.relax import op
-
     before, after = transform.parts
     flat = node.reshape(value, (*outer, before * transform.given))
     matrix = node.reshape(transform.matrix(node, node.dtype()), (before * transform.given, after * transform.wanted))
@@ -141,9 +135,6 @@ def _stft(node: NodeImport) -> Any:
 
     Exporters leave the last axis out where a signal is real.
     """
-    from tvm import te
-    from tvm.relax import op
-
     batch, time, parts = node.shape() if node.rank() == 3 else (*node.shape(), 1)
     _, frames, wanted, _ = node.result_shape()
     (step,) = node.contents(1, "a step")

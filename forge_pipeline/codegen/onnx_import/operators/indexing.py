@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import te, tirx
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 
 
 def _counted(node: NodeImport, index: int, axis: int) -> Any:
     """Return an operand that holds indices of an axis of the first, none of them negative where all are known."""
-    from tvm.relax import op
-
     known, extent = node.constant(index), node.shape()[axis]
     dtype = node.dtype(index)
     if known is not None and (isinstance(extent, int) or (known >= 0).all()):
@@ -31,8 +32,6 @@ def _counted(node: NodeImport, index: int, axis: int) -> Any:
 
 
 def _from_front(indices: Any, extent: Any) -> Any:
-    from tvm import te, tirx
-
     def element(*at: Any) -> Any:
         index = indices(*at)
         return tirx.Select(index < 0, index + extent.astype(indices.dtype), index)
@@ -42,23 +41,17 @@ def _from_front(indices: Any, extent: Any) -> Any:
 
 def _within(index: Any, extent: Any) -> Any:
     """Return an index that a tensor expression reads, counted from the front and kept within the axis."""
-    from tvm import tirx
-
     place = index.astype("int64")
     place = tirx.Select(place < 0, place + extent, place)
     return tirx.max(tirx.min(place, extent - 1), 0)
 
 
 def _gather(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     axis = node.axis(0)
     return op.take(node.input(0), _counted(node, 1, axis), axis, mode="clip")
 
 
 def _gather_elements(node: NodeImport) -> Any:
-    from tvm import te
-
     axis = node.axis(0)
 
     def gathered(data: Any, indices: Any) -> Any:
@@ -73,8 +66,6 @@ def _gather_elements(node: NodeImport) -> Any:
 
 
 def _gather_nd(node: NodeImport) -> Any:
-    from tvm import te
-
     batch, depth = int(node.attributes.get("batch_dims", 0)), node.shape(1)[-1]
     if not isinstance(depth, int):
         raise NotImplementedError("a number of indices that is not known")
@@ -92,8 +83,6 @@ def _gather_nd(node: NodeImport) -> Any:
 
 def _one_hot(node: NodeImport) -> Any:
     """OneHot: indices, of any type, compared with 0 to depth - 1; what is beyond them is off everywhere."""
-    from tvm import te, tirx
-
     axis = node.axis(-1, rank=node.rank() + 1)
 
     def one_hot(indices: Any, values: Any, *extents: Any) -> Any:
@@ -111,8 +100,6 @@ def _one_hot(node: NodeImport) -> Any:
 
 def _trilu(node: NodeImport) -> Any:
     """Trilu: the upper or the lower triangle of each matrix, from the ``k``-th diagonal on."""
-    from tvm import te, tirx
-
     upper, rank = bool(node.attributes.get("upper", 1)), node.rank()
     contents = node.scope.contents(node.name(1)) if node.has(1) else [0]
     is_flag = node.dtype() == "bool"
@@ -133,8 +120,6 @@ def _trilu(node: NodeImport) -> Any:
 
 def _tensor_scatter(node: NodeImport) -> Any:
     """TensorScatter: a cache with an update written from an index of its own for each sequence on."""
-    from tvm import te, tirx
-
     axis, is_circular = node.axis(-2), node.text("mode", "linear") == "circular"
 
     def written(cache: Any, update: Any, *starts: Any) -> Any:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm import tirx
+from tvm.relax import op
+from tvm.script import tirx as T
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
 from forge_pipeline.ir.sizes.expression import Whole, product
 
 
 def _matmul(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     left, right = _agreeing(node)
     return op.matmul(left, right)
 
@@ -35,8 +37,6 @@ def _agreeing(node: NodeImport) -> tuple[Any, Any]:
 
 def _gemm(node: NodeImport) -> Any:
     """``alpha A B + beta C``, A and B transposed where the node says so."""
-    from tvm.relax import op
-
     dtype = node.dtype()
     left, right = node.input(0), node.input(1)
     alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
@@ -68,9 +68,6 @@ def _determinant(node: NodeImport) -> Any:
 
 def _elimination(extents: Sequence[Any], dtype: str) -> Any:
     """Return ``(matrices (count, n, n)) -> (what is left of them, determinants (count,))``."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     (shape,) = own(extents)
     count, size, _ = shape
     zero = tirx.const(0, dtype)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.sorting.cumulative import cumulative
 from forge_pipeline.codegen.sorting.extreme import extreme
@@ -22,8 +24,6 @@ def _top_k(node: NodeImport) -> Any:
 
 def _cumulative(node: NodeImport, *, product: bool) -> Any:
     """CumSum and CumProd. Along an axis that data says, they are computed along each, and one of them is taken."""
-    from tvm.relax import op
-
     known = node.constant(1)
     exclusive, reverse = (bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse"))
     axes = range(node.rank()) if known is None else known.reshape(-1).tolist()

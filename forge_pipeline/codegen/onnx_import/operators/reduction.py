@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.elementwise import FLOATS
@@ -27,8 +29,6 @@ def _reduce(name: str, node: NodeImport) -> Any:
 
 def _reduced(node: NodeImport, value: Any, name: str) -> Any:
     """Emit a sum, product, mean, maximum or minimum. Over an empty set, a sum is 0 and a product is 1."""
-    from tvm.relax import op
-
     axes, keeps = axes_of(node), bool(node.attributes.get("keepdims", 1))
     if not axes:
         return value
@@ -55,8 +55,6 @@ def _extreme(name: str, node: NodeImport) -> Any:
 
     TVM starts from the largest finite number, and returns that in the place of infinity.
     """
-    from tvm.relax import op
-
     dtype, value = node.dtype(), node.input(0)
     if dtype == "bool":
         found = node.emit(_reduced(node, node.emit(op.astype(value, "uint8")), name))
@@ -73,8 +71,6 @@ def _extreme(name: str, node: NodeImport) -> Any:
 
 def _of_parts(prepare: str, name: str, finish: str, node: NodeImport) -> Any:
     """ReduceL1, L2, LogSum and SumSquare: a function of each element, a sum, and a function of that."""
-    from tvm.relax import op
-
     value = node.input(0)
     if prepare == "square":
         value = node.emit(op.multiply(value, value))
@@ -86,8 +82,6 @@ def _of_parts(prepare: str, name: str, finish: str, node: NodeImport) -> Any:
 
 def _log_sum_exp(node: NodeImport) -> Any:
     """``log(sum(exp(x)))`` around the greatest element, so that nothing overflows."""
-    from tvm.relax import op
-
     axes, value, dtype = axes_of(node), node.input(0), node.dtype()
     if not axes:
         return value
@@ -107,7 +101,6 @@ def _arg(node: NodeImport, *, is_max: bool) -> Any:
 
 def arg_extreme(node: NodeImport, value: Any, axis: int, *, is_max: bool, takes_last: bool) -> Any:
     """Emit the place of the extreme along an axis, which is gone: of equal ones the first, or the last. NaN is none."""
-    from tvm import te, tirx
 
     def search(data: Any) -> Any:
         dtype = data.dtype

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from tvm import relax
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.trees.ensemble import read
 from forge_pipeline.codegen.trees.kernel import NAME, kernel_of
@@ -13,9 +16,6 @@ from forge_pipeline.codegen.trees.kernel import NAME, kernel_of
 
 def _evaluated(operator: str, node: NodeImport) -> Any:
     """Return the sums (rows, targets): of the features' type, a regressor's always float32."""
-    from tvm import relax
-    from tvm.relax import op
-
     if node.attributes.get("post_transform") not in (None, 0, b"NONE"):
         raise NotImplementedError("a post transform")
     given = node.dtype()

@@ -79,11 +79,11 @@ def _count(b: Builder, op: Operator, counter: Counter) -> int | str:
         last = b.constant(np.int64(limit))
     else:
         last = b.node("Reshape", [b.int64(op.inputs[counter.limit_place or 0]), scalar])
-    way = b.node("Max", [b.node("Sub", [last, first]), b.constant(np.int64(0))])
+    distance = b.node("Max", [b.node("Sub", [last, first]), b.constant(np.int64(0))])
     if counter.step == 1:
-        return way
+        return distance
     step = b.constant(np.int64(counter.step))
-    return b.node("Div", [b.node("Add", [way, b.constant(np.int64(counter.step - 1))]), step])
+    return b.node("Div", [b.node("Add", [distance, b.constant(np.int64(counter.step - 1))]), step])
 
 
 def _condition(b: Builder, op: Operator, values: list[str]) -> str:

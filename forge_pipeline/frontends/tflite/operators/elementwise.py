@@ -153,10 +153,14 @@ def bucket(b: Builder, op: Operator) -> None:
     b.give(op.outputs[0], counted)
 
 
-def exclusive_or(b: Builder, op: Operator) -> None:
-    """BITWISE_XOR, of flags too."""
-    kind = "Xor" if b.tensor(op.inputs[0]).dtype == "bool" else "BitwiseXor"
-    b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
+def of_bits(op_type: str) -> Converter:
+    """Return the converter of BITWISE_XOR and its like: of flags, or of bits."""
+
+    def convert(b: Builder, op: Operator) -> None:
+        kind = op_type if b.tensor(op.inputs[0]).dtype == "bool" else f"Bitwise{op_type}"
+        b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
+
+    return convert
 
 
 def right_shift(b: Builder, op: Operator) -> None:
@@ -173,12 +177,6 @@ def left_shift(b: Builder, op: Operator) -> None:
     left, places = (b.int64(index) for index in op.inputs)
     name = b.node("Mul", [left, b.node("Pow", [b.constant(np.int64(2)), places])])
     b.give(op.outputs[0], b.cast(name, b.tensor(op.outputs[0]).dtype))
-
-
-def both(b: Builder, op: Operator) -> None:
-    """STABLEHLO_AND, of flags or of bits."""
-    kind = "And" if b.tensor(op.inputs[0]).dtype == "bool" else "BitwiseAnd"
-    b.give(op.outputs[0], b.node(kind, [b.stored(index) for index in op.inputs]))
 
 
 def bit_cast(b: Builder, op: Operator) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from forge_pipeline.frontends.tflite.builder import Builder, onnx_type, option, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
-from forge_pipeline.frontends.tflite.operators.moves import read, write
+from forge_pipeline.frontends.tflite.operators.data_movement import read, write
 
 
 def gather(b: Builder, op: Operator) -> None:

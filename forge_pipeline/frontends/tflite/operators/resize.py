@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_pipeline.frontends.tflite.builder import FIRST, Builder, Converter, option, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
-from forge_pipeline.frontends.tflite.operators.moves import read, write
+from forge_pipeline.frontends.tflite.operators.data_movement import read, write
 
 
 def resize(mode: str) -> Converter:
@@ -16,16 +16,16 @@ def resize(mode: str) -> Converter:
 
     def convert(b: Builder, op: Operator) -> None:
         corners, centers = option(op, "AlignCorners", False), option(op, "HalfPixelCenters", False)
-        way = "align_corners" if corners else "half_pixel" if centers else "asymmetric"
+        transformation = "align_corners" if corners else "half_pixel" if centers else "asymmetric"
         extra: dict[str, Any] = (
             {"nearest_mode": "round_prefer_ceil" if corners or centers else "floor"} if mode == "nearest" else {}
         )
         if mode == "nearest" and centers:
-            way, extra = "half_pixel", {"nearest_mode": "round_prefer_ceil"}
+            transformation, extra = "half_pixel", {"nearest_mode": "round_prefer_ceil"}
         values = b.real(op.inputs[0], FIRST)
         sizes = b.node("Concat", [b.node("Shape", [values], end=2), b.int64(op.inputs[1])], axis=0)
         operands = [values, "", "", sizes]
-        name = b.node("Resize", operands, mode=mode, coordinate_transformation_mode=way, **extra)
+        name = b.node("Resize", operands, mode=mode, coordinate_transformation_mode=transformation, **extra)
         b.put(op.outputs[0], name, FIRST)
 
     return convert

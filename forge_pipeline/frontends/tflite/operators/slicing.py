@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_pipeline.frontends.tflite.builder import FIRST, TO_FIRST, Builder, option, options, unsupported
 from forge_pipeline.frontends.tflite.model import Operator
-from forge_pipeline.frontends.tflite.operators.moves import MOST, read, write
+from forge_pipeline.frontends.tflite.operators.data_movement import MOST, read, write
 
 _SYMMETRIC: Final = 1  # MirrorPadMode; 0 is REFLECT
 

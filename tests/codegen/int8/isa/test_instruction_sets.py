@@ -73,7 +73,7 @@ def dot_products() -> Iterator[Any]:
         for dot in {isa.dot.name: isa.dot, **({isa.int16.name: isa.int16} if isa.int16 is not None else {})}.values():
             llvm = dot.instructions[0].llvm
             for lanes in [4] if isinstance(llvm, str) else [bits // 32 for bits in llvm]:
-                for reads in ("bytes", "word", "transposed"):
+                for reads in ("bytes", "packed", "transposed"):
                     yield pytest.param(dot, lanes, reads, id=f"{name} {dot.name} {lanes} {reads}")
 
 

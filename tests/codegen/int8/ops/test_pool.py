@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.int8.compare import HERE, check, compiled, reference
 from tests.support.int8.net import IN, Net, exact_scales, unsized
+from tests.support.sums import assert_close
 
 SPREAD = 15.0
 """Of inputs: few of them reach an end of the range, so that the largest of many differ."""
@@ -106,7 +107,7 @@ def test_a_mean_of_volumes_that_is_read_in_float_is_computed_of_bytes() -> None:
     net = Net(1, 8, 5, 6, 7)
     model = net.finish(net.node("AveragePool", net.pair("x", IN), **VOLUME))
     x = (net.random.standard_normal(net.shape) * SPREAD).astype(np.float32)
-    np.testing.assert_allclose(compiled(model)(x)[0], reference(model, x, optimized=False)[0], rtol=1e-6, atol=1e-6)
+    assert_close(compiled(model)(x)[0], reference(model, x, optimized=False)[0], within=1e-6)
 
 
 def test_the_batch_of_pooled_volumes_may_be_symbolic() -> None:

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tvm import te
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.ir.sizes.expression import Whole, floordiv
 
@@ -50,15 +53,11 @@ def _is_known(node: NodeImport) -> bool:
 
 def _moved(node: NodeImport, parts: Sequence[Whole], order: Sequence[int]) -> Any:
     """Emit the operand in ``parts``, these in another order, and what that is joined to."""
-    from tvm.relax import op
-
     apart = node.reshape(node.input(0), parts)
     return node.reshape(node.emit(op.permute_dims(apart, list(order))), node.result_shape())
 
 
 def _spread(image: Any, *extents: Any, size: int, is_offsets_first: bool) -> Any:
-    from tvm import te
-
     channels, block = extents[1], size * size
 
     def element(n: Any, c: Any, h: Any, w: Any) -> Any:
@@ -70,8 +69,6 @@ def _spread(image: Any, *extents: Any, size: int, is_offsets_first: bool) -> Any
 
 
 def _stacked(image: Any, *extents: Any, size: int, is_offsets_first: bool) -> Any:
-    from tvm import te
-
     channels, block = image.shape[1], size * size
 
     def element(n: Any, k: Any, h: Any, w: Any) -> Any:

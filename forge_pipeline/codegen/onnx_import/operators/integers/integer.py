@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.network.convolution import convolved
@@ -16,8 +17,6 @@ Array = np.ndarray[Any, Any]
 
 def _matmul(node: NodeImport) -> Any:
     """MatMulInteger; a zero point may be one for each row of the left and for each column of the right operand."""
-    from tvm.relax import op
-
     return op.matmul(_less_zero(node, 0, axis=-2), _less_zero(node, 1, axis=-1), out_dtype="int32")
 
 
@@ -28,8 +27,6 @@ def _convolution(node: NodeImport) -> Any:
 
 def _less_zero(node: NodeImport, index: int, axis: int) -> Any:
     """Return an operand minus its zero point in int32; constants at once. ``axis``: that of a list of zero points."""
-    from tvm.relax import op
-
     has_zero, rank = node.has(index + 2), node.rank(index)
     integers, zero = node.constant(index), node.constant(index + 2)
     if integers is not None and (not has_zero or zero is not None):

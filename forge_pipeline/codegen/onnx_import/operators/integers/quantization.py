@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name, element_type
@@ -38,8 +40,6 @@ def _zero_point(node: NodeImport, dtype: str) -> Any:
 
 def _numbers(node: NodeImport, index: int, dtype: str) -> Any:
     """Return an operand as numbers of ``dtype``, where it is of a small type; else as it is."""
-    from tvm.relax import op
-
     small = small_type(node.known(index).dtype)
     if small is None:
         return node.input(index)
@@ -63,8 +63,6 @@ def _block(node: NodeImport) -> int:
 
 def _quantize(node: NodeImport) -> Any:
     """``saturate(round(x / scale) + zero)``, halves to even."""
-    from tvm.relax import op
-
     number = node.result().dtype
     small = small_type(number)
     wide = "float32" if node.dtype() in ("int32", "float16", "bfloat16") else node.dtype()
@@ -86,8 +84,6 @@ def _quantize(node: NodeImport) -> Any:
 
 def _levels(node: NodeImport, value: Any, scale: Any, dtype: str) -> Any:
     """Return integers of ``dtype``."""
-    from tvm.relax import op
-
     if not _block(node):
         return op.quantize(value, scale, _zero_point(node, dtype), axis=_axis(node), out_dtype=dtype)
     zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
@@ -96,8 +92,6 @@ def _levels(node: NodeImport, value: Any, scale: Any, dtype: str) -> Any:
 
 def _quantize_to_floats(node: NodeImport, value: Any, scale: Any, small: SmallFloat) -> Any:
     """``x / scale``, rounded once; the zero point of 8 bits can only be 0, that of fewer is added."""
-    from tvm.relax import op
-
     steps = node.emit(op.divide(value, _spread(node, scale)))
     if node.has(2) and small.bits < BYTE:
         steps = node.emit(op.add(steps, _spread(node, _zero_point(node, str(steps.ty.dtype)))))
@@ -106,8 +100,6 @@ def _quantize_to_floats(node: NodeImport, value: Any, scale: Any, small: SmallFl
 
 def _dequantize_floats(node: NodeImport, wanted: str) -> Any:
     """``(x - zero) scale`` of floats of few bits."""
-    from tvm.relax import op
-
     wide = "float64" if wanted == "float64" else "float32"
     constants = [node.constant(index) for index in range(3) if node.has(index)]
     if all(array is not None for array in constants):  # products are made for weights that are constants
@@ -126,8 +118,6 @@ def _dequantize_floats(node: NodeImport, wanted: str) -> Any:
 
 def _spread(node: NodeImport, factors: Any) -> Any:
     """Return scales, or zero points, in a shape that is broadcast to the first operand's."""
-    from tvm import te
-
     axis, block = _axis(node), _block(node)
     if not block:
         extents = node.shape(1)
@@ -145,8 +135,6 @@ def _spread(node: NodeImport, factors: Any) -> Any:
 
 def _dequantize(node: NodeImport) -> Any:
     """``(x - zero) scale``, in the scale's type."""
-    from tvm.relax import op
-
     small, wanted = small_type(node.known(0).dtype), element_name(node.result().dtype)
     if isinstance(small, SmallFloat):
         return _dequantize_floats(node, wanted)
@@ -178,8 +166,6 @@ def _spread_constant(node: NodeImport, factors: Array, shape: tuple[int, ...]) -
 
 def _in_blocks(node: NodeImport, dtype: str, *, is_quantized: bool) -> Any:
     """Return the tensor expression of numbers that have a scale for each block of them."""
-    from tvm import te, tirx
-
     axis, block = _axis(node), _block(node)
 
     def template(data: Any, scale: Any, *zeros: Any) -> Any:
@@ -209,8 +195,6 @@ def _constant_in_blocks(node: NodeImport, arrays: list[np.ndarray[Any, Any]]) ->
     Relax has one scale for each index of an axis, so blocks are laid side by side along one axis, and moved to
     where they belong after they are dequantized.
     """
-    from tvm.relax import op
-
     integers, scale, *zeros = arrays
     zero = zeros[0] if zeros else np.zeros(scale.shape, integers.dtype)
     axis, size = _axis(node), _block(node)
@@ -232,8 +216,6 @@ def _constant_in_blocks(node: NodeImport, arrays: list[np.ndarray[Any, Any]]) ->
 
 def _dynamic(node: NodeImport) -> Any:
     """DynamicQuantizeLinear: bytes, scale and zero point; a tensor of zeros has the scale 1, as in ONNX Runtime."""
-    from tvm.relax import op
-
     found = node.kernel(_range, node.input(0), name=MEASURE)
     scale, zero = (node.part(found, index) for index in range(2))
     integers = op.quantize(node.input(0), scale, zero, axis=0, out_dtype="uint8")
@@ -241,8 +223,6 @@ def _dynamic(node: NodeImport) -> Any:
 
 
 def _range(values: Any) -> list[Any]:
-    from tvm import te, tirx
-
     def extreme(reduce: Any) -> Any:
         axes = [te.reduce_axis((0, extent)) for extent in values.shape]
         return te.compute((), lambda: reduce(values(*axes), axis=axes) if axes else values())

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from tvm import te
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.operators.reduction import arg_extreme
 from forge_pipeline.ir.sizes.expression import product
 
 
 def _plain(name: str, node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return getattr(op.nn, name)(node.input(0))
 
 
 def _sigmoid(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.sigmoid(node.input(0))
 
 
@@ -33,24 +33,18 @@ def _elu(node: NodeImport) -> Any:
 
 
 def _selu(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     found = _exponential(node, _number(node, "alpha", 1.67326319217681884765625))
     return op.multiply(_number(node, "gamma", 1.05070102214813232421875), found)
 
 
 def _celu(node: NodeImport) -> Any:
     """``max(0, x) + min(0, alpha (exp(x / alpha) - 1))``."""
-    from tvm.relax import op
-
     alpha = _number(node, "alpha", 1.0)
     scaled = node.emit(op.divide(node.input(0), alpha))
     return _exponential(node, alpha, scaled)
 
 
 def _exponential(node: NodeImport, alpha: Any, scaled: Any = None) -> Any:
-    from tvm.relax import op
-
     value, one, zero = node.input(0), node.const(1, node.dtype()), node.const(0, node.dtype())
     below = node.emit(op.exp(node.emit(op.minimum(value if scaled is None else scaled, zero))))
     below = node.emit(op.multiply(alpha, node.emit(op.subtract(below, one))))
@@ -58,15 +52,11 @@ def _exponential(node: NodeImport, alpha: Any, scaled: Any = None) -> Any:
 
 
 def _leaky_relu(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return op.nn.leakyrelu(node.input(0), float(node.attributes.get("alpha", 0.01)))
 
 
 def _prelu(node: NodeImport) -> Any:
     """``slope x`` below 0; a slope for each index of one axis is Relax's operator."""
-    from tvm.relax import op
-
     value, rank = node.input(0), node.rank()
     extents = (1,) * (rank - node.rank(1)) + node.shape(1)
     axes = [axis for axis, extent in enumerate(extents) if extent != 1]
@@ -78,8 +68,6 @@ def _prelu(node: NodeImport) -> Any:
 
 
 def _thresholded_relu(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     above = node.emit(op.greater(node.input(0), _number(node, "alpha", 1.0)))
     return op.where(above, node.input(0), node.const(0, node.dtype()))
 
@@ -90,24 +78,18 @@ def _hard_sigmoid(node: NodeImport) -> Any:
 
 
 def _hard(node: NodeImport, value: Any, alpha: Any, beta: Any) -> Any:
-    from tvm.relax import op
-
     zero, one = node.const(0, node.dtype()), node.const(1, node.dtype())
     line = node.emit(op.add(node.emit(op.multiply(alpha, value)), beta))
     return node.emit(op.minimum(node.emit(op.maximum(line, zero)), one))
 
 
 def _hard_swish(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     return op.multiply(value, _hard(node, value, node.const(1 / 6, dtype), node.const(0.5, dtype)))
 
 
 def _swish(node: NodeImport) -> Any:
     """``x sigmoid(alpha x)``, as of Swish-24."""
-    from tvm.relax import op
-
     value, alpha = node.input(0), float(node.attributes.get("alpha", 1.0))
     if alpha == 1.0:
         return op.nn.silu(value)
@@ -116,15 +98,11 @@ def _swish(node: NodeImport) -> Any:
 
 
 def _gelu(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return (op.nn.gelu_tanh if node.text("approximate", "none") == "tanh" else op.nn.gelu)(node.input(0))
 
 
 def softplus(node: NodeImport, value: Any, dtype: str) -> Any:
     """Return ``log(1 + exp(x))``, without overflow: ``max(x, 0) + log(1 + exp(-|x|))``."""
-    from tvm.relax import op
-
     small = node.emit(op.exp(node.emit(op.negative(node.emit(op.abs(value))))))
     rest = node.emit(op.log(node.emit(op.add(node.const(1, dtype), small))))
     return node.emit(op.add(node.emit(op.maximum(value, node.const(0, dtype))), rest))
@@ -136,22 +114,16 @@ def _softplus(node: NodeImport) -> Any:
 
 def _mish(node: NodeImport) -> Any:
     """``x tanh(softplus(x))``."""
-    from tvm.relax import op
-
     return op.multiply(node.input(0), node.emit(op.tanh(softplus(node, node.input(0), node.dtype()))))
 
 
 def _softsign(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     value = node.input(0)
     return op.divide(value, node.emit(op.add(node.emit(op.abs(value)), node.const(1, node.dtype()))))
 
 
 def _shrink(node: NodeImport) -> Any:
     """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     bias, limit = (float(node.attributes.get(name, default)) for name, default in (("bias", 0.0), ("lambd", 0.5)))
     above = node.emit(op.greater(value, node.const(limit, dtype)))
@@ -163,8 +135,6 @@ def _shrink(node: NodeImport) -> Any:
 
 def _normalised(name: str, node: NodeImport) -> Any:
     """Softmax and LogSoftmax; before opset 13, over all axes from the one that is named."""
-    from tvm.relax import op
-
     value, rank = node.input(0), node.rank()
     function = getattr(op.nn, name)
     if node.opset >= 13:
@@ -178,10 +148,6 @@ def _normalised(name: str, node: NodeImport) -> Any:
 
 def _hardmax(node: NodeImport) -> Any:
     """1 at the first greatest element along an axis; before opset 13, along all axes from the one that is named."""
-    from tvm.relax import op
-
-    from forge_pipeline.codegen.onnx_import.operators.reduction import arg_extreme
-
     value, shape, rank, dtype = node.input(0), node.shape(), node.rank(), node.dtype()
     axis = node.axis(-1 if node.opset >= 13 else 1)
     flat = shape if node.opset >= 13 or axis == rank - 1 else (*shape[:axis], product(shape[axis:]))
@@ -194,8 +160,6 @@ def _hardmax(node: NodeImport) -> Any:
 
 
 def _places(extent: Any) -> Any:
-    from tvm import te
-
     return te.compute((extent,), lambda i: i.astype("int64"), name="places")
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.ir.sizes.expression import Whole
 
@@ -19,8 +21,6 @@ LEAST: Final = -1e30
 
 def _attention(node: NodeImport) -> Any:
     """``softmax(scale q kT + mask) v`` over [batch, heads, tokens, size], or over heads joined in one axis."""
-    from tvm.relax import op
-
     _check(node)
     dtype, is_joined = node.dtype(), node.rank() == 3
     query, key, value = (_heads(node, index) for index in range(3))
@@ -76,8 +76,6 @@ def _head_count(node: NodeImport, index: int) -> Whole:
 
 def _heads(node: NodeImport, index: int) -> Any:
     """Return an operand as (batch, heads, tokens, size)."""
-    from tvm.relax import op
-
     if node.rank(index) == 4:
         return node.input(index)
     batch, tokens, width = node.shape(index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
 from forge_pipeline.codegen.onnx_import.operators.network.window import Window
@@ -23,8 +25,6 @@ def kernel_of(node: NodeImport) -> tuple[int, ...]:
 
 def convolved(node: NodeImport, image: Any, weight: Any, *, bias: int | None = 2) -> Any:
     """Emit a convolution of ``image`` by ``weight`` with the node's window; ``bias`` is the index of that operand."""
-    from tvm.relax import op
-
     window = Window.of(node, kernel_of(node))
     space = len(window.image)
     if space not in LAYOUTS:
@@ -47,8 +47,6 @@ def convolved(node: NodeImport, image: Any, weight: Any, *, bias: int | None = 2
 
 
 def _with_bias(node: NodeImport, found: Any, bias: int | None, space: int) -> Any:
-    from tvm.relax import op
-
     if bias is None or not node.has(bias):
         return found
     return op.add(node.emit(found), node.reshape(node.input(bias), (1, *node.shape(bias), *(1,) * space)))
@@ -60,8 +58,6 @@ def _convolution(node: NodeImport) -> Any:
 
 def _transposed(node: NodeImport) -> Any:
     """ConvTranspose; `output_shape` and `auto_pad` become padding by the equations of ConvTranspose-11."""
-    from tvm.relax import op
-
     kernel = kernel_of(node)
     space = len(kernel)
     if space not in LAYOUTS:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 
 
 def _batch(node: NodeImport) -> Any:
-    from tvm import relax
-    from tvm.relax import op
-
     if node.attributes.get("training_mode", 0) or any(node.wants(index) for index in range(1, 5)):
         raise NotImplementedError("training mode")
     if not node.attributes.get("spatial", 1):
@@ -28,8 +29,6 @@ def _batch(node: NodeImport) -> Any:
 
 def _centred(node: NodeImport, value: Any, axes: Sequence[int], epsilon: float) -> tuple[Any, Any, Any]:
     """Emit (x - mean) / sqrt(variance + epsilon) along axes, the mean, and the reciprocal of the deviation."""
-    from tvm.relax import op
-
     dtype = str(value.ty.dtype)
     mean = node.emit(op.mean(value, list(axes), True))
     away = node.emit(op.subtract(value, mean))
@@ -40,8 +39,6 @@ def _centred(node: NodeImport, value: Any, axes: Sequence[int], epsilon: float) 
 
 
 def _instance(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     rank = node.rank()
     found, _, _ = _centred(node, node.input(0), range(2, rank), float(node.attributes.get("epsilon", 1e-5)))
     shape = (1, *node.shape(1), *(1,) * (rank - 2))
@@ -51,8 +48,6 @@ def _instance(node: NodeImport) -> Any:
 
 def _layer(node: NodeImport) -> Any:
     """LayerNormalization; its mean and reciprocal deviation where somebody reads them."""
-    from tvm.relax import op
-
     rank, dtype = node.rank(), node.dtype()
     axes = list(range(node.axis(-1), rank))
     epsilon = float(node.attributes.get("epsilon", 1e-5))
@@ -71,15 +66,11 @@ def _layer(node: NodeImport) -> Any:
 
 
 def _zeros(extents: Sequence[Any]) -> Any:
-    import numpy as np
-
     return np.zeros(extents)
 
 
 def _rms(node: NodeImport) -> Any:
     """``x / sqrt(mean(x^2) + epsilon) scale`` over the last axes (Zhang and Sennrich, 2019)."""
-    from tvm.relax import op
-
     rank, dtype = node.rank(), node.dtype()
     axes = list(range(node.axis(-1), rank))
     value = node.input(0)
@@ -95,8 +86,6 @@ def _rms(node: NodeImport) -> Any:
 
 def _group(node: NodeImport) -> Any:
     """GroupNormalization; scale and bias are one for each group before opset 21, one for each channel since."""
-    from tvm.relax import op
-
     groups, shape = int(node.attributes["num_groups"]), node.shape()
     channels = shape[1]
     if not isinstance(channels, int):
@@ -114,8 +103,6 @@ def _group(node: NodeImport) -> Any:
 
 def _mean_variance(node: NodeImport) -> Any:
     """``(x - mean) / sqrt(variance)``, with the standard's 1e-9 beside the deviation."""
-    from tvm.relax import op
-
     value, dtype = node.input(0), node.dtype()
     axes = [int(axis) % node.rank() for axis in node.attributes.get("axes", (0, 2, 3))]
     mean = node.emit(op.mean(value, axes, True))
@@ -126,9 +113,6 @@ def _mean_variance(node: NodeImport) -> Any:
 
 def _local_response(node: NodeImport) -> Any:
     """``x / (bias + alpha / size sum(x^2))^beta``, the sum over the channels around each (LRN-13)."""
-    from tvm import te, tirx
-    from tvm.relax import op
-
     size, dtype = int(node.attributes["size"]), node.dtype()
     before = (size - 1) // 2
 
@@ -153,8 +137,6 @@ def _local_response(node: NodeImport) -> Any:
 
 def _norm(node: NodeImport) -> Any:
     """LpNormalization: by the sum of magnitudes (p = 1) or the Euclidean length (p = 2); a null vector stays."""
-    from tvm.relax import op
-
     value, axis, dtype = node.input(0), node.axis(-1), node.dtype()
     p = int(node.attributes.get("p", 2))
     parts = node.emit(op.abs(value) if p == 1 else op.multiply(value, value))

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
@@ -23,8 +25,6 @@ def _pool(name: str, node: NodeImport) -> Any:
 
 def pooled(node: NodeImport, name: str, image: Any, *, counts_padding: bool) -> Any:
     """Emit Relax's pool of that ``name`` over ``image`` with the node's window."""
-    from tvm.relax import op
-
     window = _window(node)
     space = len(window.kernel)
     if not 1 <= space <= 3:
@@ -91,8 +91,6 @@ def _least(dtype: str) -> float:
 
 def _with_places(node: NodeImport) -> Any:
     """MaxPool with the places of what it found: indices into the whole tensor, columns first if the node says so."""
-    from tvm import te, tirx
-
     window, shape = _window(node), node.result_shape()
     _check_results(window)
     space, dtype, order = len(window.kernel), node.dtype(), int(node.attributes.get("storage_order", 0))
@@ -139,8 +137,6 @@ def _with_places(node: NodeImport) -> Any:
 
 def _lp_pool(node: NodeImport) -> Any:
     """``(sum |x|^p)^(1/p)`` of a window, as a mean that counts its padding."""
-    from tvm.relax import op
-
     dtype, p = node.dtype(), float(node.attributes.get("p", 2))
     powers = node.emit(op.power(node.emit(op.abs(node.input(0))), node.const(p, dtype)))
     mean = node.emit(pooled(node, "avg_pool", powers, counts_padding=True))
@@ -149,14 +145,10 @@ def _lp_pool(node: NodeImport) -> Any:
 
 
 def _global(name: str, node: NodeImport) -> Any:
-    from tvm.relax import op
-
     return getattr(op, name)(node.input(0), axis=list(range(2, node.rank())), keepdims=True)
 
 
 def _global_lp(node: NodeImport) -> Any:
-    from tvm.relax import op
-
     dtype, p = node.dtype(), float(node.attributes.get("p", 2))
     powers = node.emit(op.power(node.emit(op.abs(node.input(0))), node.const(p, dtype)))
     total = node.emit(op.sum(powers, list(range(2, node.rank())), keepdims=True))

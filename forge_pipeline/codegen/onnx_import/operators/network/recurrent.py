@@ -8,6 +8,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm.relax import op
 
 from forge_pipeline.codegen.float32.weight_decode import dequantize
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
@@ -63,15 +66,11 @@ class _Layer:
         return self.inputs[position] if position < len(self.inputs) else None
 
     def zeros(self, *shape: int) -> Any:
-        from tvm import relax
-
         return relax.const(np.zeros(shape, self.dtype), self.dtype)
 
 
 def _recurrent(kind: str, node: NodeImport) -> list[Any]:
     """Return Y, Y_h and, of an LSTM, Y_c."""
-    from tvm.relax import op
-
     inputs, is_batch_first = node.inputs(), node.attributes.get("layout", 0) == 1
     if is_batch_first:  # inputs 0, 5 and 6: the sequence and the initial states
         inputs = [
@@ -111,8 +110,6 @@ def _lengths(node: NodeImport) -> Any:
 
 def _steps(layer: _Layer) -> list[Any]:
     """Return Y (steps, directions, batch, hidden), Y_h and, of an LSTM, Y_c (directions, batch, hidden)."""
-    from tvm import relax
-
     hidden, directions = layer.hidden, layer.directions
     steps, batch = layer.source.ty.shape.values[:2]
     form = Form(
@@ -159,8 +156,6 @@ def _known(extent: Any) -> int | None:
 
 def _product(layer: _Layer, direction: int) -> Any:
     """Return X W^T + bias of all steps (steps, batch, gates * hidden) in one direction."""
-    from tvm.relax import op
-
     width = GATES[layer.kind] * layer.hidden
     stored = Stored.of(layer.builder, layer.given(1))
     if stored is not None and layer.dtype == "float32":
@@ -194,9 +189,6 @@ def _later_bias(layer: _Layer) -> Any:
 
 
 def _initial(layer: _Layer, position: int, batch: Any) -> Any:
-    from tvm import relax
-    from tvm.relax import op
-
     state = layer.given(position)
     if state is not None:
         return state
@@ -218,8 +210,6 @@ def _in_panels(layer: _Layer) -> Any:
 
 def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...]) -> Any:
     """Transpose and reshape; a constant stays one, so that it is packed."""
-    from tvm.relax import op
-
     array = _constant(value)
     if array is None:
         return _reshaped(layer, layer.emit(op.permute_dims(value, order)), shape)
@@ -227,16 +217,12 @@ def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...
 
 
 def _reshaped(layer: _Layer, value: Any, shape: tuple[int, ...]) -> Any:
-    from tvm.relax import op
-
     array = _constant(value)
     return layer.emit(op.reshape(value, shape)) if array is None else _as_constant(layer, array.reshape(shape))
 
 
 def _of(layer: _Layer, value: Any, direction: int) -> Any:
     """Return one direction of a value, (1, ...)."""
-    from tvm.relax import op
-
     array = _constant(value)
     if array is None:
         return (
@@ -247,8 +233,6 @@ def _of(layer: _Layer, value: Any, direction: int) -> Any:
 
 def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:
     """Return columns of a matrix."""
-    from tvm.relax import op
-
     array = _constant(value)
     if array is None:
         return layer.emit(op.strided_slice(value, [1], [begin], [end]))
@@ -256,14 +240,10 @@ def _columns(layer: _Layer, value: Any, begin: int, end: int) -> Any:
 
 
 def _constant(expression: Any) -> np.ndarray[Any, Any] | None:
-    from tvm.ir import GenericConst
-
     return expression.value.numpy() if isinstance(expression, GenericConst) else None
 
 
 def _as_constant(layer: _Layer, array: np.ndarray[Any, Any]) -> Any:
-    from tvm import relax
-
     return relax.const(np.ascontiguousarray(array), layer.dtype)
 
 

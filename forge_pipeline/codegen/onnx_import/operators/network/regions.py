@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import te, tirx
+from tvm.relax import op
+from tvm.script import tirx as T
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
 from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
@@ -41,9 +45,6 @@ def _align_kernel(
     is_max: bool,
 ) -> Any:
     """Return ``(image, rois (R, 4), batches (R,)) -> (R, C, height, width)``."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     image, boxes, places = own(*shapes)
     dtype, place_dtype = dtypes
     _, channels, height, width = image
@@ -140,9 +141,6 @@ def _max_roi_pool(node: NodeImport) -> Any:
 
 def _pool_kernel(shapes: list[Any], pooled: tuple[int, int], dtype: str, scale: float) -> Any:
     """Return ``(image, rois (R, 5)) -> (R, C, height, width)``; a roi is its image and two corners."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
     image, boxes = own(*shapes)
     extents, channels = image[2:], image[1]
     result = (boxes[0], channels, *pooled)
@@ -197,8 +195,6 @@ def _pool_kernel(shapes: list[Any], pooled: tuple[int, int], dtype: str, scale: 
 
 def _max_unpool(node: NodeImport) -> Any:
     """MaxUnpool: each pixel at its place in what was pooled, which lies in a corner of a larger result; else 0."""
-    from tvm.relax import op
-
     kernel = [int(width) for width in node.attributes["kernel_shape"]]
     ones = (1,) * len(kernel)
     strides, pads = node.attributes.get("strides", ones), tuple(node.attributes.get("pads", ())) or (0, 0) * len(kernel)
@@ -223,8 +219,6 @@ def _max_unpool(node: NodeImport) -> Any:
 
 def _column_to_image(node: NodeImport) -> Any:
     """Col2Im: each pixel is the sum of all that blocks have at its place."""
-    from tvm import te, tirx
-
     blocks = node.contents(2, "a block's extents")
     if not all(isinstance(extent, int) for extent in blocks):
         raise NotImplementedError("a block's extents that hang on others")

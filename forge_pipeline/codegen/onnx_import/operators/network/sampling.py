@@ -10,6 +10,9 @@ from itertools import product as combinations
 from math import prod
 from typing import Any, Final
 
+from tvm import te, tirx
+from tvm.relax import op
+
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.elementwise import FLOATS
 from forge_pipeline.codegen.onnx_import.operators.network.convolution import kernel_of
@@ -22,8 +25,6 @@ KEYS: Final = -0.75
 
 def _grid_sample(node: NodeImport) -> Any:
     """GridSample over any number of axes; ``grid`` (N, ..., axes) has places from -1 to 1, the last axis first."""
-    from tvm import te
-
     mode = node.text("mode", "linear").removeprefix("bi")
     padding, is_aligned = node.text("padding_mode", "zeros"), bool(node.attributes.get("align_corners", 0))
     space = node.rank() - 2
@@ -51,22 +52,16 @@ def _grid_sample(node: NodeImport) -> Any:
 
 def _pixel(place: Any, extent: Any, is_aligned: bool) -> Any:
     """Return a place from -1 to 1 in pixels: from the first's middle to the last's, or from edge to edge."""
-    from tvm import tirx
-
     size, half, one = extent.astype(_type(place)), tirx.const(0.5, _type(place)), tirx.const(1, _type(place))
     return (place + one) * half * (size - one) if is_aligned else ((place + one) * size - one) * half
 
 
 def _nearest(place: Any) -> Any:
-    from tvm import tirx
-
     return tirx.nearbyint(place)
 
 
 def _kept(place: Any, extent: Any, padding: str, is_aligned: bool) -> Any:
     """Return a place in pixels that is within the image, where the padding repeats or mirrors it."""
-    from tvm import tirx
-
     if padding == "zeros":
         return place
     dtype = _type(place)
@@ -81,8 +76,6 @@ def _kept(place: Any, extent: Any, padding: str, is_aligned: bool) -> Any:
 
 def _mirrored(place: Any, low: Any, high: Any) -> Any:
     """Return a place mirrored at the edges until it lies between them."""
-    from tvm import tirx
-
     dtype = _type(place)
     span, zero = high - low, tirx.const(0, dtype)
     step = tirx.Select(span > zero, span, tirx.const(1, dtype))
@@ -97,8 +90,6 @@ def _mirrored(place: Any, low: Any, high: Any) -> Any:
 
 def _mirrored_pixel(position: Any, extent: Any, is_aligned: bool) -> Any:
     """Return a pixel mirrored at the middles of the first and the last, or at their edges, until it is one of them."""
-    from tvm import tirx
-
     period = tirx.max(2 * (extent - 1), 1) if is_aligned else 2 * extent
     within = tirx.floormod(position, period)
     return tirx.min(within, period - within - (0 if is_aligned else 1))
@@ -106,8 +97,6 @@ def _mirrored_pixel(position: Any, extent: Any, is_aligned: bool) -> Any:
 
 def _taps(place: Any, mode: str) -> list[tuple[Any, Any]]:
     """Return the pixels of an axis that are read for a place, with their weights."""
-    from tvm import tirx
-
     if mode == "nearest":
         return [(place.astype("int64"), None)]
     low = tirx.floor(place)
@@ -126,23 +115,17 @@ def _type(value: Any) -> str:
 
 
 def _near(x: Any) -> Any:
-    from tvm import tirx
-
     a, b, one = (tirx.const(number, _type(x)) for number in (KEYS + 2, KEYS + 3, 1))
     return (a * x - b) * x * x + one
 
 
 def _far(x: Any) -> Any:
-    from tvm import tirx
-
     a, b, c, d = (tirx.const(number, _type(x)) for number in (KEYS, 5 * KEYS, 8 * KEYS, 4 * KEYS))
     return ((a * x - b) * x + c) * x - d
 
 
 def _read(image: Any, outer: Sequence[Any], index: Sequence[Any], padding: str, is_aligned: bool) -> Any:
     """Return a pixel; one outside of the image is 0, or one of it."""
-    from tvm import tirx
-
     extents = image.shape[len(outer) :]
     places, inside = [], []
     for position, extent in zip(index, extents, strict=True):
@@ -167,8 +150,6 @@ def _mixed(taps: Sequence[Sequence[tuple[Any, Any]]], read: Any, dtype: str) -> 
 
 def _deform(node: NodeImport) -> Any:
     """DeformConv: each weight reads its pixel where an offset has moved it to; a product of matrices adds them up."""
-    from tvm.relax import op
-
     kernel, groups = kernel_of(node), int(node.attributes.get("group", 1))
     if node.dtype() not in FLOATS:
         raise NotImplementedError(f"a convolution of {node.dtype()}")
@@ -192,8 +173,6 @@ def _deform(node: NodeImport) -> Any:
 
 def _columns(node: NodeImport, window: Window) -> Any:
     """Return the tensor expression of what each weight reads: (N, C, weights, ...)."""
-    from tvm import te
-
     space, parts = len(window.kernel), int(node.attributes.get("offset_group", 1))
     taps = prod(window.kernel)
     starts = [int(pad) for pad in window.padding or ()][:space]
