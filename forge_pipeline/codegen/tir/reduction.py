@@ -146,9 +146,10 @@ def _vectors(sch: Schedule, machine: Machine, row: LoopRV) -> int:
 
 
 def _loop_of(sch: Schedule, loops: list[LoopRV], value: Any) -> LoopRV:
-    """Return the innermost loop that a value names."""
+    """Return the innermost loop that a value names; the outermost of all where it is a number."""
     names = list(tirx.analysis.undefined_vars(value))
-    return next(loop for loop in reversed(loops) if any(sch.get(loop).loop_var.same_as(name) for name in names))
+    named = (loop for loop in reversed(loops) if any(sch.get(loop).loop_var.same_as(name) for name in names))
+    return next(named, loops[0])
 
 
 def _groups(sch: Schedule, block: SBlockRV, kept: int) -> list[SBlockRV]:
