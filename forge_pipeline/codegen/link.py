@@ -55,7 +55,7 @@ RELOCATABLE = 1  # ELF's type of an object
 # No build id (it would be the one thing that a rebuild has to match), no paths, read-only tables after loading.
 ELF_OPTIONS = (
     *("-shared", "--build-id=none", "--hash-style=gnu", "--gc-sections"),
-    *("--strip-debug", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
+    *("--strip-all", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
     *("--no-undefined", "--warn-unresolved-symbols", "--threads=1"),
 )
 UNDEFINED = re.compile(r"undefined symbol: (\S+)")

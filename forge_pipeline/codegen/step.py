@@ -82,7 +82,7 @@ class Lowering:
     weight_section: bytes | FileRange = b""
     weights: list[dict[str, Any]] = field(default_factory=list)
     device_program: DeviceProgram | None = None
-    executable: Any = None
+    code: Any = None
     workspace: int = 0
     library: Library | None = None
 
