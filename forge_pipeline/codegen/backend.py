@@ -130,7 +130,8 @@ def separate_weights(work: Lowering) -> None:
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
-    with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
+    config = {**work.pass_config, "tirx.disable_assert": work.options.relocatable}  # such a program is checked here
+    with machine, tvm.transform.PassContext(opt_level=level, config=config):
         yield machine
 
 
