@@ -20,6 +20,7 @@ from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link, relocatable
+from forge_pipeline.codegen.linkable import check_linkable
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
@@ -65,6 +66,8 @@ def import_onnx(work: Lowering) -> None:
     source = _model(work)
     work.model = prepare(source)
     check_interface(work.model)
+    if work.options.relocatable:
+        check_linkable(work.model)
     variants = entries(source, work.options.dims, open_form=work.options.open_form)
     work.entries = []
     for variant in variants:
