@@ -39,6 +39,7 @@ from forge_pipeline.codegen.program.operations import Demands
 from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
+from forge_pipeline.codegen.stack import deepest
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
@@ -191,6 +192,7 @@ def generate_code(work: Lowering) -> None:
         else:
             work.code = tvm.tirx.build(_kernels(work.module, work.device_program), machine, local_buffers.PIPELINE)
     work.workspace = max(sizes, default=0)
+    work.stack = deepest(code_text(work)) if work.target.libc == "none" else 0
 
 
 def _kernels(module: tvm.IRModule, program: DeviceProgram) -> tvm.IRModule:
@@ -265,7 +267,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "float16": options.float16,
             "channel_layout": options.channel_layout,
             "amx": options.amx,
-            **({"workspace": work.workspace} if options.relocatable else {}),
+            **({"workspace": work.workspace, "stack": work.stack} if options.relocatable else {}),
             "fallbacks": [
                 {"operator": item.operator, "shape": list(item.shape), "share": item.share} for item in work.fallbacks
             ],

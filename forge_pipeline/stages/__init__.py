@@ -42,7 +42,7 @@ STAGES = Registry(
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
             ),
             Stage(
-                name="encrypt", version=3, takes={"library": "compile"}, gives="sealed",
+                name="encrypt", version=4, takes={"library": "compile"}, gives="sealed",
                 tools=("ziglang",), per_target=True, folder=DELIVERED,
                 deliverables=("model_library.so", "model", "libmodel.a", "model.h", "modelKey.bin", "metadata.json"),
                 wants=("password", "entropy"),

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.packaging.objects import package_objects
+from forge_pipeline.packaging.objects import RUNTIME_STACK, package_objects
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.int8.net import OUT, Net, convolution
@@ -41,11 +41,11 @@ def quantized() -> onnx.ModelProto:
     return net.finish(net.node("Add", whole, apart))
 
 
-def image(archive: bytes, header: bytes, target: Target, folder: Path) -> Path:
+def image(archive: bytes, header: bytes, target: Target, folder: Path, main: Path = EXAMPLE / "main.c") -> Path:
     """Link the example with the archive, as docs/runtime.md says."""
     (folder / "libmodel.a").write_bytes(archive)
     (folder / "model.h").write_bytes(header)
-    sources = [EXAMPLE / "start.c", EXAMPLE / "main.c", "libmodel.a"]
+    sources = [EXAMPLE / "start.c", main, "libmodel.a"]
     machine = ["-target", "thumb-freestanding-eabihf", f"-mcpu={target.cpu.replace('-', '_')}"]
     options = [
         "-Os",
@@ -60,15 +60,15 @@ def image(archive: bytes, header: bytes, target: Target, folder: Path) -> Path:
     return folder / "image.elf"
 
 
-def computed(model: onnx.ModelProto, tag: str, folder: Path) -> np.ndarray:
-    """Return the model's output on a ramp, in QEMU."""
+def said(model: onnx.ModelProto, tag: str, folder: Path, **options: Path) -> str:
+    """Return what the example writes, or another ``main``, in QEMU."""
     target = Target.from_tag(tag)
     made = package_objects(build(model, target, replace(TILED, relocatable=True)), target)
-    program = image(made.archive, made.header, target, folder)
+    program = image(made.archive, made.header, target, folder, **options)
     command = [CALLED, "-M", BOARDS[tag], "-nographic", "-semihosting-config", "enable=on,target=native"]
     done = subprocess.run([*command, "-kernel", str(program)], capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done
-    return np.frombuffer(bytes.fromhex((done.stdout + done.stderr).decode()), np.float32)
+    return (done.stdout + done.stderr).decode()
 
 
 def assert_same_integers(model: onnx.ModelProto, tag: str, folder: Path) -> None:
@@ -77,7 +77,8 @@ def assert_same_integers(model: onnx.ModelProto, tag: str, folder: Path) -> None
     shape = [extent.dim_value for extent in port.type.tensor_type.shape.dim]
     x = (np.arange(np.prod(shape)) % 100).astype(np.float32).reshape(shape)
     (expected,) = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)(x)
-    np.testing.assert_array_equal(computed(model, tag, folder), expected.ravel())
+    found = np.frombuffer(bytes.fromhex(said(model, tag, folder)), np.float32)
+    np.testing.assert_array_equal(found, expected.ravel())
 
 
 @pytest.mark.parametrize("tag", [M7, *(pytest.param(tag, marks=pytest.mark.long) for tag in OTHERS)])
@@ -91,6 +92,13 @@ def test_so_do_random_ones(seed: int, tmp_path: Path) -> None:
     _, model = grown(Random(seed))
     del model.graph.output[1:]  # the example writes one
     assert_same_integers(model, list(BOARDS)[seed % len(BOARDS)], tmp_path)
+
+
+@pytest.mark.parametrize("tag", [pytest.param(tag, marks=pytest.mark.long) for tag in BOARDS])
+def test_calls_take_no_more_stack_than_the_header_says_and_not_much_less(tag: str, tmp_path: Path) -> None:
+    words = said(quantized(), tag, tmp_path, main=ROOT / "tests" / "support" / "stack.c").split()
+    used, bound = map(int, words)
+    assert bound - RUNTIME_STACK <= used <= bound
 
 
 def test_kernels_take_two_products_at_once_and_no_floats(tmp_path: Path) -> None:
