@@ -20,8 +20,8 @@ from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link, relocatable
-from forge_pipeline.codegen.linkable import check_linkable
 from forge_pipeline.codegen.memory.planner import plan_memory
+from forge_pipeline.codegen.memory.stack import deepest
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
@@ -39,7 +39,7 @@ from forge_pipeline.codegen.program.operations import Demands
 from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
-from forge_pipeline.codegen.stack import deepest
+from forge_pipeline.codegen.regions.linkable import check_linkable
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores

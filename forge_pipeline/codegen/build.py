@@ -8,10 +8,10 @@ import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.entries import entries
-from forge_pipeline.codegen.linkable import check_linkable
 from forge_pipeline.codegen.lowering import pick_generator, run_steps
 from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.regions.linkable import check_linkable
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_pipeline.codegen.stack import deepest
+from forge_pipeline.codegen.memory.stack import deepest
 
 LEAF = """\
 \t.type\tleaf,%function
