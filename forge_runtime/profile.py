@@ -8,8 +8,6 @@ from typing import Any
 
 SINGLE = "_of_one"
 """What the kernels of the entry for a batch of one are called, after the name that ``compile.fallbacks`` has."""
-PLACING = "place_tensors"
-"""What the function is called that gives tensors their places in memory: no kernel."""
 PREFIX = "__tvm_ffi_"
 """The beginning of the symbols of kernels."""
 
@@ -51,5 +49,4 @@ def profile(run: Callable[[], Run], runs: int, fallbacks: Iterable[Mapping[str, 
 
 
 def _kernels(run: Run) -> Run:
-    named = [(symbol.removeprefix(PREFIX), calls, spent) for symbol, calls, spent in run if calls]
-    return [row for row in named if not row[0].startswith(PLACING)]
+    return [(symbol.removeprefix(PREFIX), calls, spent) for symbol, calls, spent in run if calls]

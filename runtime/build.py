@@ -23,18 +23,33 @@ FILES = ("forge-run", "libforge.so", "libforge.a")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """How the runtime is compiled for a CPU: instructions of all of it, and those of the fast ciphers, if any."""
+    """How the runtime is compiled for a CPU: instructions of all of it, and those of the fast ciphers, if any.
+
+    ``system`` is what libforge lives in, in zig's words: a C library of POSIX, or Android.
+    """
 
     name: str
     base: str
     fast: str | None
+    system: str = "linux-musl"
 
 
+ANDROID = "linux-android.26"
 CPUS = {
     "x86_64": Cpu("x86_64", "x86_64", "x86_64_v3+aes+pclmul+sha"),
     "aarch64": Cpu("aarch64", "generic", "generic+aes+sha2"),
     "riscv64": Cpu("riscv64", "baseline_rv64", None),
+    "aarch64-android": Cpu("aarch64", "generic", "generic+aes+sha2", ANDROID),
 }
+# What libforge calls of Android's C library: there since API 21 (bionic, libc/libc.map.txt). Its linker looks only in
+# libraries that are named, and has no thread-local data before API 29: zig keeps it by pthread_getspecific.
+BIONIC = (
+    *("__errno", "abort", "free", "getauxval", "malloc", "mmap64", "mremap", "munmap", "posix_memalign", "realloc"),
+    *("pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setguardsize", "pthread_attr_setstacksize"),
+    *("pthread_create", "pthread_getspecific", "pthread_join", "pthread_key_create", "pthread_mutex_lock"),
+    *("pthread_mutex_unlock", "pthread_setspecific", "sysconf"),
+)
+NO_HEADERS = "include sys_include crt msvc_lib kernel32_lib gcc cc darwin_sdk"
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
 # One job at a time: the numbers of nameless symbols depend on which is done first.
 PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
@@ -97,16 +112,31 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
     run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
-    target = ["-target", f"{cpu.name}-linux-musl", f"-mcpu={cpu.base}", "-fPIC"]
+    target = ["-target", f"{cpu.name}-{cpu.system}", f"-mcpu={cpu.base}", "-fPIC"]
     static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
+    named = bionic(cpu, cache, folder) if cpu.system == ANDROID else []
+    if named:  # zig carries no headers of Android's, which code in Zig alone does not ask for
+        lines = (f"{name}_dir={folder}\n" for name in NO_HEADERS.split())
+        (folder / "libc").write_text("".join(lines), "utf-8")
+        static += ["--libc", str(folder / "libc")]
     zig(["build-lib", "-j1", *target, *root("libforge.zig"), *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
     linked = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
-    zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a"], cache)
+    zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a", *named], cache)
     parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
     parts.mkdir()
     zig(["ar", "x", folder / "whole.a"], cache, parts)
     zig(["ar", "rcsD", folder / "libforge.a", *sorted(path.name for path in parts.iterdir())], cache, parts)
+
+
+def bionic(cpu: Cpu, cache: Path, folder: Path) -> list[str | Path]:
+    """Return what names Android's C library to the linker, and has it refuse what that does not have."""
+    empty, stub = folder / "empty", folder / "libc.so"
+    empty.touch()
+    defined = [f"--defsym={symbol}=0" for symbol in BIONIC]
+    machine = ["-m", f"{cpu.name}linux"]
+    zig(["ld.lld", *machine, "-shared", "-soname=libc.so", *defined, "-o", stub, "-b", "binary", empty], cache)
+    return ["--no-whole-archive", "--no-undefined", stub]
 
 
 def release() -> str:

@@ -21,6 +21,7 @@ from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.link import link, relocatable
 from forge_pipeline.codegen.memory.planner import plan_memory
+from forge_pipeline.codegen.memory.stack import deepest
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
@@ -32,10 +33,13 @@ from forge_pipeline.codegen.onnx_import.importer import (
     outputs_of,
     prepare,
 )
+from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
+from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
+from forge_pipeline.codegen.regions.linkable import check_linkable
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
@@ -46,9 +50,6 @@ from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.runtime.bundle import VERSION, Library
 from forge_pipeline.target import Target
 from forge_runtime.entries import MAIN
-
-BYTECODE = "devc.o"
-"""The object with what TVM's virtual machine reads, as ``export_library`` calls it."""
 
 
 def _model(work: Lowering) -> onnx.ModelProto:
@@ -66,6 +67,8 @@ def import_onnx(work: Lowering) -> None:
     source = _model(work)
     work.model = prepare(source)
     check_interface(work.model)
+    if work.options.relocatable:
+        check_linkable(work.model)
     variants = entries(source, work.options.dims, open_form=work.options.open_form)
     work.entries = []
     for variant in variants:
@@ -131,7 +134,8 @@ def separate_weights(work: Lowering) -> None:
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
-    with machine, tvm.transform.PassContext(opt_level=level, config=dict(work.pass_config)):
+    config = {**work.pass_config, "tirx.disable_assert": work.options.relocatable}  # such a program is checked here
+    with machine, tvm.transform.PassContext(opt_level=level, config=config):
         yield machine
 
 
@@ -156,14 +160,14 @@ def planned(module: tvm.IRModule, target: Target, *, regions: frozenset[str] = f
 
 
 def finalize(work: Lowering) -> None:
-    """Bring the callers into the virtual machine's form."""
+    """Bring the callers into Relax's last form: calls, allocations, and sizes in numbered slots."""
     with _compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
         work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
 
 def write_program(work: Lowering) -> None:
-    """Write what a device runs without TVM's virtual machine: not on a GPU."""
+    """Write what a device runs: not on a GPU."""
     if work.target.kind != "cuda":
         demands = [Demands(row["extents"], row["constraints"]) for row in work.demands]
         work.device_program = program_of(work.module, _describe(work), work.program, demands)
@@ -175,28 +179,43 @@ def program_text(work: Lowering) -> str:
 
 
 def generate_code(work: Lowering) -> None:
-    """Make TVM's executable. Raises CompileError for nvcc's refusals, and for calls of what no device has."""
+    """Make machine code of the kernels that the program calls; for a GPU, which has no program, TVM's executable.
+
+    Raises CompileError for nvcc's refusals, and for calls of what no device has.
+    """
+    check_calls(work.module, _model(work))
     install()
     local_buffers.install()
-    refusals = compile_kernels_with_nvcc(work.target) if work.target.kind == "cuda" else []
     with _compiling(work) as machine, local_buffers.workspaces() as sizes:
-        try:
-            work.executable = tvm.relax.build(
-                work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE
-            )
-        except RuntimeError as error:
-            if refusals:
-                raise refusals[0] from error
-            raise
+        if work.device_program is None:
+            work.code = _for_gpu(work, machine)
+        else:
+            work.code = tvm.tirx.build(_kernels(work.module, work.device_program), machine, local_buffers.PIPELINE)
     work.workspace = max(sizes, default=0)
-    check_calls(work.executable, work.module, _model(work))
+    work.stack = deepest(code_text(work)) if work.target.libc == "none" else 0
+
+
+def _kernels(module: tvm.IRModule, program: DeviceProgram) -> tvm.IRModule:
+    """Return what ``program`` calls."""
+    called = (item for item in module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
+    return tvm.IRModule(dict(called), attrs=module.attrs)
+
+
+def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
+    """Return what TVM's virtual machine executes: nothing else drives a GPU."""
+    refusals = compile_kernels_with_nvcc(work.target)
+    try:
+        return tvm.relax.build(work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE).mod
+    except RuntimeError as error:
+        if refusals:
+            raise refusals[0] from error
+        raise
 
 
 def code_text(work: Lowering) -> str:
-    """Return the bytecode, and the assembly of every module of kernels."""
-    parts = [str(work.executable.as_text())]
-    parts += [str(module.inspect_source("s")) for module in work.executable.mod.imports if module.kind == "llvm"]
-    return "\n\n".join(parts)
+    """Return the assembly of every module of kernels."""
+    modules = (work.code, *work.code.imports)
+    return "\n\n".join(str(module.inspect_source("s")) for module in modules if module.kind == "llvm")
 
 
 def link_objects(work: Lowering) -> None:
@@ -204,15 +223,11 @@ def link_objects(work: Lowering) -> None:
     linked: list[bytes] = []
 
     def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
-        paths = [Path(name) for name in objects]
-        if work.target.libc == "none":
-            paths = [path for path in paths if path.name != BYTECODE]
-        linked.append((relocatable if work.options.relocatable else link)(paths, work.target))
-
-    collect.get_target_triple = lambda: work.target.triple  # type: ignore[attr-defined]  # asked for where there are no kernels
+        combine = relocatable if work.options.relocatable else link
+        linked.append(combine([Path(name) for name in objects], work.target))
 
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
-        work.executable.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
+        work.code.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
     program = b"" if work.device_program is None else work.device_program.to_bytes()
     work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work), program=program)
 
@@ -252,7 +267,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "float16": options.float16,
             "channel_layout": options.channel_layout,
             "amx": options.amx,
-            **({"workspace": work.workspace} if options.relocatable else {}),
+            **({"workspace": work.workspace, "stack": work.stack} if options.relocatable else {}),
             "fallbacks": [
                 {"operator": item.operator, "shape": list(item.shape), "share": item.share} for item in work.fallbacks
             ],

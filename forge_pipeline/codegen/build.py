@@ -11,6 +11,7 @@ from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.lowering import pick_generator, run_steps
 from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.regions.linkable import check_linkable
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library
@@ -43,12 +44,14 @@ def build(
 def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
     """Raise CompileError with every node of ``model`` that cannot be compiled, before any kernel is made.
 
-    Raises ConfigError for a generator that is not there
-    for ``target``, or sizes of what is not open.
+    Raises ConfigError for a generator that is not there for ``target``, or sizes of what is not open.
     """
     pick_generator(options, target)
     for variant in entries(model, options.dims, open_form=options.open_form):
-        check_supported(prepare(variant.model))
+        prepared = prepare(variant.model)
+        check_supported(prepared)
+        if options.relocatable:
+            check_linkable(prepared)
 
 
 def relax_text(model: onnx.ModelProto) -> str:

@@ -6,7 +6,6 @@ The child (`python -m forge_pipeline.codegen.device`) reads one pickled Run, and
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,6 @@ from forge_pipeline.runtime.bundle import Library
 if TYPE_CHECKING:
     import numpy as np
     import onnx
-
-VIRTUAL_MACHINE = "vm.builtin."
-"""The beginning of the names of what stands in a device's program as operations of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +47,9 @@ def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> li
     return answer
 
 
-def check_calls(executable: Any, kernels: tvm.IRModule, model: onnx.ModelProto) -> None:
-    """Raise CompileError where ``executable``, made of ``kernels``, calls functions by name: no device has any."""
-    called = {*_called(kernels), *re.findall(r"^@(\S+) packed_func;$", executable.as_text(), re.MULTILINE)}
-    missing = sorted(
-        name
-        for name in called
-        if not name.startswith(VIRTUAL_MACHINE)
-        and not any(module.implements_function(name, query_imports=True) for module in executable.mod.imports)
-    )
+def check_calls(kernels: tvm.IRModule, model: onnx.ModelProto) -> None:
+    """Raise CompileError where ``kernels`` call functions by name: no device has any."""
+    missing = sorted(_called(kernels))
     if missing:
         raise CompileError(
             where=f"model {model.graph.name!r}",

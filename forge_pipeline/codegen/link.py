@@ -31,6 +31,11 @@ MATH = (
     *("tan", "tanh", "tgamma", "trunc"),
 )
 LIBM = (*MATH, *(f"{name}f" for name in MATH))
+# Android's since API 21, by bionic's own lists (libc.map.txt, libm.map.txt): `ldexp` is in libc, `bcmp` in neither
+BIONIC = {
+    "libc.so": (*(name for name in MEMORY if name != "bcmp"), "ldexp"),
+    "libm.so": tuple(name for name in LIBM if name != "ldexp"),
+}
 RUNTIME_PREFIX = "TVMFFI"
 """Symbols of the TVM runtime: it is in the process that loads the library, linked into it or beside it."""
 
@@ -46,7 +51,7 @@ class CLibrary:
 
 ELF_LIBRARIES = {
     "glibc": CLibrary(MappingProxyType({"libc.so.6": MEMORY, "libm.so.6": LIBM})),
-    "bionic": CLibrary(MappingProxyType({"libc.so": MEMORY, "libm.so": LIBM})),
+    "bionic": CLibrary(MappingProxyType(BIONIC)),
 }
 EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux", "riscv64": "elf64lriscv"}
 BARE_EMULATION = "armelf"
@@ -55,7 +60,7 @@ RELOCATABLE = 1  # ELF's type of an object
 # No build id (it would be the one thing that a rebuild has to match), no paths, read-only tables after loading.
 ELF_OPTIONS = (
     *("-shared", "--build-id=none", "--hash-style=gnu", "--gc-sections"),
-    *("--strip-debug", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
+    *("--strip-all", "--as-needed", "-z", "relro", "-z", "now", "-z", "noexecstack", "-z", "text"),
     *("--no-undefined", "--warn-unresolved-symbols", "--threads=1"),
 )
 UNDEFINED = re.compile(r"undefined symbol: (\S+)")

@@ -87,18 +87,18 @@ END = (
     ),
     Step(
         name="finalize",
-        does="Calls and shapes become what TVM's virtual machine executes.",
+        does="Callers become calls, allocations, and sizes in numbered slots.",
         run=backend.finalize,
     ),
     Step(
         name="program",
-        does="Calls, places and sizes become the table that a device runs without TVM's virtual machine.",
+        does="Calls, places and sizes become the table that a device runs.",
         run=backend.write_program,
         text=backend.program_text,
     ),
     Step(
         name="code",
-        does="LLVM makes machine code of the kernels, TVM bytecode of the functions that call them.",
+        does="LLVM makes machine code of the kernels.",
         run=backend.generate_code,
         text=backend.code_text,
     ),

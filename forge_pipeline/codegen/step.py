@@ -64,7 +64,8 @@ class Lowering:
     ``device_program`` is what the library carries where they are not; ``demands``
     are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
-    is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most.
+    is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``: bytes that kernels
+    take of it, where somebody has to set it aside.
     """
 
     target: Target
@@ -82,8 +83,9 @@ class Lowering:
     weight_section: bytes | FileRange = b""
     weights: list[dict[str, Any]] = field(default_factory=list)
     device_program: DeviceProgram | None = None
-    executable: Any = None
+    code: Any = None
     workspace: int = 0
+    stack: int = 0
     library: Library | None = None
 
     @property

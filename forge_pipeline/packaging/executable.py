@@ -47,6 +47,12 @@ class _Row(NamedTuple):
 
 def package_executable(artifact: Content, target: Target) -> Content:
     """Return ``artifact`` inside the program that runs it. Raises TargetError where there is none for ``target``."""
+    check_executable(target)
+    return attached(forge_run(target.arch), artifact)
+
+
+def check_executable(target: Target) -> None:
+    """Raise TargetError where there is no program for ``target``."""
     if target.kind != "llvm" or target.libc not in ("glibc", "bionic") or target.arch not in ARCHITECTURES:
         raise TargetError(
             where="package=executable",
@@ -54,7 +60,6 @@ def package_executable(artifact: Content, target: Target) -> Content:
             found=f"{target.tag} ({target.triple})",
             fix="choose package=library, or package=objects where there is no operating system",
         )
-    return attached(forge_run(target.arch), artifact)
 
 
 def inside(content: Content) -> Content:

@@ -22,6 +22,8 @@ from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
 
 ALIGNMENT: Final = 64
+RUNTIME_STACK: Final = 512
+"""What the runtime around kernels, and the functions of <math.h> below them, take of a Cortex-M's stack at most."""
 SOURCES: Final = ("bare.zig", "bare_math.zig")
 PLAIN: Final = ("-O", "ReleaseSmall", "-fstrip", "-ffunction-sections", "-fdata-sections", "-fno-unwind-tables")
 C_TYPES: Final = {
@@ -66,7 +68,7 @@ def package_objects(library: Library, target: Target) -> Objects:
             stream.writelines(pieces(library.weights))
         (folder / "model.c").write_text(_source(program, layout), "utf-8")
         archive = _archive(folder, target)
-    return Objects(archive=archive, header=_header(program, layout, target).encode())
+    return Objects(archive=archive, header=_header(program, layout, target, _stack(library)).encode())
 
 
 def _layout(program: Straight, workspace: int, pointer: int) -> Layout:
@@ -156,7 +158,7 @@ def machine_options(target: Target) -> list[str]:
     return ["-target", f"thumb-freestanding-{abi}", f"-mcpu={target.cpu.replace('-', '_')}"]
 
 
-def _header(program: Straight, layout: Layout, target: Target) -> str:
+def _header(program: Straight, layout: Layout, target: Target, stack: str) -> str:
     ports = [*_ports("INPUT", program.inputs), *_ports("OUTPUT", program.outputs)]
     return f"""\
 /* A model for {target.tag}: link with libmodel.a, with --gc-sections. One model may be in an image, and one session. */
@@ -173,7 +175,7 @@ extern "C" {{
 enum {{
     FORGE_MODEL_ALIGNMENT = {ALIGNMENT}, /* of the memory, and of inputs */
     FORGE_MODEL_MEMORY = {layout.end}, /* bytes of a session */
-    FORGE_MODEL_INPUTS = {len(program.inputs)},
+{stack}    FORGE_MODEL_INPUTS = {len(program.inputs)},
     FORGE_MODEL_OUTPUTS = {len(program.outputs)}
 }};
 
@@ -197,6 +199,16 @@ int forge_model_run(void *memory, const void *const *inputs, void *const *output
 #endif
 #endif
 """
+
+
+def _stack(library: Library) -> str:
+    """Give the constant with the stack that calls take; none where an operating system has enough of it."""
+    kernels = int(library.metadata["compile"]["stack"])
+    return (
+        f"    FORGE_MODEL_STACK = {kernels + RUNTIME_STACK}, /* bytes that the functions below take at most */\n"
+        if kernels
+        else ""
+    )
 
 
 def _ports(kind: str, ports: Sequence[Port]) -> Iterator[str]:

@@ -41,7 +41,7 @@ class Library:
     """A compiled model for one target: machine code, interface, weights where they are kept apart, and program.
 
     The weights may be a range of a file, to be read when they are needed. The program says which kernels to run, on
-    what, without TVM's virtual machine; it is empty where that alone runs the model.
+    what; it is empty for a GPU, whose library TVM's own runtime loads.
     """
 
     elf: Buffer = field(repr=False)

@@ -31,7 +31,7 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=50, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=51, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump"),
             ),
@@ -42,7 +42,7 @@ STAGES = Registry(
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
             ),
             Stage(
-                name="encrypt", version=3, takes={"library": "compile"}, gives="sealed",
+                name="encrypt", version=4, takes={"library": "compile"}, gives="sealed",
                 tools=("ziglang",), per_target=True, folder=DELIVERED,
                 deliverables=("model_library.so", "model", "libmodel.a", "model.h", "modelKey.bin", "metadata.json"),
                 wants=("password", "entropy"),

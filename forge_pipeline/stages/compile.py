@@ -19,7 +19,6 @@ from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.ir.dims import listed, shown
-from forge_pipeline.packaging.program import straight
 from forge_pipeline.stages.contract import Hit, Rest, Result, Slice
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
@@ -51,6 +50,24 @@ class Config:
     dims: dict[str, tuple[int, ...]] = field(default_factory=dict)  # conf/model's, those with several sizes
     relocatable: bool = False  # for a linker: package=objects
     data: Preparation | None = None  # how samples become inputs, where there are any to compare on
+
+    def __post_init__(self) -> None:
+        """Refuse a library where nothing can load it, and objects where nobody links them."""
+        target = self.target
+        if target.libc == "none" and not self.relocatable:
+            raise TargetError(
+                where=f"target {target.tag}",
+                expected="package=objects: there is no operating system to load a library or a program",
+                found="another package",
+                fix="choose package=objects",
+            )
+        if self.relocatable and (target.kind != "llvm" or target.libc == "apple"):
+            raise TargetError(
+                where="package=objects",
+                expected="a CPU with ELF objects",
+                found=f"{target.tag} ({target.triple})",
+                fix="choose package=library",
+            )
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
@@ -107,7 +124,6 @@ def run(
     """
     options = _options(config)
     target = needed(config.target, options)
-    _check_package(config)
     unverified = why_not_here(target) if config.verify.enabled else "compile.verify.enabled is false"
     job = Job(
         model=model.light,
@@ -120,8 +136,6 @@ def run(
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
     compiled = compile_in_subprocess(job)
-    if config.relocatable:
-        straight(compiled.library.program)
     metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
     checked = compiled.verification or {"skipped": unverified}
     if checked.get("unverified"):
@@ -146,28 +160,8 @@ def check(config: Config, model: ONNXModule) -> None:
     It is for whoever would do something costly with the model first, such as quantize it: what it then consists of
     beside is known to the compiler.
     """
-    _check_package(config)
     job = Job(model=model.light, target=config.target, options=_options(config), checks=None, relax_text=False)
     check_in_subprocess(job)
-
-
-def _check_package(config: Config) -> None:
-    """Refuse a library where nothing can load it, and objects where nobody links them."""
-    target = config.target
-    if target.libc == "none" and not config.relocatable:
-        raise TargetError(
-            where=f"target {target.tag}",
-            expected="package=objects: there is no operating system to load a library or a program",
-            found="another package",
-            fix="choose package=objects",
-        )
-    if config.relocatable and (target.kind != "llvm" or target.libc == "apple"):
-        raise TargetError(
-            where="package=objects",
-            expected="a CPU with ELF objects",
-            found=f"{target.tag} ({target.triple})",
-            fix="choose package=library",
-        )
 
 
 def _options(config: Config) -> Options:

@@ -13,7 +13,7 @@ from forge_pipeline.crypto.envelope import CHUNK_BITS, Sealed
 from forge_pipeline.crypto.keyfile import Entropy, Kdf
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, SecretError
-from forge_pipeline.packaging.executable import inside, package_executable
+from forge_pipeline.packaging.executable import check_executable, inside, package_executable
 from forge_pipeline.packaging.objects import package_objects
 from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
@@ -40,6 +40,16 @@ class Config:
     kdf: Kdf | None
     form: Form = "library"
     target: Target | None = None  # of a program, or of what is for a linker
+
+    def __post_init__(self) -> None:
+        """Refuse a program where none runs, and objects that are to be encrypted."""
+        if self.form == "executable":
+            check_executable(_target(self))
+        if self.form == "objects" and self.method != "none":
+            raise ConfigError(
+                "encrypt.method", "none with package=objects: what is linked into an image lies there in clear",
+                self.method, "choose encrypt=none, or package=executable",
+            )  # fmt: skip
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
@@ -76,12 +86,7 @@ def _plain(config: Config, library: Library, password: Secret | None, entropy: E
 
 
 def _objects(config: Config, library: Library) -> Sealed:
-    """Return the archive and the header. Raises ConfigError where encryption is asked for as well."""
-    if config.method != "none":
-        raise ConfigError(
-            "encrypt.method", "none with package=objects: what is linked into an image lies there in clear",
-            config.method, "choose encrypt=none, or package=executable",
-        )  # fmt: skip
+    """Return the archive and the header."""
     made = package_objects(library, _target(config))
     return Sealed(model=made.archive, key=None, metadata=library.metadata_bytes(), form=config.form, header=made.header)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOST = "host"
 
 Family = Literal["x86", "arm", "android", "riscv", "cuda"]
-DotProduct = Literal["none", "pmaddwd", "vnni", "avx_vnni", "smull", "sdot", "i8mm"]
+DotProduct = Literal["none", "pmaddwd", "vnni", "avx_vnni", "smlad", "smull", "sdot", "i8mm"]
 
 VNNI: tuple[DotProduct, ...] = ("vnni", "avx_vnni")
 TUNING = ("+fast-dpwssd",)
@@ -136,6 +136,8 @@ class Target:
             "num-cores": self.cores,
         }
         features = [*self.features, *(TUNING if self.dot_product in VNNI else ())]
+        if self.libc == "none":
+            cpu["vector-width"] = self.vector_bits  # TVM guesses, and says so
         if features:
             cpu["mattr"] = features
         if self.abi is not None:

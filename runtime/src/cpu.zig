@@ -5,7 +5,7 @@ const builtin = @import("builtin");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
 const Error = message.Error;
-const getauxval = std.os.linux.getauxval;
+const getauxval = platform.getauxval;
 
 const arm_first = [_][]const u8{ "fp", "asimd", "evtstrm", "aes", "pmull", "sha1", "sha2", "crc32", "atomics", "fphp", "asimdhp", "cpuid", "asimdrdm", "jscvt", "fcma", "lrcpc", "dcpop", "sha3", "sm3", "sm4", "asimddp", "sha512", "sve", "asimdfhm" };
 

@@ -1,5 +1,6 @@
 //! The operating system: memory, files, time and sleeping, by Linux's system calls alone. No libc.
 const std = @import("std");
+const builtin = @import("builtin");
 const linux = std.os.linux;
 const message = @import("message.zig");
 const Error = message.Error;
@@ -8,8 +9,13 @@ pub const page = 4096; // the smallest there is; what needs the real one asks `p
 pub const Memory = []align(page) u8;
 const huge = 2 << 20;
 
+/// What the system passed to the process. Zig's own function knows nothing where a C library started it.
+pub const getauxval = if (builtin.link_libc) struct {
+    extern "c" fn getauxval(index: usize) usize;
+}.getauxval else linux.getauxval;
+
 pub fn pageSize() usize {
-    return @max(page, linux.getauxval(std.elf.AT.PAGESZ));
+    return @max(page, getauxval(std.elf.AT.PAGESZ));
 }
 
 fn failed(result: usize) bool {
@@ -58,9 +64,9 @@ pub const File = struct { memory: Memory, size: usize };
 pub fn attached() ?[]align(64) const u8 {
     const room = 4096;
     const mark = "FORGEART";
-    const table: usize = linux.getauxval(std.elf.AT.PHDR);
+    const table: usize = getauxval(std.elf.AT.PHDR);
     if (table == 0 or table % room != 0) return null;
-    const rows = @as([*]const std.elf.Elf64.Phdr, @ptrFromInt(table))[0..linux.getauxval(std.elf.AT.PHNUM)];
+    const rows = @as([*]const std.elf.Elf64.Phdr, @ptrFromInt(table))[0..getauxval(std.elf.AT.PHNUM)];
     const segment = @as([*]align(64) const u8, @ptrFromInt(table));
     const size: usize = @intCast(rows[rows.len - 1].filesz);
     return if (size >= room and std.mem.eql(u8, segment[room - mark.len .. room], mark)) segment[room..size] else null;

@@ -68,6 +68,13 @@ def test_a_call_that_no_library_on_the_device_answers_is_refused_by_name(tag: st
     assert refusal.value.found == "calls of no_such_function"
 
 
+def test_bionic_has_ldexp_where_memcpy_is_and_no_bcmp(tmp_path: Path) -> None:
+    target = Target.from_tag("android/cpu")
+    assert b"\0libc.so\0" in link([object_file(tmp_path / "a.o", target, "ldexp")], target)
+    with pytest.raises(CompileError, match="bcmp"):
+        link([object_file(tmp_path / "b.o", target, "bcmp")], target)
+
+
 def test_an_object_for_another_machine_is_refused_in_the_linkers_words(tmp_path: Path) -> None:
     made_for = Target.from_tag("x86-64/v3")
     with pytest.raises(CompileError, match="incompatible with aarch64linux"):

@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from forge_pipeline.codegen import build
+from forge_pipeline.codegen.build import build
 from forge_pipeline.target import Target
 from tests.support.int8.compare import OPTIONS
 from tests.support.int8.random_models import grown
@@ -37,17 +37,16 @@ def complaints(folder: Path, spare: int = 0) -> list[str]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     reports = re.split(r"==\d+== \n|\n(?=running )", done.stderr)
-    return [report for report in reports if "forge-model" in report]
+    return [report for report in reports if "model.so" in report]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Libraries of random quantized models, each tensor in memory of its own."""
-    monkeypatch.setattr(build, "plan_memory", lambda module: module)
+def folder(tmp_path: Path) -> Path:
+    """Libraries of random quantized models."""
     for seed in range(16):
         net, model = grown(Random(seed))
         target = Target.from_tag(TARGETS[seed % len(TARGETS)])
-        (tmp_path / f"{seed}.library").write_bytes(build.build(model, target, OPTIONS).to_bytes())
+        (tmp_path / f"{seed}.library").write_bytes(build(model, target, OPTIONS).to_bytes())
         np.savez(tmp_path / f"{seed}.npz", x=(net.random.standard_normal(net.shape) * 30).astype(np.float32))
     return tmp_path
 

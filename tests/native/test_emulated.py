@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from forge_runtime.engine import Engine
 from tests.support.delivery import deliver
-from tests.support.native import Runner, branches, built, convolutions, library_of, open_sizes, sequences
+from tests.support.native import RUNTIME, Runner, branches, built, convolutions, library_of, open_sizes, sequences
 from tests.support.once import once
 from tests.support.sums import assert_close
 
@@ -53,6 +55,8 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     def make(folder: Path) -> None:
         shutil.copy(built(arch) / "forge-run", folder)
+        if arch == "aarch64":
+            (folder / "android.so").write_bytes(library_of(convolutions(), "android/cpu").to_bytes())
         for name, (model, _) in MODELS.items():
             (folder / f"{name}.so").write_bytes(library_of(model(), TARGETS[arch]).to_bytes())
 
@@ -69,6 +73,15 @@ def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path,
         found = machine.runner.call(library, inputs, "--threads", threads)
         for one, other in zip(found, wanted, strict=True):
             assert_close(one, other, within=1e-4)
+
+
+def test_a_library_for_android_runs_on_the_static_program(machine: Machine, libraries: Path) -> None:
+    if not (machine.libraries / "android.so").exists():
+        pytest.skip("Android's CPUs are aarch64")
+    _, inputs = MODELS["convolutions"]
+    (found,) = machine.runner.call(machine.libraries / "android.so", inputs)
+    (wanted,) = Engine(libraries / "convolutions.so", threads=1)(*inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:
@@ -90,3 +103,32 @@ def test_a_library_for_another_cpu_is_refused(machine: Machine, libraries: Path)
     done = machine.runner.start(libraries / "convolutions.so")
     assert done.returncode == 1
     assert "expected a library for this machine" in done.stderr
+
+
+BIONIC = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/mman.h>
+int *__errno(void) { return &errno; }
+void *mmap64(void *at, unsigned long size, int may, int how, int file, long from) {
+    return mmap(at, size, may, how, file, from);
+}
+"""
+"""What bionic names otherwise than musl, of what libforge calls."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("build", ["aarch64", "aarch64-android"])
+def test_a_program_with_libforge_knows_the_cpu(machine: Machine, tmp_path: Path, build: str) -> None:
+    """A C library starts it: what the system says of the CPU comes from there."""
+    if not (machine.libraries / "android.so").exists():
+        pytest.skip("Android's CPUs are aarch64")
+    (tmp_path / "bionic.c").write_text(BIONIC if "android" in build else "")
+    sources = [RUNTIME / "examples" / "run.c", tmp_path / "bionic.c", built(build) / "libforge.a"]
+    options = ["-target", "aarch64-linux-musl", "-static", f"-I{RUNTIME / 'include'}", "-o", tmp_path / "run"]
+    command = [sys.executable, "-m", "ziglang", "cc", *options, *sources]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=1800)
+    done = Runner(tmp_path / "run", machine.runner.emulator).start(machine.libraries / "android.so")
+    assert done.returncode == 0, done.stderr
+    found = [float.fromhex(line) for line in done.stdout.split()]
+    assert found == pytest.approx([0.2] * 5)  # of zeros

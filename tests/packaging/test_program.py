@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import onnx
 import pytest
 
-from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.build import build, check
 from forge_pipeline.errors import CompileError
 from forge_pipeline.packaging.program import straight
 from forge_pipeline.target import Target
@@ -39,7 +41,16 @@ def test_a_program_of_known_sizes_is_read() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"), [(convolutions, "open sizes: n"), (open_sizes, "open sizes"), (branches, "control flow")]
 )
-def test_what_does_not_run_straight_is_refused(model: object, reason: str) -> None:
-    assert callable(model)
+@pytest.mark.parametrize("ask", [build, check])
+def test_what_does_not_run_straight_is_refused_before_any_kernel_is_made(
+    ask: Callable[..., Any], model: Callable[[], onnx.ModelProto], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_pipeline.codegen.backend.imported", None)
     with pytest.raises(CompileError, match=reason):
-        straight(program_of(model()))
+        ask(model(), Target.from_tag("x86-64/v3"), replace(TILED, relocatable=True))
+
+
+def test_a_program_with_open_sizes_is_refused() -> None:
+    library = build(convolutions(), Target.from_tag("x86-64/v3"), TILED)
+    with pytest.raises(CompileError, match="open sizes: n"):
+        straight(library.program)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge_pipeline.digest import digest_file
+from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.stage_configs import localized, slices
 
@@ -46,3 +47,18 @@ def test_one_quantized_model_serves_all_targets() -> None:
     options = [slices(compose(["experiment=digits", f"target={target}"]))["quantize"] for target in targets]
     assert all(values == options[0] for values in options)
     assert options[0]["reduce_range"] is False
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["target=apple/m1", "package=executable"],
+        ["target=arm/cortex-m7", "package=executable"],
+        ["target=arm/cortex-m7", "package=library"],
+        ["target=apple/m1", "package=objects"],
+        ["target=x86-64/v3", "package=objects", "encrypt=password"],
+    ],
+)
+def test_a_package_that_a_target_cannot_have_is_refused_before_any_work(choice: list[str]) -> None:
+    with pytest.raises((ConfigError, TargetError), match="package="):
+        slices(compose(["experiment=digits", *choice]))

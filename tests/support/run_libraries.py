@@ -1,8 +1,7 @@
 """Runs under memcheck: `run_libraries.py FOLDER SPARE`, each `*.library` with the inputs in the `*.npz` of its name.
 
-Weights and inputs have memory of their own, which ends where they end, SPARE bytes before that for weights; so have
-values between kernels, of a library that was compiled without a plan of its memory: TVM's virtual machine runs it, with
-an allocation of the C library's for every tensor, which memcheck knows.
+Every kernel is called on copies, each in memory of its own that ends where the tensor ends, SPARE bytes before that.
+A copy of a byte that was never written is one to memcheck, too.
 """
 
 from __future__ import annotations
@@ -10,51 +9,53 @@ from __future__ import annotations
 import ctypes
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import tvm
-from tvm import relax
 
-from forge_pipeline.content import in_memory
 from forge_pipeline.runtime.bundle import Library
 from forge_runtime.library import ALIGNMENT
+from tests.support.program import Model, tensors_of
+
+CALL = 1
+LIBC = ctypes.CDLL(None)
+LIBC.aligned_alloc.restype = ctypes.c_void_p
+LIBC.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+LIBC.free.argtypes = [ctypes.c_void_p]
 
 
-def alone(array: np.ndarray, spare: int = 0) -> tvm.runtime.Tensor:
-    """Return a copy at the start of a cache line whose last ``spare`` bytes nobody owns."""
-    libc, place = ctypes.CDLL(None), ctypes.c_void_p()
-    if libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(ALIGNMENT), ctypes.c_size_t(array.nbytes - spare)):
-        raise MemoryError
-    assert place.value is not None
-    room = (ctypes.c_ubyte * array.nbytes).from_address(place.value)
-    ctypes.memmove(place, array.tobytes(), array.nbytes - spare)
-    copy: np.ndarray = np.frombuffer(room, np.uint8).view(array.dtype).reshape(array.shape)
-    return tvm.runtime.from_dlpack(copy)
+class Guarded(Model):
+    """A library, each of whose kernels sees no memory but its tensors, less the last ``spare`` bytes of each."""
 
+    spare = 0
 
-def run(library: Library, folder: Path, inputs: list[np.ndarray], spare: int) -> None:
-    """Run a library; outputs are not looked at: memcheck is."""
-    path = folder / "forge-model.so"
-    path.write_bytes(library.elf)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu(), memory_cfg="naive")
-    section = memoryview(in_memory(library.weights))
-    raw, weights = [], []
-    for row in library.metadata["weights"]:
-        count = int(np.prod(row["shape"], dtype=np.int64))
-        array = np.frombuffer(section, row["dtype"], count, row["offset"]).reshape(row["shape"])
-        (raw if row["prepare"] else weights).append(alone(array, spare if array.nbytes > spare else 0))
-    prepared = list(machine["prepare"](*raw)) if raw else []
-    machine["main"](*map(alone, inputs), *weights, *prepared)
+    def _call(self, words: Sequence[int], tensors: Mapping[int, np.ndarray], heap: np.ndarray) -> Any:
+        places, copies = [], {}
+        for index in set(tensors_of(CALL, words)):
+            array = tensors[index]
+            size = max(array.nbytes - self.spare, 0) or array.nbytes
+            place = LIBC.aligned_alloc(ALIGNMENT, size)
+            ctypes.memmove(place, array.ctypes.data, size)
+            memory = np.frombuffer((ctypes.c_ubyte * array.nbytes).from_address(place), np.uint8)
+            copies[index] = memory.view(array.dtype).reshape(array.shape)
+            places.append((array, place, size))
+        found = super()._call(words, copies, heap)
+        for array, place, size in places:
+            ctypes.memmove(array.ctypes.data, place, size)
+            LIBC.free(place)
+        return found
 
 
 def main(folder: Path, spare: int) -> None:
-    """Run all libraries."""
+    """Run all libraries; outputs are not looked at: memcheck is."""
+    Guarded.spare = spare
     for path in sorted(folder.glob("*.library")):
         print(f"running {path.stem}", file=sys.stderr, flush=True)
-        library = Library.from_bytes(path.read_bytes())
         with np.load(path.with_suffix(".npz")) as arrays, tempfile.TemporaryDirectory() as own:
-            run(library, Path(own), [arrays[row["name"]] for row in library.metadata["inputs"]], spare)
+            model = Guarded(Library.from_bytes(path.read_bytes()), Path(own))
+            model([arrays[port.name] for port in model.table.inputs])
 
 
 if __name__ == "__main__":

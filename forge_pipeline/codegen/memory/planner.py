@@ -16,13 +16,6 @@ from tvm import DataType, relax, tirx
 from forge_pipeline.codegen.float32.concat import IS_CONCAT
 from forge_pipeline.codegen.memory import prepack
 from forge_pipeline.codegen.memory.offsets import Concat, Life, nest, plan
-from forge_runtime.profile import PLACING
-
-DATA, BYTE_OFFSET = 1, 8
-"""TVM's codes for two fields of a DLTensor."""
-
-MOST_PLACED = 64
-"""Tensors that one function places: LLVM's time for one function grows faster than its arguments do."""
 
 
 def plan_memory(module: tvm.IRModule, *, own_results: frozenset[str] = frozenset()) -> tvm.IRModule:
@@ -75,7 +68,6 @@ def _plan_function(
     storage = relax.Var("memory", relax.ObjectType())
     made = relax.op.memory.alloc_storage(relax.ShapeExpr([found.size]), 0, "global", "uint8")
     start = [relax.VarBinding(storage, made)]
-    moved = []
     for binding in bindings:
         if binding.var in lives:
             whole, within = nested.place(binding.var)
@@ -83,12 +75,6 @@ def _plan_function(
             shape, kind = binding.value.args[0], str(binding.value.args[1].value)
             tensor = relax.op.memory.alloc_tensor(storage, offset, shape, kind)
             start.append(relax.VarBinding(binding.var, tensor))
-            moved += [binding.var] if offset else []
-    for at in range(0, len(moved), MOST_PLACED):
-        some = moved[at : at + MOST_PLACED]
-        place = builder.add_func(_placing(len(some)), PLACING)
-        nothing = relax.Var("placed", relax.TupleType([]))
-        start.append(relax.VarBinding(nothing, relax.Call(place, some)))
     rest = [binding for at, binding in enumerate(bindings) if binding.var not in lives and at not in saved]
     body = relax.SeqExpr([relax.BindingBlock([*start, *rest])], function.body.body)
     planned = relax.Function(function.params, body, function.ret_ty, function.is_pure).with_attrs(
@@ -163,16 +149,3 @@ def _touched(expression: relax.Expr, roots: dict[Any, frozenset[Any]]) -> frozen
 
     relax.analysis.post_order_visit(expression, visit)
     return frozenset(found)
-
-
-def _placing(count: int) -> tirx.PrimFunc:
-    """Return a function of ``count`` tensors that turns the byte offset of each into an address, as kernels want it."""
-    tensors = [tirx.Var(f"tensor{index}", "handle") for index in range(count)]
-    statements = []
-    for tensor in tensors:
-        data = tirx.call_intrin("handle", "tirx.tvm_struct_get", tensor, 0, DATA)
-        offset = tirx.call_intrin("uint64", "tirx.tvm_struct_get", tensor, 0, BYTE_OFFSET)
-        moved = tirx.call_intrin("handle", "tirx.handle_add_byte_offset", data, offset)
-        for place, value in ((DATA, moved), (BYTE_OFFSET, tirx.const(0, "uint64"))):
-            statements.append(tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_struct_set", tensor, 0, place, value)))
-    return tirx.PrimFunc(tensors, tirx.SeqStmt(statements)).with_attr("tirx.is_scheduled", True)

@@ -106,7 +106,7 @@ def fixed(module: tvm.IRModule, extents: Sizes, numbers: Mapping[str, int]) -> t
 def _with_arguments(module: tvm.IRModule, values: Mapping[Any, Any]) -> tvm.IRModule:
     """Return ``module`` where kernels that take one of these variables as an argument take its value.
 
-    TVM's virtual machine knows variables that are bound by a shape alone as extents, and as arguments not.
+    Relax's lowering knows variables that are bound by a shape alone as extents, and as arguments not.
     """
     call_tir = tvm.ir.Op.get("relax.call_tir")
 

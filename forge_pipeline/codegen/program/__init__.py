@@ -1,1 +1,1 @@
-"""The program: what a device runs without TVM's virtual machine, as docs/format.md describes it."""
+"""The program: what a device runs, as docs/format.md describes it."""

@@ -1,4 +1,4 @@
-"""From a function in the form that TVM's virtual machine takes to operations of the program.
+"""From a function in Relax's last form, of calls and sizes alone, to operations of the program.
 
 The function is interpreted with what is known: shapes, views and tuples leave operations only as far as they hang on
 sizes of the call. What lies where is decided afterwards (``placement``).
@@ -34,7 +34,6 @@ from forge_pipeline.codegen.program.operations import (
     View,
 )
 from forge_pipeline.errors import CompileError
-from forge_runtime.profile import PLACING
 
 ALIGNMENT: Final = 64
 SYMBOL: Final = "__tvm_ffi_"
@@ -119,8 +118,6 @@ class _Translation:
         return _BUILTINS[name](self, call)
 
     def _kernel(self, name: str, call: relax.Call) -> Slot | None:
-        if name.startswith(PLACING):
-            return None
         arguments = tuple(self.value(argument) for argument in call.args)
         if not all(isinstance(argument, Tensor | int | Slot | Heap) for argument in arguments):
             raise self._refused(f"{name} of {', '.join(type(argument).__name__ for argument in arguments)}")

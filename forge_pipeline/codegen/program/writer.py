@@ -1,4 +1,4 @@
-"""From a module that TVM's virtual machine would take, and a library's metadata, to the program."""
+"""From a module in Relax's last form, and a library's metadata, to the program."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forge_pipeline.codegen.int8.isa import avx_vnni, i8mm, pmaddwd, sdot, smull, vnni
+from forge_pipeline.codegen.int8.isa import avx_vnni, i8mm, pmaddwd, sdot, smlad, smull, vnni
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
 from forge_pipeline.codegen.tir.machine import Machine
@@ -14,6 +14,7 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
     "avx_vnni": avx_vnni.INSTRUCTION_SET,
     "pmaddwd": pmaddwd.INSTRUCTION_SET,
     "sdot": sdot.INSTRUCTION_SET,
+    "smlad": smlad.INSTRUCTION_SET,
     "smull": smull.INSTRUCTION_SET,
     "i8mm": i8mm.INSTRUCTION_SET,
 }
