@@ -1,6 +1,6 @@
 """Ed25519 keys and signatures in OpenSSH's forms, so that `ssh-keygen` reads and makes the same (PROTOCOL.sshsig).
 
-A signature is over the SHA-256 of a file, for the purpose ``NAMESPACE``: one for another purpose proves nothing here.
+A signature is over a SHA-256, for a purpose, OpenSSH's namespace: one for another purpose proves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from forge_pipeline.crypto.keys import read_secret
 from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
 
-NAMESPACE = "forge-release"
+RELEASES, RECORDS = "forge-release", "forge-records"
+"""The purposes: files that are delivered, and records of a store. Of one length, as libforge knows it."""
 SUFFIX = ".sig"
 MAX_SIGNATURE = 4096
 """Bytes of a signature's file, as libforge takes it."""
@@ -32,10 +33,13 @@ def _field(content: bytes) -> bytes:
     return len(content).to_bytes(4, "big") + content
 
 
-_SCOPE = _field(NAMESPACE.encode()) + _field(b"") + _field(b"sha256")
 _BEFORE_KEY = b"SSHSIG" + (1).to_bytes(4, "big") + (51).to_bytes(4, "big") + _field(_KIND) + (32).to_bytes(4, "big")
-_BEFORE_SIGNATURE = _SCOPE + (83).to_bytes(4, "big") + _field(_KIND) + (64).to_bytes(4, "big")
-_SIZE = len(_BEFORE_KEY) + 32 + len(_BEFORE_SIGNATURE) + 64
+_BEFORE_SIGNATURE = (83).to_bytes(4, "big") + _field(_KIND) + (64).to_bytes(4, "big")
+_SIZE = 183
+
+
+def _scope(purpose: str) -> bytes:
+    return _field(purpose.encode()) + _field(b"") + _field(b"sha256")
 
 
 def generate_key(path: Path, comment: str) -> str:
@@ -65,12 +69,12 @@ def generate_key(path: Path, comment: str) -> str:
     return line
 
 
-def read_key(sources: Sequence[str]) -> Ed25519PrivateKey:
+def read_key(sources: Sequence[str], option: str = "--key") -> Ed25519PrivateKey:
     """Return the private key from the first of ``sources`` (see `keys`) that has one.
 
     Raises ConfigError and SecretError as `keys.read_secret` does, and SecretError for what is no such key.
     """
-    text = read_secret(sources, "private key", option="--key", fix=_MAKE).reveal()
+    text = read_secret(sources, "private key", option=option, fix=_MAKE).reveal()
     where = ", ".join(sources)
     try:
         key = serialization.load_ssh_private_key(text + b"\n", password=None)
@@ -89,7 +93,7 @@ def public_line(key: Ed25519PublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def read_trusted(paths: Sequence[Path]) -> dict[str, str]:
+def read_trusted(paths: Sequence[Path], option: str = "--trusted") -> dict[str, str]:
     """Return the comments of the keys in files of lines `ssh-ed25519 AAAA... COMMENT`, by key. Raises ConfigError."""
     trusted: dict[str, str] = {}
     for path in paths:
@@ -109,20 +113,20 @@ def read_trusted(paths: Sequence[Path]) -> dict[str, str]:
                 raise _no_key(path)
             trusted[public_line(key)] = words[2] if len(words) > 2 else ""
     if not trusted:
-        raise ConfigError("--trusted", "at least one public key", "none", "give the .pub file of who built it")
+        raise ConfigError(option, "at least one public key", "none", "give the .pub file of who built it")
     return trusted
 
 
-def sign(digest: bytes, key: Ed25519PrivateKey) -> bytes:
+def sign(digest: bytes, key: Ed25519PrivateKey, purpose: str = RELEASES) -> bytes:
     """Return the signature's file for what has this SHA-256. Equal keys and digests give equal bytes."""
     public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    blob = _BEFORE_KEY + public + _BEFORE_SIGNATURE + key.sign(_signed(digest))
+    blob = _BEFORE_KEY + public + _scope(purpose) + _BEFORE_SIGNATURE + key.sign(_signed(digest, purpose))
     text = base64.b64encode(blob)
     lines = [text[at : at + 70] for at in range(0, len(text), 70)]
     return b"\n".join([_BEGIN, *lines, _END, b""])
 
 
-def signer(digest: bytes, signature: bytes) -> str:
+def signer(digest: bytes, signature: bytes, purpose: str = RELEASES) -> str:
     """Return the public line of the key that signed what has this SHA-256. Raises ArtifactError where none did."""
     text = signature.strip()
     if len(text) > MAX_SIGNATURE or not (text.startswith(_BEGIN) and text.endswith(_END)):
@@ -133,18 +137,22 @@ def signer(digest: bytes, signature: bytes) -> str:
     except binascii.Error as error:
         raise _unsigned("another kind of file") from error
     place = len(_BEFORE_KEY)
-    if len(blob) != _SIZE or not blob.startswith(_BEFORE_KEY) or blob[place + 32 : -64] != _BEFORE_SIGNATURE:
+    if (
+        len(blob) != _SIZE
+        or not blob.startswith(_BEFORE_KEY)
+        or blob[place + 32 : -64] != _scope(purpose) + _BEFORE_SIGNATURE
+    ):
         raise _unsigned("one of another kind of key, or for another purpose")
     key = Ed25519PublicKey.from_public_bytes(blob[place : place + 32])
     try:
-        key.verify(blob[-64:], _signed(digest))
+        key.verify(blob[-64:], _signed(digest, purpose))
     except InvalidSignature as error:
         raise _unsigned("one of another file") from error
     return public_line(key)
 
 
-def _signed(digest: bytes) -> bytes:
-    return b"SSHSIG" + _SCOPE + _field(digest)
+def _signed(digest: bytes, purpose: str) -> bytes:
+    return b"SSHSIG" + _scope(purpose) + _field(digest)
 
 
 def _unsigned(found: str) -> ArtifactError:

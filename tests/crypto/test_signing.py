@@ -33,7 +33,7 @@ def test_ssh_keygen_accepts_what_is_signed_here(tmp_path: Path) -> None:
     (tmp_path / "model.sig").write_bytes(signature)
 
     def check(content: bytes) -> int:
-        options = ("-f", tmp_path / "allowed", "-I", "me", "-n", signing.NAMESPACE, "-s", tmp_path / "model.sig")
+        options = ("-f", tmp_path / "allowed", "-I", "me", "-n", signing.RELEASES, "-s", tmp_path / "model.sig")
         return ssh_keygen("-Y", "verify", *options, given=content).returncode
 
     assert check(CONTENT) == 0
@@ -43,10 +43,10 @@ def test_ssh_keygen_accepts_what_is_signed_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("namespace", "algorithm", "kind", "sound"),
     [
-        (signing.NAMESPACE, "sha256", "ed25519", True),
+        (signing.RELEASES, "sha256", "ed25519", True),
         ("file", "sha256", "ed25519", False),
-        (signing.NAMESPACE, "sha512", "ed25519", False),
-        (signing.NAMESPACE, "sha256", "ecdsa", False),
+        (signing.RELEASES, "sha512", "ed25519", False),
+        (signing.RELEASES, "sha256", "ecdsa", False),
     ],
 )
 def test_what_ssh_keygen_signs_is_read(tmp_path: Path, namespace: str, algorithm: str, kind: str, sound: bool) -> None:

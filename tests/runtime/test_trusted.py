@@ -79,12 +79,10 @@ def test_a_library_without_its_signature_is_refused(delivered: Path, content: by
         Engine(delivered, trusted=[LINE])
 
 
-def test_a_signature_for_another_purpose_is_refused(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scope = signing._SCOPE.replace(b"forge-release", b"forge-records")
-    monkeypatch.setattr(signing, "_BEFORE_SIGNATURE", signing._BEFORE_SIGNATURE.replace(signing._SCOPE, scope))
-    monkeypatch.setattr(signing, "_SCOPE", scope)
+def test_a_signature_for_another_purpose_is_refused(delivered: Path, content: bytes) -> None:
+    record = signing.sign(hashlib.sha256(content).digest(), KEY, signing.RECORDS)
     with pytest.raises(UntrustedError, match="for another purpose"):
-        Engine(delivered, trusted=[LINE], signature=signature_of(delivered.read_bytes()))
+        Engine(delivered, trusted=[LINE], signature=record)
 
 
 @pytest.mark.parametrize("trusted", [[], ["ssh-ed25519 AAAA"], ["ssh-rsa AAAAB3NzaC1yc2E"], LINE, [LINE, "ssh-x y"]])
