@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from forge_pipeline.crypto.keys import read_secret
 from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
 
+PrivateKey = Ed25519PrivateKey
 RELEASES, RECORDS = "forge-release", "forge-records"
 """The purposes: files that are delivered, and records of a store. Of one length, as libforge knows it."""
 SUFFIX = ".sig"

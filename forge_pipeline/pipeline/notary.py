@@ -7,8 +7,6 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from forge_pipeline.crypto import signing
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.store.notary import Notary, divided, untrusted
@@ -18,7 +16,7 @@ from forge_pipeline.store.notary import Notary, divided, untrusted
 class SigningNotary(Notary):
     """Signs with ``key``, if there is one, and takes what one of the keys ``trusted`` signed, or anything for None."""
 
-    key: Ed25519PrivateKey | None
+    key: signing.PrivateKey | None
     trusted: Container[str] | None
 
     def sealed(self, record: bytes) -> bytes:
