@@ -145,6 +145,7 @@ def test_no_mutant_of_a_signed_record_is_taken() -> None:
         assert found == record, "only the ends of a signature's lines may differ"
 
 
+@pytest.mark.long
 def test_the_configuration_names_keys(forge: Any, model: Path, tmp_path: Path) -> None:
     """Two machines by the command line: the second trusts another key than that of the first, and builds."""
     for name in ("ours", "theirs"):
