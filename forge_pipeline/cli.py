@@ -83,6 +83,47 @@ def password(path: Path) -> None:
     click.echo(f"wrote {shown(str(path))}: keep it, it opens what is encrypted with it")
 
 
+@commands.command(short_help="Make a key pair to sign with.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--comment", default="", help="Whose it is: stands behind the public key.")
+def keygen(path: Path, comment: str) -> None:
+    """Write a new Ed25519 key to PATH (mode 0600), and the public one, which others are to trust, to PATH.pub."""
+    from forge_pipeline.pipeline.trust_commands import keygen as make
+
+    click.echo(shown(make(path, comment), 1000))
+
+
+@commands.command(short_help="Sign a file, or what was delivered into a folder.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--key", "places", multiple=True, required=True, help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..."
+)
+def sign(path: Path, places: tuple[str, ...]) -> None:
+    """Write PATH.sig; in a folder, one for the manifest and for each model.
+
+    `ssh-keygen -Y sign -n forge-release -O hashalg=sha256 -f KEY PATH` writes the same, with keys in agents and tokens.
+    """
+    from forge_pipeline.pipeline.trust_commands import sign as write
+
+    click.echo(write(path, places))
+
+
+@commands.command(short_help="Check who built a file or a folder, and that it is whole.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--trusted",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="A file of public keys, a line each.",
+)
+def verify(path: Path, trusted: tuple[Path, ...]) -> None:
+    """Print each file with its digest and who signed it; exit 1 where one is not what a trusted key signed."""
+    from forge_pipeline.pipeline.trust_commands import verify as check
+
+    click.echo(check(path, trusted))
+
+
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")
 @click.option("--path", type=click.Path(path_type=Path), help="Its folder; else FORGE_STORE, else .forge/store.")
 @click.pass_context

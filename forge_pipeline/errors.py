@@ -11,6 +11,7 @@ from forge_runtime.errors import (
     ForgeError,
     MachineError,
     SecretError,
+    UntrustedError,
     did_you_mean,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "SecretError",
     "StoreError",
     "TargetError",
+    "UntrustedError",
     "UsageError",
     "VerificationError",
     "did_you_mean",

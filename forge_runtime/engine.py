@@ -13,7 +13,7 @@ from forge_runtime.errors import ConfigError
 from forge_runtime.interface import Array, Interface, Tensor
 from forge_runtime.library import MAX_THREADS
 from forge_runtime.limits import Limits
-from forge_runtime.model import FileOrBytes, Made, Model, name_of
+from forge_runtime.model import FileOrBytes, Made, Model, Trust, name_of
 from forge_runtime.padding import padded
 from forge_runtime.profile import KernelTime, profile
 from forge_runtime.secret import Secret
@@ -35,12 +35,16 @@ class Engine:
     sequences whose padding the model is told of by a mask of zeros. Without it, such a call takes the code for any
     size, or is refused where there is none.
 
+    With ``trusted``, public keys as lines `ssh-ed25519 AAAA...` or .pub files with such lines, the library must be
+    signed by one of them: by ``signature``, a file or its contents, else by the file beside it whose name has `.sig`
+    at its end.
+
     ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before
     either is used; by default both are the memory that is free.
 
     Raises ArtifactError for a file that is damaged, altered, cut off or made for another machine, SecretError for a
-    missing or wrong key or password, ConfigError for an impossible number of threads. Nothing of the file is
-    executed before all of it was checked.
+    missing or wrong key or password, UntrustedError for what no trusted key signed, ConfigError for an impossible
+    number of threads, and for trusted keys that are none. Nothing of the file is executed before all of it was checked.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Engine:
         *,
         threads: int | None = None,
         pad: bool = False,
+        trusted: Sequence[str | os.PathLike[str]] | None = None,
+        signature: FileOrBytes | None = None,
         max_bytes: int | None = None,
         max_kdf_bytes: int | None = None,
     ) -> None:
@@ -64,7 +70,7 @@ class Engine:
         limits = Limits.of(max_bytes, max_kdf_bytes)
         self._where = name_of(library, "model library")
         count = _check_threads(threads)
-        model = Model(library, key, secret, limits)
+        model = Model(library, key, secret, limits, Trust.of(trusted, signature))
         self._interface, self._metadata, self._pad = model.interface, model.metadata, pad
         self._session = Session(model, count)
         self._count = len(model.interface.inputs)

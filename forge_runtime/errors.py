@@ -44,6 +44,10 @@ class MachineError(ArtifactError):
     """An artifact is whole, and made for another machine than this one."""
 
 
+class UntrustedError(ArtifactError):
+    """An artifact is signed by no key that is trusted, or was changed since."""
+
+
 class SecretError(ForgeError):
     """A password or key is missing, wrong or kept unsafely. Never holds the secret itself."""
 

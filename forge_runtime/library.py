@@ -12,7 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forge_runtime.errors import ArtifactError, ConfigError, DataError, ForgeError, MachineError, SecretError
+from forge_runtime.errors import (
+    ArtifactError,
+    ConfigError,
+    DataError,
+    ForgeError,
+    MachineError,
+    SecretError,
+    UntrustedError,
+)
 
 MAX_RANK, ALIGNMENT, MAX_THREADS = 8, 64, 64
 """Of arrays: axes, and bytes that their first one is to be a multiple of; of a session: threads."""
@@ -52,6 +60,11 @@ class Source(ctypes.Structure):
         ("password_size", ctypes.c_size_t),
         ("max_bytes", ctypes.c_size_t),
         ("max_kdf_bytes", ctypes.c_size_t),
+        ("trusted", ctypes.c_char_p),
+        ("trusted_size", ctypes.c_size_t),
+        ("signature_path", ctypes.c_char_p),
+        ("signature", ctypes.c_char_p),
+        ("signature_size", ctypes.c_size_t),
     )
 
 
@@ -82,6 +95,7 @@ _ERRORS: Mapping[int, type[ForgeError]] = {
     8: DataError,  # cancelled
     9: NoProgramError,
     10: ConfigError,
+    11: UntrustedError,
 }
 """What each code of `forge.h` is here."""
 

@@ -7,7 +7,9 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from forge_runtime.errors import ArtifactError, ConfigError
@@ -15,6 +17,9 @@ from forge_runtime.interface import Interface, Tensor
 from forge_runtime.library import ALIGNMENT, Port, Source, failure, libforge
 from forge_runtime.limits import Limits
 from forge_runtime.secret import Secret
+
+MAX_KEYS = 1 << 20
+"""Bytes of a file of public keys that are read."""
 
 
 @runtime_checkable
@@ -31,6 +36,45 @@ class Made(Protocol):
 FileOrBytes = str | os.PathLike[str] | bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whose signature a library must have: ``keys``, lines of .pub files; ``signature``: None for the one beside it."""
+
+    keys: bytes
+    signature: FileOrBytes | None
+
+    @classmethod
+    def of(cls, trusted: Sequence[str | os.PathLike[str]] | None, signature: FileOrBytes | None) -> Trust | None:
+        """Take keys, each a line or a file of lines. Raises ConfigError for what is neither, and for a single text."""
+        if trusted is None and signature is None:
+            return None
+        if trusted is None or isinstance(trusted, str | bytes | os.PathLike):
+            found = "none" if trusted is None else "a single text"
+            raise ConfigError("trusted", "a list of public keys", found, "give trusted=['ssh-ed25519 AAAA...']")
+        return cls(b"\n".join(map(_key_lines, trusted)), signature)
+
+    def ask(self, source: Source) -> None:
+        """Ask libforge to check it."""
+        source.trusted, source.trusted_size = self.keys, len(self.keys)
+        if isinstance(self.signature, bytes):
+            source.signature, source.signature_size = self.signature, len(self.signature)
+        elif self.signature is not None:
+            source.signature_path = _path(self.signature, name_of(self.signature, "signature"))
+
+
+def _key_lines(key: str | os.PathLike[str]) -> bytes:
+    if isinstance(key, str) and key.startswith("ssh-"):
+        return key.encode()
+    where = name_of(key, "trusted")
+    _path(key, where)
+    try:
+        with Path(key).open("rb") as stream:
+            return stream.read(MAX_KEYS)
+    except OSError as error:
+        found = error.strerror or "an error"
+        raise ConfigError(where, "a public key, or a file of them", found, "correct the path") from error
+
+
 class Model:
     """A library that was opened: its handle, metadata and interface. It never changes, and threads may share it."""
 
@@ -40,6 +84,7 @@ class Model:
         key: FileOrBytes | None,
         password: Secret | None,
         limits: Limits,
+        trust: Trust | None = None,
     ) -> None:
         """Open it. Raises ArtifactError, SecretError, and ConfigError for what names no file."""
         self.where = name_of(source, "model library")
@@ -63,6 +108,8 @@ class Model:
         if password is not None:
             asked.password = password.reveal()
             asked.password_size = len(password.reveal())
+        if trust is not None:
+            trust.ask(asked)
         self.handle = ctypes.c_void_p()
         library = libforge()
         if code := library.forge_open_from(ctypes.byref(asked), ctypes.byref(self.handle)):

@@ -13,7 +13,7 @@ import forge_pipeline
 from forge_pipeline.codegen.lowering import LOWERING
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -24,6 +24,12 @@ def _anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     titles = HEADING.findall(FENCE.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_attack_has_its_test() -> None:
+    named = re.findall(r"^\| .* \| `(\S+)::(\w+)` \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    assert len(named) > 20
+    assert [row for row in named if f"def {row[1]}(" not in (ROOT / row[0]).read_text()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

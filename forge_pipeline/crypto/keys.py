@@ -1,4 +1,4 @@
-"""Where passwords come from. A configuration names places, in order of preference; the first that has one wins.
+"""Where passwords and private keys come from. Places are named in order of preference; the first that has one wins.
 
     env:NAME               an environment variable
     file:PATH              a file that only its owner can read
@@ -6,7 +6,7 @@
     prompt                 the terminal, twice, without echo
     keyring:SERVICE/NAME   the desktop's or the system's keyring
 
-A password is never a configuration value and never an argument: both can be read by others.
+Neither is ever a configuration value or an argument: both can be read by others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ FORMS = "env:NAME, file:PATH, fd:N, prompt or keyring:SERVICE/NAME"
 
 
 Reader = Callable[[], Secret | None]
+_OPTION = "encrypt.password"
 
 
 def checked_sources(sources: Sequence[str]) -> list[Reader]:
@@ -47,16 +48,26 @@ def read_password(sources: Sequence[str]) -> Secret:
 
     Raises ConfigError as ``checked_sources`` does, and SecretError where no source has one or one is kept unsafely.
     """
-    for read in checked_sources(sources):
+    made = "`forge-pipeline password PATH` makes one"
+    return read_secret(
+        sources, "password", fix=f"set the variable or write the file ({made}); {_OPTION} lists the places"
+    )
+
+
+def read_secret(sources: Sequence[str], name: str, *, fix: str, option: str = _OPTION) -> Secret:
+    """Return what the first of ``sources`` has, as ``read_password`` does; messages call it ``name``.
+
+    ``fix`` says what to do where there is none; ``option`` names the sources.
+    """
+    for read in [_reader(source, option) for source in sources]:
         secret = read()
         if secret is not None:
             return secret
     raise SecretError(
-        "password",
+        name,
         f"one in {', '.join(sources)}" if sources else "the name of a place that holds it",
         "none there" if sources else "no place named",
-        "set the variable or write the file (`forge-pipeline password PATH` makes one); "
-        "encrypt.password lists the places",
+        fix,
     )
 
 
@@ -78,7 +89,7 @@ def generate_password_file(path: Path) -> None:
         Path(name).unlink()
 
 
-def _reader(source: str) -> Reader:
+def _reader(source: str, option: str = _OPTION) -> Reader:
     kind, _, rest = source.partition(":")
     if kind == "prompt" and source == "prompt":
         return _from_prompt
@@ -91,10 +102,10 @@ def _reader(source: str) -> Reader:
     if kind == "keyring" and all(rest.partition("/")[::2]):
         return lambda: _from_keyring(*rest.split("/", 1))
     raise ConfigError(
-        "encrypt.password",
+        option,
         FORMS,
         "an entry of another form (not shown: it might be a secret)",
-        "name the place of the password, never the password itself",
+        "name the place of the secret, never the secret itself",
     )
 
 

@@ -19,6 +19,7 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepare
+from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
@@ -139,6 +140,8 @@ class StoreOptions:
     remote_rate: float
     remote_patience: float
     enabled: bool
+    sign: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -153,7 +156,8 @@ def open_store(options: Any) -> Iterator[Store]:
             yield store
         return
     root = store_root(None if config.path is None else Path(config.path))
-    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting) as store:
+    vouched = notary(config.sign, config.trusted)
+    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting, notary=vouched) as store:
         yield store
 
 

@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.content import Content
-from forge_pipeline.errors import StoreError
+from forge_pipeline.errors import StoreError, UntrustedError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
 from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk
+from forge_pipeline.store.notary import Notary
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
@@ -42,7 +43,8 @@ class Store:
 
     ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
     ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
-    behind; it stays its owner's to close. Close the store, or use it in a ``with`` block, to have uploads finished.
+    behind; it stays its owner's to close. ``notary`` signs what goes there and decides which records are taken, by
+    default all that are whole. Close the store, or use it in a ``with`` block, to have uploads finished.
     Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
     is none.
     """
@@ -54,8 +56,10 @@ class Store:
         *,
         on_damage: Callable[[str], None] = _log.warning,
         on_wait: Callable[[str], None] = lambda key: None,
+        notary: Notary | None = None,
     ) -> None:
         self._on_damage, self._on_wait = on_damage, on_wait
+        self._notary = notary or Notary()
         self._remote = remote
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root, on_damage)
@@ -173,7 +177,9 @@ class Store:
         self._index.put(action)
         self._note_sizes(action)
         if self._remote is not None and share:
-            self._remote.upload(key, record, {digest: self.path(digest) for digest in outputs.values()})
+            self._remote.upload(
+                key, self._notary.sealed(record), {digest: self.path(digest) for digest in outputs.values()}
+            )
         return action
 
     def path(self, digest: str) -> Path:
@@ -257,9 +263,14 @@ class Store:
         if self._remote is None or record is None:
             return None
         try:
-            action = decode(record, key)
+            action = decode(self._notary.opened(record), key)
         except DamagedRecordError:
             self._remote.distrust(ACTIONS, key)
+            return None
+        except UntrustedError as error:
+            self._on_damage(
+                f"not taken from the remote: action {key[:16]}: expected {error.expected}, found {error.found}"
+            )
             return None
         if not self._complete(action, owed=False):
             return None

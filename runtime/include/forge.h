@@ -27,7 +27,8 @@ enum {
     FORGE_KERNEL,      /* a kernel refused its arguments */
     FORGE_CANCELLED,   /* by forge_cancel */
     FORGE_UNSUPPORTED, /* a library without a program: for a GPU */
-    FORGE_USAGE        /* a call that this interface does not allow */
+    FORGE_USAGE,       /* a call that this interface does not allow */
+    FORGE_UNTRUSTED    /* signed by no trusted key */
 };
 
 enum { FORGE_MAX_RANK = 8, FORGE_ALIGNMENT = 64, FORGE_MAX_THREADS = 64 };
@@ -67,7 +68,8 @@ typedef struct {
 /* What to open: a path, or a file's contents; for an encrypted model its key file, too, and the password. NULL and 0 for
  * what is not given, and for limits that need not be: bytes that the file, and deriving the key, may take. A plain library
  * in memory that is aligned to FORGE_ALIGNMENT is used where it lies and must stay as it is; anything else is read or
- * copied once. */
+ * copied once. With trusted, public keys as lines "ssh-ed25519 AAAA...", it must be signed by one of them: by the signature
+ * that is given, else by that of signature_path, else by the one beside path, whose name has .sig at its end. */
 typedef struct {
     const char *path;
     const void *file;
@@ -78,6 +80,11 @@ typedef struct {
     const void *password;
     size_t password_size;
     size_t max_bytes, max_kdf_bytes;
+    const void *trusted;
+    size_t trusted_size;
+    const char *signature_path;
+    const void *signature;
+    size_t signature_size;
 } forge_source;
 
 /* key_path and password are NULL for a model that is not encrypted. */

@@ -6,6 +6,7 @@ const model_of = @import("core").model;
 const p = @import("core").program;
 const platform = @import("core").platform;
 const session_of = @import("core").session;
+const signature = @import("core").signature;
 const Error = message.Error;
 const Model = model_of.Model;
 const Session = session_of.Session;
@@ -24,6 +25,11 @@ const Source = extern struct {
     password_size: usize = 0,
     max_bytes: usize = 0,
     max_kdf_bytes: usize = 0,
+    trusted: ?[*]const u8 = null,
+    trusted_size: usize = 0,
+    signature_path: ?[*:0]const u8 = null,
+    signature: ?[*]const u8 = null,
+    signature_size: usize = 0,
 };
 const gpa = std.heap.page_allocator;
 const key_limit = 1 << 20;
@@ -40,15 +46,24 @@ fn missing(comptime what: []const u8) Error {
     return message.fail(error.Usage, what ++ ": expected a pointer, found NULL\nfix: pass what forge.h says", .{});
 }
 
-fn create(made: *?*Model, file: platform.File, secret: model_of.Secret, comptime opened: anytype) Error!void {
-    const model = gpa.create(Model) catch {
+fn create(made: *?*Model, file: platform.File, secret: model_of.Secret, source: *const Source, comptime opened: anytype) Error!void {
+    const is_signed, const model = prepared(source, file) catch |failure| {
         if (opened == Model.openOwned) platform.unmap(file.memory);
-        return noMemory();
+        return failure;
     };
-    model.* = .{};
+    model.* = .{ .is_signed = is_signed };
     errdefer destroy(model);
     try opened(model, file, secret);
     made.* = model;
+}
+
+/// Whether the file was signed, which it was where keys are given, and room for its model.
+fn prepared(source: *const Source, file: platform.File) Error!struct { bool, *Model } {
+    if (source.trusted) |keys| {
+        const given: ?[]const u8 = if (source.signature) |text| text[0..source.signature_size] else null;
+        try signature.check(file.memory[0..file.size], .{ .keys = keys[0..source.trusted_size], .signature = given, .path = source.signature_path, .signed = source.path });
+    } else if (source.signature != null or source.signature_path != null) return missing("trusted");
+    return .{ source.trusted != null, gpa.create(Model) catch return noMemory() };
 }
 
 fn destroy(model: *Model) void {
@@ -69,15 +84,15 @@ fn open(source: *const Source, made: *?*Model) Error!void {
         secret.key = key_file[0..key.size];
     }
     const limit = limitOf(source.max_bytes);
-    if (source.path) |path| return create(made, try platform.readFile(path, limit, model_of.look), secret, Model.openOwned);
+    if (source.path) |path| return create(made, try platform.readFile(path, limit, model_of.look), secret, source, Model.openOwned);
     const file = source.file.?[0..source.size];
     if (file.len > limit) return platform.tooLarge("library", file.len, limit);
     if (!model_of.isSealed(file) and @intFromPtr(file.ptr) % abi.alignment == 0)
-        return create(made, .{ .memory = @constCast(@alignCast(file)), .size = file.len }, secret, openHere);
+        return create(made, .{ .memory = @constCast(@alignCast(file)), .size = file.len }, secret, source, openHere);
     try model_of.look(file[0..@min(16, file.len)], file, file.len);
     const copy = try platform.map(file.len);
     @memcpy(copy[0..file.len], file);
-    return create(made, .{ .memory = copy, .size = file.len }, secret, Model.openOwned);
+    return create(made, .{ .memory = copy, .size = file.len }, secret, source, Model.openOwned);
 }
 
 fn openHere(model: *Model, file: platform.File, secret: model_of.Secret) Error!void {

@@ -7,3 +7,4 @@ pub const platform = @import("platform.zig");
 pub const pool = @import("pool.zig");
 pub const program = @import("program.zig");
 pub const session = @import("session.zig");
+pub const signature = @import("signature.zig");

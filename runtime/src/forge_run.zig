@@ -13,6 +13,7 @@ const Error = message.Error;
 const model_of = @import("core").model;
 const Model = model_of.Model;
 const Session = @import("core").session.Session;
+const signature = @import("core").signature;
 const Array = @import("core").session.Array;
 const Options = options_of.Options;
 const Milliseconds = decimal.Milliseconds;
@@ -83,8 +84,14 @@ fn noMemory() Error {
 }
 
 fn open(options: *const Options, model: *Model, linked: ?[]align(abi.alignment) const u8, path: [:0]const u8) Error!void {
-    if (linked) |artifact| if (!model_of.isSealed(artifact) and options.key == null) return model.openHere(artifact, .{});
+    if (linked) |artifact| if (!model_of.isSealed(artifact) and options.key == null and options.trusted == null) return model.openHere(artifact, .{});
     const file = if (linked) |artifact| try platform.copy(artifact) else try platform.readFile(path, 1 << 46, model_of.look);
+    if (options.trusted) |keys_path| {
+        const keys = try platform.readFile(keys_path, 1 << 20, null);
+        defer platform.unmap(keys.memory);
+        try signature.check(file.memory[0..file.size], .{ .keys = keys.memory[0..keys.size], .path = if (options.signature) |given| given.ptr else null, .signed = if (linked == null) path.ptr else null });
+        model.is_signed = true;
+    } else if (options.signature != null) return message.fail(error.Usage, "--trusted: expected keys to check the signature with, found none\nfix: give it beside --signature", .{});
     const key_path = options.key orelse return model.openOwned(file, .{});
     const key = try platform.readFile(key_path, 1 << 20, null);
     defer platform.unmap(key.memory);

@@ -2,7 +2,7 @@
 //! what to do.
 const std = @import("std");
 
-pub const Error = error{ Memory, File, Damaged, Password, Machine, Input, Kernel, Cancelled, Unsupported, Usage };
+pub const Error = error{ Memory, File, Damaged, Password, Machine, Input, Kernel, Cancelled, Unsupported, Usage, Untrusted };
 
 threadlocal var text: [1200:0]u8 = @splat(0);
 
@@ -112,5 +112,6 @@ pub fn number(code: Error) c_int {
         error.Cancelled => 8,
         error.Unsupported => 9,
         error.Usage => 10,
+        error.Untrusted => 11,
     };
 }

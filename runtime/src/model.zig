@@ -37,6 +37,8 @@ pub const Model = struct {
     /// The library, where it is this model's own; a plaintext is wiped.
     file: platform.Memory = &.{},
     is_plaintext: bool = false,
+    /// The file is the one that somebody trusted signed: its own digest tells nothing more.
+    is_signed: bool = false,
     image: elf.Image = .{},
     program: p.Program = undefined,
     weights: []const u8 = &.{},
@@ -57,7 +59,7 @@ pub const Model = struct {
             library = @alignCast(try sealed.open(library, key, password, secret.limit));
         } else if (secret.isGiven()) return notSealed();
         try platform.protect(model.file, .read);
-        const parts = try split(library);
+        const parts = try split(library, model.is_signed and !model.is_plaintext);
         try model.start(parts);
         model.release(parts);
     }
@@ -65,7 +67,7 @@ pub const Model = struct {
     /// Open a library where it lies: it must be 64-byte aligned, and stay as it is while the model is open.
     pub fn openHere(model: *Model, file: []align(abi.alignment) const u8, secret: Secret) Error!void {
         if (secret.isGiven()) return notSealed();
-        try model.start(try split(file));
+        try model.start(try split(file, model.is_signed));
     }
 
     pub fn close(model: *Model) void {
@@ -181,8 +183,8 @@ fn checkEnd(last: []const u8) Error!void {
     return message.fail(error.Damaged, wrong, .{if (is_old) "format 1, of an older release" else "a file that is cut off, or another kind of file"});
 }
 
-/// The parts of a library, after every byte of it was checked.
-fn split(file: []align(abi.alignment) const u8) Error!Parts {
+/// The parts of a library, after every byte of it was checked; what is known to be whole is not digested again.
+fn split(file: []align(abi.alignment) const u8, is_whole: bool) Error!Parts {
     try checkEnd(file);
     const footer = file[file.len - footer_size ..];
     if (number(u16, footer[8..]) != 2 or number(u16, footer[10..]) != 0 or !std.mem.allEqual(u8, footer[40..64], 0)) return message.fail(error.Damaged, wrong, .{"another format"});
@@ -192,8 +194,7 @@ fn split(file: []align(abi.alignment) const u8) Error!Parts {
     const program = std.mem.alignForward(usize, weights + sizes[1], abi.alignment);
     if (program + sizes[2] + sizes[3] + footer_size != file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
     const is_padded = std.mem.allEqual(u8, file[sizes[0]..weights], 0) and std.mem.allEqual(u8, file[weights + sizes[1] .. program], 0);
-    const digest = sealed.sha256(file[0 .. file.len - digest_size]);
-    if (!is_padded or !std.mem.eql(u8, &digest, footer[footer_size - digest_size ..])) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
+    if (!is_padded or !(is_whole or std.mem.eql(u8, &sealed.sha256(file[0 .. file.len - digest_size]), footer[footer_size - digest_size ..]))) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
     return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]), .metadata = file[program + sizes[2] ..][0..sizes[3]] };
 }
 

@@ -20,6 +20,8 @@ pub const help =
     \\  --memory                bytes of weights and arena, and the most that the process had
     \\  --key FILE              key file of an encrypted model
     \\  --password-file FILE    its password; one newline at the end does not count
+    \\  --trusted FILE          public keys, a line each: run only what one of them signed
+    \\  --signature FILE        its signature; MODEL.sig without
     \\  --json                  say all of it as one line of JSON
     \\  --help, --version
     \\
@@ -63,6 +65,8 @@ pub const Options = struct {
     json: bool = false,
     key: ?[:0]const u8 = null,
     password_file: ?[:0]const u8 = null,
+    trusted: ?[:0]const u8 = null,
+    signature: ?[:0]const u8 = null,
     help: bool = false,
     version: bool = false,
 };
@@ -89,7 +93,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
             continue;
         }
         if (flag(options, argument)) continue;
-        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file" }) |known| {
+        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file", "--trusted", "--signature" }) |known| {
             if (std.mem.eql(u8, known, argument)) break true;
         } else false;
         if (!is_known) return message.fail(error.Usage, "command line: expected an option, found {s}\nfix: see forge-run --help", .{argument});
@@ -107,6 +111,8 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
         }
         if (std.mem.eql(u8, argument, "--key")) options.key = value;
         if (std.mem.eql(u8, argument, "--password-file")) options.password_file = value;
+        if (std.mem.eql(u8, argument, "--trusted")) options.trusted = value;
+        if (std.mem.eql(u8, argument, "--signature")) options.signature = value;
     }
 }
 

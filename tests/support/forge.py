@@ -10,7 +10,7 @@ import numpy as np
 
 from forge_runtime.library import ForgeArray, Kernel, Source
 
-MEMORY, FILE, DAMAGED, PASSWORD, MACHINE, INPUT, KERNEL, CANCELLED, UNSUPPORTED, USAGE = range(1, 11)
+MEMORY, FILE, DAMAGED, PASSWORD, MACHINE, INPUT, KERNEL, CANCELLED, UNSUPPORTED, USAGE, UNTRUSTED = range(1, 12)
 
 Time = Kernel
 

@@ -50,6 +50,13 @@ def test_numpy_opens_the_file_without_pickle(net: ONNXModule, feeds: list[Feed])
         assert archive["histogram"][row].sum() == 2 * 8 * 8 * 8
 
 
+def test_no_sample_is_in_the_file(net: ONNXModule, feeds: list[Feed]) -> None:
+    content = learn(net, feeds).to_bytes()  # not compressed
+    for feed in feeds:
+        values = np.ascontiguousarray(feed["image"]).ravel()
+        assert not any(values[at : at + 4].tobytes() in content for at in range(len(values) - 4))
+
+
 def test_ranges_of_two_models_do_not_merge(net: ONNXModule, feeds: list[Feed]) -> None:
     other = net.copy()
     other.mod.graph.initializer[0].raw_data = bytes(len(other.mod.graph.initializer[0].raw_data))

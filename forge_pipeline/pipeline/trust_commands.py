@@ -1,0 +1,153 @@
+"""What `forge-pipeline keygen`, `sign` and `verify` do: who built a file, and whether a build is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from forge_pipeline.content import open_stream
+from forge_pipeline.crypto import signing
+from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
+from forge_pipeline.digest import digest_bytes, digest_file
+from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
+from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
+from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import MODEL_FILES
+from forge_runtime.text import shown
+
+MAX_MANIFEST = 16 << 20
+"""Bytes of a manifest; what is larger is none."""
+
+
+def keygen(path: Path, comment: str) -> str:
+    """Write a new key pair; return the public line."""
+    return signing.generate_key(path, comment)
+
+
+def sign(path: Path, sources: Sequence[str]) -> str:
+    """Sign a file, or what was delivered into a folder: its models and its manifest. Return a line for each."""
+    key = signing.read_key(sources)
+    files = [path]
+    if path.is_dir():
+        files = [path / name for name in (*MODEL_FILES.values(), MANIFEST) if os.path.lexists(path / name)]
+        if path / MANIFEST not in files:
+            raise _no_manifest(path)
+    signatures = {file: signing.sign(bytes.fromhex(_digest(file)), key) for file in files}
+    for file, signature in signatures.items():
+        write_atomically(_beside(file), signature)
+    return "\n".join(shown(f"signed    {file}") for file in files)
+
+
+def verify(path: Path, trusted_files: Sequence[Path]) -> str:
+    """Return a line for each file with its digest and who signed it, all of them sound.
+
+    A file must be signed by a trusted key. Of a folder, the manifest and the models must be, and every deliverable must
+    be what the manifest says: all of one build, none missing, none added. Raises ForgeError.
+    """
+    trusted = signing.read_trusted(trusted_files)
+    if not path.is_dir():
+        digest = _digest(path)
+        return _line(path, digest, _signer(path, digest, trusted))
+    return "\n".join(_folder_lines(path, trusted))
+
+
+def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
+    if not os.path.lexists(folder / MANIFEST):
+        raise _no_manifest(folder)
+    content = _read(folder / MANIFEST, MAX_MANIFEST)
+    signer = _signer(folder / MANIFEST, digest_bytes(content), trusted)
+    yield _line(folder / MANIFEST, digest_bytes(content), signer)
+    wanted = _deliverables(folder / MANIFEST, content)
+    for name in sorted({name for stage in STAGES.values() for name in stage.deliverables} | wanted.keys()):
+        file, digest = folder / name, wanted.get(name)
+        if digest is None:
+            if os.path.lexists(file):
+                raise _another(file, "nothing: this build gave no such file", "one")
+            continue
+        found = _digest(file)
+        if found != digest:
+            raise _another(file, f"the file of this build, with digest {digest}", found)
+        yield _line(file, found, _signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
+
+
+def _deliverables(path: Path, content: bytes) -> dict[str, str]:
+    """Return the digests of what a build delivered, by name."""
+    try:
+        stages = json.loads(content)["stages"]
+        outputs = {entry["stage"]: entry["outputs"] for entry in stages}
+        return {
+            name: str(given[name])
+            for stage, given in outputs.items()
+            for name in STAGES.pick(stage, where=str(path)).deliverables
+            if name in given
+        }
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            str(path), "a manifest of forge-pipeline", "another form", "deliver the build again"
+        ) from error
+
+
+def _signer(file: Path, digest: str, trusted: Mapping[str, str]) -> str:
+    """Return what to call the trusted key that signed a file. Raises UntrustedError."""
+    place = _beside(file)
+    if not os.path.lexists(place):
+        raise _untrusted(file, "no signature beside it")
+    try:
+        key = signing.signer(bytes.fromhex(digest), _read(place, MAX_SIGNATURE))
+    except ArtifactError as error:
+        raise _untrusted(file, f"a signature that is {error.found}") from error
+    if key not in trusted:
+        raise _untrusted(file, f"a signature of {key}")
+    return trusted[key] or key
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f"{file.name}{SUFFIX}")
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with _told(path), open_stream(path) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise _another(path, f"at most {limit} bytes", "more")
+    return content
+
+
+def _digest(path: Path) -> str:
+    with _told(path):
+        return digest_file(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an ArtifactError."""
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or "an error"
+        raise ArtifactError(str(path), "a file that can be read", found, "correct the path") from error
+
+
+def _line(file: Path, digest: str, signer: str) -> str:
+    return shown(f"{file.name:<18} {digest}  {signer}", 200)
+
+
+def _untrusted(file: Path, found: str) -> UntrustedError:
+    fix = "take the file and its .sig from who built it; trust a key only if you know whose it is"
+    return UntrustedError(str(file), "one that a trusted key signed", found, fix)
+
+
+def _another(file: Path, expected: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        str(file), expected, found, "deliver the build again, or take the folder anew from who built it"
+    )
+
+
+def _no_manifest(folder: Path) -> ForgeError:
+    return ForgeError(
+        str(folder), f"a folder that `forge-pipeline run` delivered to, with {MANIFEST}", "none",
+        "name the file itself, or deliver the build again",
+    )  # fmt: skip
