@@ -129,7 +129,8 @@ fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Err
 }
 
 fn fits(port: p.Port, file: npy.File, path: []const u8) Error!void {
-    if (file.dtype.equals(port.dtype) and file.rank == port.rank) return;
+    const is_bits = port.dtype.code == 4 and file.dtype.code == 1 and file.dtype.bits == port.dtype.bits; // bfloat16
+    if ((is_bits or file.dtype.equals(port.dtype)) and file.rank == port.rank) return;
     var wanted: [64]u8 = undefined;
     var found: [64]u8 = undefined;
     return message.fail(error.Input, "input {s}: expected {s} of {d} axes, found {s} of {d} in {s}\nfix: give an array that fits the model", .{ port.name, dtypeName(&wanted, port.dtype), port.rank, dtypeName(&found, file.dtype), file.rank, path });
