@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import tarfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from forge_pipeline.digest import digest_file
-from forge_pipeline.errors import DeviceError, MachineError
+from forge_pipeline.errors import ForgeError, MachineError
 from forge_pipeline.runners.contract import Facts, Job, refusal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.ssh import Connection, LostError, connected, unusable
 from forge_pipeline.runtime.native import native_runner
 from forge_pipeline.target.host import ARCHITECTURES
 
+PROGRAM: Final = "forge-run"
+SAID, ERROR, BEFORE, AFTER = "said", "error", "before", "after"
+"""The files of texts that come back beside the outputs."""
+
 PAUSE: Final = 1.0
 """Seconds before a connection is tried again, doubled each time."""
 
-ABOUT: Final = """
-echo arch=$(uname -m)
-echo kernel=$(uname -r)
-echo cpu=$(sed -n 's/^model name[^:]*: *//p;s/^Model[^:]*: *//p;s/^uarch[^:]*: *//p' /proc/cpuinfo | head -n 1)
-"""
 STATE: Final = """
 echo governor=$(cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor 2>/dev/null | sort -u | tr '\\n' ' ')
 echo khz=$(cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_cur_freq 2>/dev/null | sort -n | tail -n 1)
@@ -60,79 +62,86 @@ class Board:
         raise AssertionError  # a loop of at least one turn
 
     def _run(self, connection: Connection, job: Job) -> Facts:
-        about = _facts(connection, ABOUT)
-        arch = ARCHITECTURES.get(about.get("arch", ""), about.get("arch", "unknown"))
+        about = connection.about
+        arch = ARCHITECTURES.get(about["arch"], about["arch"])
         wanted = self.triple.partition("-")[0]
         if arch != ARCHITECTURES.get(wanted):
             fix = "choose a target of its architecture, or another device"
             raise MachineError(f"device {self.name}", f"a board of {wanted}", f"one of {arch}", fix)
-        program = _runner(connection, native_runner(arch))
-        work = connection.work
-        for path in (job.library, *job.inputs.values()):
-            _put(connection, path, f"{work}/{path.name}")
-        if self.device.cool_down:
-            time.sleep(self.device.cool_down)
-        before = _facts(connection, STATE)
-        done = connection.run(f"cd {shlex.quote(work)} && echo $$ > pid && exec {self._command(program, job)}")
+        program = native_runner(arch)
+        digest = digest_file(program)
+        sent, got = job.folder / "sent.tar", job.folder / "got.tar"
+        _pack(sent, job, None if digest in connection.programs else program)
+        done = connection.run(self._script(connection.work, f"forge-run-{digest}", job), sent, got)
+        if not got.stat().st_size:
+            raise unusable(self.device, done.said)
+        texts = _unpack(got, job)
         if done.status != 0:
-            raise _full(self.device, done.said) or refusal(f"device {self.name}", done.status, done.said)
-        facts: dict[str, Any] = json.loads(done.answer)
-        after = _facts(connection, STATE)
-        for index in range(job.outputs):
-            self._fetch(connection, f"{work}/out{index}.npy", job.folder / f"out{index}.npy")
-        return facts | _told(about, before, after) | {"waited": connection.waited}
+            raise _refusal(self.device, done.status, texts[ERROR])
+        facts: dict[str, Any] = json.loads(texts[SAID])
+        return facts | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
 
-    def _command(self, program: str, job: Job) -> str:
+    def _script(self, work: str, program: str, job: Job) -> str:
+        """Return what is run on the board: a tar archive in, a tar archive out, and forge-run's exit status."""
+        place = f"{self.device.folder}/{program}"
         inputs = {name: path.name for name, path in job.inputs.items()}
-        words = [*self.device.prefix, program, job.library.name, *job.arguments(inputs, ".")]
+        words = [*self.device.prefix, place, job.library.name, *job.arguments(inputs, ".")]
         if self.device.cpus:
             words += ["--cpus", ",".join(map(str, self.device.cpus))]
-        return shlex.join(words)
-
-    def _fetch(self, connection: Connection, source: str, path: Path) -> None:
-        done = connection.run(f"cat {shlex.quote(source)}", into=path)
-        if done.status != 0:
-            raise unusable(self.device, done.said)
-
-
-def _facts(connection: Connection, script: str) -> dict[str, str]:
-    """Return what a script says in lines of ``name=value``, without what has no value."""
-    lines = connection.run(script).answer.decode("utf-8", "replace").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition("=") for line in lines) if value.strip()}
+        own = "echo $$ >pid; exec " + shlex.join(words)  # `exec`: what the keeper ends is forge-run
+        return f"""cd {shlex.quote(work)} && tar xf - || exit
+            [ ! -f forge-run ] || {{ chmod 700 forge-run && mv forge-run {shlex.quote(place)}; }} || exit
+            sleep {self.device.cool_down:g}
+            state() {{ {STATE} }}
+            state >{BEFORE}
+            sh -c {shlex.quote(own)} >{SAID} 2>{ERROR}; code=$?
+            state >{AFTER}
+            rm -f pid {shlex.join([job.library.name, *inputs.values()])}
+            tar cf - * && exit $code"""
 
 
-def _runner(connection: Connection, program: Path) -> str:
-    """Return where forge-run of these bytes is on the board, sent there unless it has it."""
-    digest = digest_file(program)
-    place = f"{connection.device.folder}/forge-run-{digest}"
-    check = f"echo {digest}'  '{shlex.quote(place)} | sha256sum -c"
-    if connection.run(check).status != 0:
-        _put(connection, program, place)
-        done = connection.run(f"chmod 700 {shlex.quote(place)} && {check}")
-        if done.status != 0:
-            raise unusable(connection.device, done.said)
-    return place
+def _pack(archive: Path, job: Job, program: Path | None) -> None:
+    with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as packed:
+        if program is not None:
+            packed.add(program, PROGRAM)
+        for path in (job.library, *job.inputs.values()):
+            packed.add(path, path.name)
 
 
-def _put(connection: Connection, path: Path, place: str) -> None:
-    part = shlex.quote(f"{place}.part")
-    done = connection.run(f"cat > {part} && mv {part} {shlex.quote(place)} || {{ rm -f {part}; exit 1; }}", send=path)
-    if done.status != 0:
-        raise _full(connection.device, done.said) or unusable(connection.device, done.said)
+def _unpack(archive: Path, job: Job) -> dict[str, str]:
+    """Put the outputs into the job's folder; return the texts. Names that are not expected are not looked at."""
+    texts = dict.fromkeys((SAID, ERROR, BEFORE, AFTER), "")
+    outputs = {f"out{index}.npy" for index in range(job.outputs)}
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            stream = packed.extractfile(member) if member.isreg() else None
+            if stream is None:
+                continue
+            if member.name in texts:
+                texts[member.name] = stream.read().decode("utf-8", "replace")
+            elif member.name in outputs:
+                with (job.folder / member.name).open("wb") as file:
+                    shutil.copyfileobj(stream, file)
+    return texts
 
 
-def _full(device: Device, said: str) -> DeviceError | None:
-    if "No space left" not in said and "a disk that is full" not in said:
-        return None
-    fix = f"make room in {device.folder}, or name another `folder`"
-    return DeviceError(f"device {device.name}", "room for the model, its samples and outputs", "a full disk", fix)
+def _refusal(device: Device, status: int, said: str) -> ForgeError:
+    return unusable(device, said) if "a disk that is full" in said else refusal(f"device {device.name}", status, said)
 
 
-def _told(about: dict[str, str], before: dict[str, str], after: dict[str, str]) -> dict[str, Any]:
+def _lines(text: str) -> dict[str, str]:
+    """Return lines of ``name=value`` as a mapping, without what has no value."""
+    return {
+        name: value.strip() for name, _, value in (line.partition("=") for line in text.splitlines()) if value.strip()
+    }
+
+
+def _told(about: Mapping[str, str], before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
     """Return what the result is recorded with."""
-    told: dict[str, Any] = {"cpu": f"{about['arch']}, {about['cpu']}" if "cpu" in about else about["arch"]}
-    told |= {name: value for name in ("kernel",) if (value := about.get(name))}
-    told |= {name: value for name in ("governor", "khz", "throttled") if (value := after.get(name))}
+    told: dict[str, Any] = {"cpu": f"{about['arch']}, {about['cpu']}" if about["cpu"] else about["arch"]}
+    told |= {"kernel": about["kernel"]} | {
+        name: after[name] for name in ("governor", "khz", "throttled") if name in after
+    }
     for when, state in (("before", before), ("after", after)):
         if "millicelsius" in state:
             told[f"celsius_{when}"] = int(state["millicelsius"]) / 1000

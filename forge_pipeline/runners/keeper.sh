@@ -1,5 +1,5 @@
 # Runs on the board for as long as a build uses it: $1 is the working folder, $2 the seconds of silence that are allowed.
-# Takes the board's lock, makes a folder for the job, says where, and waits. When the build ends, is killed, or is not
+# Takes the board's lock, makes a folder for the job, says where and what the board is and has, and waits. When the build ends, is killed, or is not
 # heard of any more, it kills what runs for it and removes the folder. POSIX shell; flock is util-linux's or busybox's.
 umask 077
 mkdir -p "$1" || exit 70
@@ -22,7 +22,13 @@ finish() {
     done
 ) </dev/null >/dev/null 2>&1 9>&- &
 guard=$!
-echo "ready $work"
+echo "arch=$(uname -m)"
+echo "kernel=$(uname -r)"
+echo "cpu=$(sed -n 's/^model name[^:]*: *//p;s/^Model[^:]*: *//p;s/^uarch[^:]*: *//p' /proc/cpuinfo | head -n 1)"
+for program in "$1"/forge-run-*; do
+    [ ! -f "$program" ] || echo "program=$(sha256sum <"$program" | cut -d ' ' -f 1)"
+done
+echo "ready=$work"
 while read -r _; do : >"$work/heard"; done
 kill $guard
 finish

@@ -13,9 +13,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -39,48 +39,40 @@ class Done:
     """A command that ended on the board."""
 
     status: int
-    answer: bytes
     said: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A board that is ours until the connection ends. ``work`` is a folder there, which ends with it."""
+    """A board that is ours until the connection ends. ``work`` is a folder there, which ends with it.
+
+    ``about``: its `arch`, `kernel` and `cpu`; ``programs``: digests of the forge-runs that it has.
+    """
 
     device: Device
     folder: str
-    work: str = ""
-    waited: bool = False
-    lost: list[str] = field(default_factory=list)
+    work: str
+    about: Mapping[str, str]
+    programs: frozenset[str]
 
-    def run(self, command: str, *, send: Path | None = None, into: Path | None = None) -> Done:
-        """Run a command of the board's shell, with a file as its input; its output becomes the answer, or a file.
+    def run(self, command: str, send: Path, into: Path) -> Done:
+        """Run a command of the board's shell with a file as its input; its output becomes the other file.
 
         Raises LostError where the connection ends before the command.
         """
-        with (
-            (Path(os.devnull) if send is None else send).open("rb") as given,
-            tempfile.TemporaryFile() if into is None else into.open("w+b") as answer,
-        ):
-            words = ["ssh", *_options(self.device), "-o", "ControlMaster=no", "-n" if send is None else "-T"]
-            with subprocess.Popen(
-                [*words, _address(self.device), f"sh -c {shlex.quote(command)}"],
-                stdin=given, stdout=answer, stderr=subprocess.PIPE, cwd=self.folder, env=environment(),
-            ) as child:  # fmt: skip
-                try:
-                    said = (child.communicate()[1] or b"").decode("utf-8", "replace")
-                except BaseException:
-                    child.kill()
-                    raise
-            if child.returncode == GONE:
-                raise lost(self.device, said)
-            content = b"" if into is not None else _whole(answer)
-        return Done(status=child.returncode, answer=content, said=said)
-
-
-def _whole(stream: IO[bytes]) -> bytes:
-    stream.seek(0)
-    return stream.read()
+        words = ["ssh", *_options(self.device), "-o", "ControlMaster=no", "-T", _address(self.device)]
+        with send.open("rb") as given, into.open("wb") as answer, subprocess.Popen(
+            [*words, f"sh -c {shlex.quote(command)}"],
+            stdin=given, stdout=answer, stderr=subprocess.PIPE, cwd=self.folder, env=environment(),
+        ) as child:  # fmt: skip
+            try:
+                said = (child.communicate()[1] or b"").decode("utf-8", "replace")
+            except BaseException:
+                child.kill()
+                raise
+        if child.returncode == GONE:
+            raise lost(self.device, said)
+        return Done(status=child.returncode, said=said)
 
 
 def environment() -> dict[str, str]:
@@ -108,9 +100,11 @@ def connected(device: Device) -> Iterator[Connection]:
             over = threading.Event()
             source, sink = (stream.fileno() for stream in (master.stdout, master.stdin) if stream is not None)
             try:
-                work, waited = _ready(device, source, master, said)
+                lines = _ready(device, source, master, said)
                 threading.Thread(target=_heartbeat, args=(sink, over, device.silence / 4), daemon=True).start()
-                yield Connection(device=device, folder=folder, work=work, waited=waited)
+                about = dict(line.split("=", 1) for line in lines if "=" in line)
+                programs = frozenset(line.partition("=")[2] for line in lines if line.startswith("program="))
+                yield Connection(device=device, folder=folder, work=about["ready"], about=about, programs=programs)
             finally:
                 over.set()
                 _end(master, device)
@@ -145,32 +139,31 @@ def _address(device: Device) -> str:
     return f"{device.user}@{device.host}"
 
 
-def _ready(device: Device, source: int, master: subprocess.Popen[bytes], said: IO[bytes]) -> tuple[str, bool]:
-    """Return the job's folder, and whether another build was waited for."""
-    until, waited, text = time.monotonic() + CONNECT_SECONDS * 2, False, b""
-    while True:
-        line, newline, rest = text.partition(b"\n")
-        if newline:
-            word, _, work = line.decode("utf-8", "replace").partition(" ")
-            text = rest
-            if word == "ready":
-                return work, waited
-            waited, until = True, time.monotonic() + device.wait
-            continue
+def _ready(device: Device, source: int, master: subprocess.Popen[bytes], said: IO[bytes]) -> list[str]:
+    """Return the keeper's lines, once it has the board."""
+    until, text = time.monotonic() + CONNECT_SECONDS * 2, ""
+    while not (text.endswith("\n") and "ready=" in text):
         readable, _, _ = select.select([source], [], [], max(0.0, until - time.monotonic()))
         more = os.read(source, 4096) if readable else b""
         if not more:
-            break
-        text += more
-    if master.poll() is None and waited:
-        raise DeviceError(
+            raise _unready(device, master, said, waited="waiting" in text)
+        text += more.decode("utf-8", "replace")
+        if text == "waiting\n":
+            until = time.monotonic() + device.wait
+    return text.splitlines()
+
+
+def _unready(device: Device, master: subprocess.Popen[bytes], said: IO[bytes], *, waited: bool) -> DeviceError:
+    with suppress(subprocess.TimeoutExpired):
+        master.wait(1)
+    if master.returncode is None and waited:
+        return DeviceError(
             f"device {device.name}", f"its turn within {device.wait:g} s", "another build that uses it",
             "wait for that build to end, or raise `wait` in its file",
         )  # fmt: skip
-    with suppress(subprocess.TimeoutExpired):
-        master.wait(1)
-    why = _whole(said).decode("utf-8", "replace")
-    raise lost(device, why) if master.returncode in (GONE, None) else unusable(device, why)
+    said.seek(0)
+    why = said.read().decode("utf-8", "replace")
+    return lost(device, why) if master.returncode in (GONE, None) else unusable(device, why)
 
 
 def _heartbeat(sink: int, over: threading.Event, seconds: float) -> None:
@@ -209,5 +202,8 @@ def lost(device: Device, said: str) -> DeviceError:
 def unusable(device: Device, said: str) -> DeviceError:
     """Return the error for a board that does not do what every board has to."""
     text = shown(" ".join(said.split())[-200:]) or "no word"
-    fix = f"make room in {device.folder}" if "No space left" in text else "see what it says, and correct it there"
+    if "No space left" in said or "a disk that is full" in said:
+        fix = f"make room in {device.folder}, or name another `folder`"
+        return DeviceError(f"device {device.name}", "room for the model, its samples and outputs", "a full disk", fix)
+    fix = "see what it says, and correct it there"
     return DeviceError(f"device {device.name}", f"a working folder in {device.folder}", text, fix)

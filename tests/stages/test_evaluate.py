@@ -35,7 +35,9 @@ def options(stage: str) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> evaluate.Config:
-    return bind(evaluate.Config, {**options("evaluate"), "runner": "host", "data": asdict(DATA), **changes}, where="evaluate")
+    return bind(
+        evaluate.Config, {**options("evaluate"), "runner": "host", "data": asdict(DATA), **changes}, where="evaluate"
+    )
 
 
 def classifier(*, steps: tuple[float, float] | None = None, batch: str = "N") -> ONNXModule:
