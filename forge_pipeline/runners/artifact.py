@@ -56,13 +56,15 @@ class Wanted:
 class Artifact:
     """``model`` runs it on the feeds, in their order; None where nothing does, and ``why_not`` says what refused it.
 
-    ``where`` names the place; ``is_emulated`` that its time is no time of the target.
+    ``where`` names the place; ``is_emulated`` that its time is no time of the target. ``advice``: why no
+    emulator runs it, where one was looked for.
     """
 
     model: Callable[[Feed], Mapping[str, NDArray[Any]]] | None = None
     where: str | None = None
     is_emulated: bool = False
     why_not: tuple[str, str] = ("", "")
+    advice: str | None = None
     facts: Callable[[Feed], Facts] = lambda feed: {}
     profile: Callable[[Feed], list[KernelTime]] = lambda feed: []
 
@@ -86,7 +88,9 @@ def _opened(library: Library, feeds: Callable[[bool], Iterable[Feed]], wanted: W
         why = engine.expected, engine.found
     place = without_host(wanted.runner, library.metadata["target"], wanted.device)
     if isinstance(place, str):
-        return Artifact(why_not=why or ("a place that runs it", place))
+        return Artifact(
+            why_not=why or ("a place that runs it", place), advice=place if wanted.runner == "auto" else None
+        )
     try:
         found = held.enter_context(_ran(place, library, feeds, wanted))
     except MachineError as refusal:

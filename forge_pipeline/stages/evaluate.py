@@ -179,8 +179,11 @@ def run(
         "compiled": where,
         "worst_layers": [asdict(layer) for layer in worst],
     }
-    if chosen.sizes:
-        report["notes"] = [f"evaluated on {chosen.origin}"]
+    notes = [f"evaluated on {chosen.origin}"] if chosen.sizes else []
+    if artifact.advice is not None:
+        notes.append(f"not run: {artifact.advice}")
+    if notes:
+        report["notes"] = notes
     rows = tuple(asdict(layer) for layer in table)
     return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
