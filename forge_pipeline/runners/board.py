@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import tarfile
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ForgeError, MachineError
-from forge_pipeline.runners.contract import Facts, Job, refusal
+from forge_pipeline.runners.contract import Facts, Job, facts_of, refusal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.ssh import Connection, LostError, connected, unusable
 from forge_pipeline.runtime.native import native_runner
@@ -78,8 +77,7 @@ class Board:
         texts = _unpack(got, job)
         if done.status != 0:
             raise _refusal(self.device, done.status, texts[ERROR])
-        facts: dict[str, Any] = json.loads(texts[SAID])
-        return facts | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
+        return facts_of(texts[SAID]) | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
 
     def _script(self, work: str, program: str, job: Job) -> str:
         """Return what is run on the board: a tar archive in, a tar archive out, and forge-run's exit status."""

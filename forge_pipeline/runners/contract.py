@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Job:
     """One run of ``library``, a file, over files of samples (``inputs``, by the name of the model's input).
 
     A model without inputs has one sample. Outputs are to be in ``folder``: `out0.npy`, `out1.npy`, as many as
-    ``outputs``. ``runs`` more are timed.
+    ``outputs``. ``runs`` more are timed. ``options`` are other words for forge-run.
     """
 
     library: Path
@@ -33,12 +34,23 @@ class Job:
     outputs: int
     folder: Path
     runs: int
+    options: tuple[str, ...] = ()
 
     def arguments(self, inputs: Mapping[str, str], output: str) -> list[str]:
         """Return forge-run's, after the library, for where its files are."""
         samples = ["--samples"] if inputs else []
         files = [f"{name}={path}" for name, path in inputs.items()]
-        return [*files, *samples, "--json", "--output", output, "--runs", str(self.runs)]
+        return [*files, *samples, *self.options, "--json", "--output", output, "--runs", str(self.runs)]
+
+
+def facts_of(answer: str) -> dict[str, Any]:
+    """Return what forge-run said: its line of JSON, and as `kernels` the lines of ``--profile``, if any."""
+    line, _, rest = answer.partition("\n")
+    facts: dict[str, Any] = json.loads(line)
+    rows = [words for words in (row.split(maxsplit=6) for row in rest.splitlines()) if len(words) == 7]
+    if rows:
+        facts["kernels"] = [{"name": row[6], "milliseconds": float(row[2]), "calls": int(row[4])} for row in rows]
+    return facts
 
 
 class Place(Protocol):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge_pipeline import children
-from forge_pipeline.runners.contract import Facts, Job, refusal
+from forge_pipeline.runners.contract import Facts, Job, facts_of, refusal
 from forge_pipeline.runtime.native import native_runner
 from forge_pipeline.target import HOST
 from forge_pipeline.target.host import ARCHITECTURES
@@ -41,5 +40,4 @@ def run_here(name: str, arch: str, job: Job, before: Sequence[str] = ()) -> Fact
     ended = children.run_apart(command, b"")
     if ended.status != 0:
         raise refusal(name, ended.status, ended.said)
-    facts: Facts = json.loads(ended.answer)
-    return facts
+    return facts_of(ended.answer.decode("utf-8", "replace"))
