@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from forge_pipeline.errors import ConfigError, TargetError
@@ -11,9 +12,12 @@ from forge_pipeline.runners.contract import Place
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.emulators import emulator_for
 from forge_pipeline.target import HOST, Target
+from forge_pipeline.target.description import why_not_here
 
 Runner = Literal["auto", "host", "emulator", "ssh", "none"]
 RUNNERS: Final = get_args(Runner)
+DECIDING: Final = ("tag", "kind", "triple", "libc", "cpu", "cpu_flags", "cuda_arch")
+"""What of a target decides where its artifact can be run."""
 OPTION: Final = "evaluate.runner"
 """What a message calls the choice."""
 
@@ -40,19 +44,25 @@ def prefers_host(runner: Runner, has_device: bool) -> bool:
     return runner == "host" or (runner == "auto" and not has_device)
 
 
+def described(target: Mapping[str, Any]) -> Target:
+    """Return a target of which ``target`` says no more than DECIDING; this machine's own for `host`."""
+    here = Target.from_tag(HOST)
+    if target["tag"] == HOST:
+        return here
+    return replace(here, **{**target, "cpu_flags": tuple(target["cpu_flags"])})
+
+
 def place_of(runner: Runner, target: Mapping[str, Any], device: Mapping[str, Any] | None) -> str | None:
     """Return the name of what will run a target's artifact, None for nothing: a part of the action key.
 
-    ``target`` is the configuration's section; ``device`` what the key says of a board.
+    ``target`` has what decides, of the configuration's section; ``device`` what the key says of a board.
     """
-    from forge_pipeline.target.description import why_not_here
-
-    described = Target.from_config(target)
-    if prefers_host(runner, device is not None) and why_not_here(described) is None:
+    wanted = described(target)
+    if prefers_host(runner, device is not None) and why_not_here(wanted) is None:
         return HOST
     if device is not None and runner in ("auto", "ssh"):
         return str(device["name"])
     if runner not in ("auto", "emulator"):
         return None
-    found = emulator_for(described.triple, described.cpu, described.cpu_flags)
+    found = emulator_for(wanted.triple, wanted.cpu, wanted.cpu_flags)
     return None if isinstance(found, str) else found.name

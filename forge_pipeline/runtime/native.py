@@ -1,9 +1,11 @@
-"""`forge-run` for a CPU, built by the ziglang wheel from the sources that come with this package."""
+"""`forge-run` for a CPU: of the wheel of forge-runtime, else built by the ziglang wheel from this package's sources."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,9 @@ SECONDS: Final = 900
 
 def native_runner(arch: str) -> Path:
     """Return the path of `forge-run` for a CPU, which is built unless it is there. Raises CompileError."""
+    installed = Path(sysconfig.get_path("scripts")) / "forge-run"
+    if arch == platform.machine() and installed.exists():
+        return installed
     folder = runtime_dir()
     command = [sys.executable, str(folder / "build.py"), arch]
     try:

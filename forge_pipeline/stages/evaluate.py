@@ -17,7 +17,7 @@ from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value
-from forge_pipeline.runners.choice import RUNNERS, Runner, place_of
+from forge_pipeline.runners.choice import DECIDING, RUNNERS, Runner, described, place_of
 from forge_pipeline.stages.contract import Rest, Result, Slice
 from forge_pipeline.target import HOST, Target
 
@@ -54,7 +54,7 @@ class Config:
     runner: Runner
     machine: str
     data: Preparation
-    target: dict[str, Any] = field(default_factory=lambda: {"tag": HOST, "description": ""})
+    target: dict[str, Any] = field(default_factory=lambda: {"tag": HOST})
     device: dict[str, Any] | None = None
     ran_in: str | None = None
 
@@ -73,7 +73,8 @@ class Config:
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add how samples become inputs, what the artifact is for, and the board that is to run it."""
-    return {**section, "data": rest.preparation, "target": rest.target, "device": rest.device}
+    target = {name: rest.target[name] for name in DECIDING if name in rest.target}
+    return {**section, "data": rest.preparation, "target": target, "device": rest.device}
 
 
 def localized(values: Slice) -> Slice:
@@ -140,7 +141,7 @@ def run(
     wanted = Wanted(
         runner=config.runner,
         device=device,
-        target=Target.from_config(config.target),
+        target=described(config.target),
         latency_runs=config.latency_runs,
     )
     with opened(library, feeds, wanted) as artifact:

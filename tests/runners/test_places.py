@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from forge_pipeline.errors import ArtifactError, ConfigError, MachineError, TargetError
-from forge_pipeline.runners.choice import place_of, without_host
+from forge_pipeline.runners.choice import DECIDING, place_of, without_host
 from forge_pipeline.runners.contract import Place, refusal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.emulators import Emulator, emulator, emulator_for
@@ -43,7 +43,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> Non
 
 
 def config(tag: str) -> dict[str, Any]:
-    return {"tag": tag, "description": ""} if tag == "host" else asdict(Target.from_tag(tag))
+    target = asdict(Target.from_tag(tag))
+    return {"tag": tag} if tag == "host" else {name: target[name] for name in DECIDING}
 
 
 def test_the_place_is_the_same_for_any_version_and_path_of_qemu(
