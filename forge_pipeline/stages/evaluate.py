@@ -8,7 +8,7 @@ apart, with the name of the CPU they were seen on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +54,9 @@ class Config:
     runner: Runner
     machine: str
     data: Preparation
-    target: dict[str, Any] = field(default_factory=lambda: {"tag": HOST})
-    device: dict[str, Any] | None = None
-    ran_in: str | None = None
+    target: dict[str, Any]
+    device: dict[str, Any] | None
+    ran_in: str | None
 
     def __post_init__(self) -> None:
         scores.check(self.metric)
@@ -80,8 +80,8 @@ def sliced(section: Slice, rest: Rest) -> Slice:
 def localized(values: Slice) -> Slice:
     """Name this machine for `host`, what runs the artifact, and the digest of a user's own metric, as it is now."""
     runner: Any = values.get("runner")
-    if runner in RUNNERS:
-        values = values | {"ran_in": place_of(runner, values["target"], values.get("device"))}
+    is_known = runner in RUNNERS  # another is refused with all that is wrong in the section
+    values = values | {"ran_in": place_of(runner, values["target"], values["device"]) if is_known else None}
     machine = {"machine": Target.from_tag(HOST).description} if values.get("machine") == HOST else {}
     metric = values.get("metric")
     return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})

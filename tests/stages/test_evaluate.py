@@ -36,9 +36,9 @@ def options(stage: str) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> evaluate.Config:
-    return bind(
-        evaluate.Config, {**options("evaluate"), "runner": "host", "data": asdict(DATA), **changes}, where="evaluate"
-    )
+    place = {"runner": "host", "target": {"tag": "host"}, "device": None, "ran_in": "host"}
+    values = {**options("evaluate"), **place, "data": asdict(DATA), **changes}
+    return bind(evaluate.Config, values, where="evaluate")
 
 
 def classifier(*, steps: tuple[float, float] | None = None, batch: str = "N") -> ONNXModule:
