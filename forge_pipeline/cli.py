@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -226,6 +227,25 @@ def targets(as_json: bool) -> None:
     from forge_pipeline.target import describe_targets
 
     click.echo(describe_targets(as_json=as_json))
+
+
+@commands.command(short_help="Time libraries in turn: latency, throughput, memory, start, kernels.")
+@click.argument("artifacts", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--device", help="Run them on this board of conf/device, not on this machine.")
+@click.option("--config-dir", type=click.Path(path_type=Path), help="Your own conf folder, with device/NAME.yaml.")
+@click.option("--against", type=click.Path(path_type=Path), help="An ONNX model, for ONNX Runtime to run in turn.")
+@click.option("--runs", type=click.IntRange(min=1), default=200, show_default=True, help="Timed runs in each round.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each has its turn.")
+@click.option("--threads", type=click.IntRange(min=1), help="For throughput; else all of this machine's cores.")
+@click.option("--size", multiple=True, metavar="NAME=N", help="The size of an open extent; else 1.")
+@click.option("--profile", is_flag=True, help="Show what each kernel takes.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw the latencies into this file.")
+def bench(artifacts: tuple[Path, ...], **options: Any) -> None:
+    """Time ARTIFACTs (plain libraries) with random inputs, taking turns, on this machine or on a board."""
+    from forge_pipeline.pipeline.bench import Bench, bench
+
+    click.echo(bench(artifacts, Bench(**options)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

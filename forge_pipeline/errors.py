@@ -20,6 +20,7 @@ __all__ = [
     "CompileError",
     "ConfigError",
     "DataError",
+    "DeviceError",
     "ForgeError",
     "LimitError",
     "MachineError",
@@ -50,6 +51,10 @@ class TargetError(ForgeError):
 
 class CompileError(ForgeError):
     """The compiler, the linker or the check of the compiled model failed."""
+
+
+class DeviceError(ForgeError):
+    """A board cannot be reached, is not the one that it was, or does not do what is asked of it."""
 
 
 class VerificationError(ForgeError):

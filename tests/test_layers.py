@@ -25,7 +25,7 @@ FLOORS = (
     {"frontends", "passes", "relax", "runtime"},
     {"quantization", "target"},
     {"codegen", "evaluation"},
-    {"packaging"},
+    {"packaging", "runners"},
     {"stages"},
     {"pipeline"},
     {"api"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,7 @@ def compare(
     noise = {name: {output: Noise() for output in outputs} for name in models if name in BASE}
     share = 0 if labels is None else len(labels) // len(feeds)
     done = 0
-    for index, feed in enumerate(feeds):
-        if limit is not None and done >= limit:
-            break
+    for index, feed in enumerate(taken(feeds, labels, limit)):
         expected = None if labels is None else labels[index * share : (index + 1) * share]
         results: dict[str, Mapping[str, NDArray[Any]]] = {}
         known: dict[int, Mapping[str, NDArray[Any]]] = {}  # a float model that nothing was quantized in runs once
@@ -72,6 +70,17 @@ def compare(
     return Comparison(
         scores={name: _finite(score.result(), name) for name, score in scores.items()}, noise=noise, samples=done
     )
+
+
+def taken(feeds: Samples | Sequence[Feed], labels: NDArray[Any] | None, limit: int | None) -> Iterator[Feed]:
+    """Yield the feeds until ``limit`` samples are through."""
+    share = 0 if labels is None else len(labels) // len(feeds)
+    done = 0
+    for feed in feeds:
+        if limit is not None and done >= limit:
+            return
+        yield feed
+        done += share or _leading(feed)
 
 
 def _leading(feed: Feed) -> int:

@@ -9,16 +9,13 @@ of the memory as it is from the start of the file, since Linux before 5.18 takes
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from forge_pipeline import children
 from forge_pipeline.content import Buffer, Content, FileRange, Made, pieces
-from forge_pipeline.errors import CompileError, TargetError
-from forge_pipeline.locate import runtime_dir
+from forge_pipeline.errors import TargetError
+from forge_pipeline.runtime.native import native_runner
 from forge_pipeline.target import Target
 
 ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
@@ -28,7 +25,6 @@ ROOM: Final = 4096
 """From the start of the segment to the artifact: the table, then the mark."""
 MARK: Final = b"FORGEART"
 LOAD, TABLE, READ = 1, 6, 4
-SECONDS: Final = 900
 _ROW: Final = struct.Struct("<IIQQQQQQ")
 
 
@@ -48,7 +44,7 @@ class _Row(NamedTuple):
 def package_executable(artifact: Content, target: Target) -> Content:
     """Return ``artifact`` inside the program that runs it. Raises TargetError where there is none for ``target``."""
     check_executable(target)
-    return attached(forge_run(target.arch), artifact)
+    return attached(native_runner(target.arch).read_bytes(), artifact)
 
 
 def check_executable(target: Target) -> None:
@@ -69,27 +65,6 @@ def inside(content: Content) -> Content:
         return content
     (start,) = struct.unpack_from("<Q", head, 32)
     return FileRange(content.file, content.start + start + ROOM, len(content) - start - ROOM)
-
-
-def forge_run(arch: str) -> bytes:
-    """Return `forge-run` for a CPU, which is built unless it is there. Raises CompileError."""
-    folder = runtime_dir()
-    command = [sys.executable, str(folder / "build.py"), arch]
-    try:
-        done = subprocess.run(
-            command, env=children.environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        said = None if done.returncode == 0 else " ".join(done.stderr.split())[-300:]
-        if said is None:
-            return (folder / "out" / arch / "forge-run").read_bytes()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    raise CompileError(
-        where=f"package=executable for {arch}",
-        expected="the native runtime to be built",
-        found=said,
-        fix="run `python runtime/build.py`, and see what it says",
-    )
 
 
 def attached(program: Buffer, artifact: Content) -> Content:

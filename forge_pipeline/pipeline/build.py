@@ -23,6 +23,7 @@ from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
@@ -62,6 +63,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             label=str(config["target"]["tag"]),
             sealed=bool(passwords),
             dump=dump and dump / (folder or ""),
+            device=Device.of(config.get("device")),
         )
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, out)
@@ -107,12 +109,19 @@ def data_inputs(section: Mapping[str, Any]) -> dict[str, Input | None]:
 
 
 def make_runner(
-    store: Store, passwords: tuple[str, ...], *, label: str, sealed: bool, dump: Path | None = None
+    store: Store,
+    passwords: tuple[str, ...],
+    *,
+    label: str,
+    sealed: bool,
+    dump: Path | None = None,
+    device: Device | None = None,
 ) -> Runner:
     """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
 
     ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. With
-    ``dump``, a folder for what the compiler's steps make, no library that is there already will do.
+    ``dump``, a folder for what the compiler's steps make, no library that is there already will do. ``device`` is the
+    board that runs what is built, if any.
     """
     password = keys.read_password(passwords) if passwords else None
 
@@ -123,6 +132,7 @@ def make_runner(
             "entropy": lambda stage: os.urandom,
             "progress": progress_for,
             "dump": lambda stage: dump,
+            "device": lambda stage: device,
         },
         sealed=sealed,
         announce=lambda output: print("\n".join([stage_line(output, label), *notes(output)]), flush=True),

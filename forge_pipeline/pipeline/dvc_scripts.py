@@ -21,6 +21,7 @@ from forge_pipeline.pipeline.receipts import clear, withdraw, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
 from forge_pipeline.pipeline.work_tree import folder_of, make_private
+from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_runtime.text import shown
@@ -112,7 +113,8 @@ def run_stage(name: str, target: str | None = None) -> Output:
     passwords = tuple(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
     with open_store({**places["store"], "remote": None}) as store:
-        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
+        device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
+        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], device=device)
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last
         if between:

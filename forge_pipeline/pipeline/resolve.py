@@ -8,7 +8,7 @@ that a new compiler reruns `compile` and nothing before it. `resolved/` is commi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ INPUTS = RESOLVED / "inputs.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """conf/config.yaml, section `matrix`: what `dvc repro` builds."""
+    """conf/config.yaml, section `matrix`: what `dvc repro` builds, and on which boards of conf/device it is run."""
 
     experiment: str | None
     targets: tuple[str, ...]
+    devices: dict[str, str] = field(default_factory=dict)
 
 
 def resolve(root: Path = Path()) -> Sequence[str]:
@@ -46,13 +47,17 @@ def resolve(root: Path = Path()) -> Sequence[str]:
     first = compose([], conf)
     matrix = bind(Matrix, first["matrix"], where="matrix")
     chosen = [] if matrix.experiment is None else [f"experiment={matrix.experiment}"]
-    configs = {target: compose([*chosen, f"target={target}"], conf) for target in matrix.targets}
+    for target in matrix.devices.keys() - set(matrix.targets):
+        raise ConfigError("matrix.devices", "targets of the matrix", target, "name it in matrix.targets, too")
+    configs = {target: compose([*chosen, *_chosen(matrix, target)], conf) for target in matrix.targets}
     if not configs:
         raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
     parts = {target: slices(config) for target, config in configs.items()}
     inputs = inputs_of(next(iter(configs.values())))
     inputs["sealed"] = any(password_sources(config) for config in configs.values())
     inputs["targets"] = sorted(configs)
+    if matrix.devices:
+        inputs["devices"] = {target: dict(configs[target]["device"]) for target in matrix.devices}
     files = {INPUTS: inputs}
     importer = importer_tools(root, inputs["model"])
     for name, stage in STAGES.items():
@@ -72,6 +77,11 @@ def resolve(root: Path = Path()) -> Sequence[str]:
         if path.relative_to(root) not in files:
             path.unlink()
     return tuple(configs)
+
+
+def _chosen(matrix: Matrix, target: str) -> list[str]:
+    device = matrix.devices.get(target)
+    return [f"target={target}", *([] if device is None else [f"device={device}"])]
 
 
 def slice_path(stage: str, target: str | None = None) -> Path:

@@ -18,13 +18,14 @@ from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.frontends.contract import Declared
+from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.contract import Form, Rest, Slice
 from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
-SECTIONS = ("model", "data", "package", "store", "matrix", "target", "out", "experiment", *STAGES)
+SECTIONS = ("model", "data", "package", "store", "matrix", "target", "device", "out", "experiment", *STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,
         form=bind(Package, _section(config, "package"), where="package").form,
+        device=_known(Device.of(config.get("device"))),
     )
     password_sources(config)
     dump_folder(config)
@@ -93,10 +95,18 @@ def plan(parts: Mapping[str, Slice]) -> dict[str, dict[str, str | None]]:
     return {name: read for name, read in origins.items() if name in needed}
 
 
+def _known(device: Device | None) -> Slice | None:
+    """Return what makes a board's measurements its own; how it is reached makes no difference."""
+    if device is None:
+        return None
+    settings = {"prefix": list(device.prefix), "cpus": list(device.cpus), "cool_down": device.cool_down}
+    return {"name": device.name, "fingerprint": device.fingerprint(), **settings}
+
+
 def _mentions_host(values: Slice) -> bool:
     target = values.get("target")
     named = target.get("tag") if isinstance(target, Mapping) else None
-    return HOST in (values.get("machine"), named)
+    return HOST in (values.get("machine"), named) or "runner" in values
 
 
 def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def read_build(target: str) -> Build:
 
 def summary(builds: Sequence[Build]) -> str:
     """Return a table with a line per target, and where the page is."""
-    rows: list[tuple[str, ...]] = [("target", "size", "float", "quantized", "compiled", "latency", "library")]
+    rows: list[tuple[str, ...]] = [("target", "size", "float", "quantized", "compiled", "ran in", "latency", "library")]
     for build in builds:
         metrics = build.metrics
         rows.append(
@@ -58,6 +58,7 @@ def summary(builds: Sequence[Build]) -> str:
                 build.target,
                 size(build.artifact_bytes),
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
+                metrics.get("ran_in") or "-",
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
                 str(OUT / build.target / build.artifact_name),
             )

@@ -36,10 +36,10 @@ STAGES = Registry(
                 folder="plain/{target}", wants=("key", "dump"),
             ),
             Stage(
-                name="evaluate", version=8,
+                name="evaluate", version=9,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
-                deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"),
+                deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device",),
             ),
             Stage(
                 name="encrypt", version=4, takes={"library": "compile"}, gives="sealed",

@@ -25,7 +25,8 @@ class Stage:
     (the samples) or ``calibration data`` (the part of them that calibrates). ``version`` is raised by hand when the
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
-    ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None).
+    ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None),
+    ``device`` (how the board is reached that is to run the artifact, or None).
     ``folder``: where `dvc repro` puts its output, below `out/`; DVC runs the stage once, or with ``per_target`` once
     for each. ``deliverables``: what of its output is for the user.
     """
@@ -105,7 +106,7 @@ class Rest:
     """What of the configuration is no stage's own.
 
     ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs; ``form``
-    is conf/package's.
+    is conf/package's. ``device``: of a board what makes its measurements its own, its name and host key; None without.
     """
 
     inputs: Any
@@ -114,6 +115,7 @@ class Rest:
     has_data: bool
     dims: Mapping[str, Any] = field(default_factory=dict)
     form: Form = "library"
+    device: Slice | None = None
 
 
 class Hit(Protocol):

@@ -1,31 +1,33 @@
 """float model, model as compiled, library, data -> metrics: what quantization and compilation cost and bring.
 
-The float and the quantized model run in ONNX Runtime for every target; the library runs where this machine can.
-Everything is a function of the inputs but times, which are kept apart, with the name of the CPU they were seen on.
+The float and the quantized model run in ONNX Runtime for every target; the library runs on this machine, by an
+emulator, or on a board. Everything is a function of the inputs and of that place, but for times, which are kept
+apart, with the name of the CPU they were seen on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.data import Dataset, Preparation
-from forge_pipeline.errors import ArtifactError, ConfigError, VerificationError
+from forge_pipeline.data import Dataset, Feed, Preparation
+from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value
+from forge_pipeline.runners.choice import DECIDING, RUNNERS, Runner, described, place_of
 from forge_pipeline.stages.contract import Rest, Result, Slice
 from forge_pipeline.target import HOST, Target
 
 if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
-    from forge_pipeline.evaluation.latency import Latency
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
+    from forge_pipeline.runners.artifact import Artifact
+    from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
-    from forge_runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
 
@@ -37,63 +39,76 @@ class Config:
     """conf/evaluate/*.yaml, and the preparation of the data.
 
     ``metric_source`` is the digest of a user's own metric and ``machine`` this machine's name: what they stand for
-    changes the result, so both are in the action key. The runner fills them in.
+    changes the result, so both are in the action key, and so is what ``runner`` stands for here for ``target``: it
+    ``ran_in`` there. ``device`` is what makes a board's measurements its own. All of these are filled in.
     """
 
     metric: str
     metric_source: str | None
     max_drop: float | None
+    max_compiled_drop: float | None
     samples: int | None
+    emulated_samples: int | None
     layer_samples: int
     latency_runs: int
+    runner: Runner
     machine: str
     data: Preparation
+    target: dict[str, Any]
+    device: dict[str, Any] | None
+    ran_in: str | None
 
     def __post_init__(self) -> None:
         scores.check(self.metric)
-        least = {"samples": 1, "layer_samples": 0, "latency_runs": 1}
+        least = {"samples": 1, "emulated_samples": 1, "layer_samples": 0, "latency_runs": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigError(f"evaluate.{name}", f"at least {minimum}", str(value), f"raise `evaluate.{name}`")
-        if self.max_drop is not None and self.max_drop < 0:
-            raise ConfigError("evaluate.max_drop", "null or at least 0", str(self.max_drop), "allow some loss")
+        for name in ("max_drop", "max_compiled_drop"):
+            loss = getattr(self, name)
+            if loss is not None and loss < 0:
+                raise ConfigError(f"evaluate.{name}", "null or at least 0", str(loss), "allow some loss")
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
-    """Add how samples become inputs."""
-    return {**section, "data": rest.preparation}
+    """Add how samples become inputs, what the artifact is for, and the board that is to run it."""
+    target = {name: rest.target[name] for name in DECIDING if name in rest.target}
+    return {**section, "data": rest.preparation, "target": target, "device": rest.device}
 
 
 def localized(values: Slice) -> Slice:
-    """Name this machine for `host`, and fill in the digest of a user's own metric, as it is now."""
+    """Name this machine for `host`, what runs the artifact, and the digest of a user's own metric, as it is now."""
+    runner: Any = values.get("runner")
+    is_known = runner in RUNNERS  # another is refused with all that is wrong in the section
+    values = values | {"ran_in": place_of(runner, values["target"], values["device"]) if is_known else None}
     machine = {"machine": Target.from_tag(HOST).description} if values.get("machine") == HOST else {}
     metric = values.get("metric")
     return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})
 
 
-def _loadable(library: Library) -> Library:
-    """Return ``library`` as this machine can load it: what was compiled for a linker is linked to a shared object."""
-    from forge_pipeline.codegen.link import loadable
-
-    here = Target.from_tag(HOST)
-    if library.metadata["target"]["triple"] != here.triple:
-        return library
-    return replace(library, elf=loadable(bytes(library.elf), here))
-
-
-def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Library, data: Dataset | None) -> Result:
+def run(
+    config: Config,
+    *,
+    reference: ONNXModule,
+    model: ONNXModule,
+    library: Library,
+    data: Dataset | None,
+    device: Device | None = None,
+) -> Result:
     """Return Metrics: scores, noise of every output, noise by layer, latency, fallbacks' part of it, sizes.
 
-    ``reference`` is the folded float model, ``model`` what was compiled to ``library``. Raises VerificationError
-    over the budget, naming the layers that lose most; DataError and ModelError where a model cannot be run. Without
-    data, where no made-up inputs are found that the model runs with, sizes alone are measured, and the report says so.
+    ``reference`` is the folded float model, ``model`` what was compiled to ``library``; ``device`` is how a board is
+    reached. Raises VerificationError over the budget, naming the layers that lose most; DataError and ModelError where
+    a model cannot be run, DeviceError where the board fails. Without data, where no made-up inputs are found that the
+    model runs with, sizes alone are measured, and the report says so.
     """
-    from forge_pipeline.evaluation import comparison, compiled, latency, layers
+    from forge_pipeline.evaluation import comparison, layers
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
     from forge_pipeline.ir.sizes.keeping import keeping
+    from forge_pipeline.runners.artifact import Wanted, opened
     from forge_runtime.entries import Entries
 
     if _is_same(reference, model):
@@ -114,16 +129,34 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         FLOAT: interpreter,
         QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
     }
-    engine = compiled.load(_loadable(library))
-    if not isinstance(engine, ArtifactError):
-        models[COMPILED] = engine.run
     outputs = reference.output_names
-    found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, config.samples)
+
+    def limit(is_emulated: bool) -> int | None:
+        given = (config.samples, config.emulated_samples if is_emulated else None)
+        return min((most for most in given if most is not None), default=None)
+
+    def feeds(is_emulated: bool) -> Iterator[Feed]:
+        return comparison.taken(chosen.feeds, chosen.labels, limit(is_emulated))
+
+    wanted = Wanted(
+        runner=config.runner,
+        device=device,
+        target=described(config.target),
+        latency_runs=config.latency_runs,
+    )
+    with opened(library, feeds, wanted) as artifact:
+        if artifact.model is not None:
+            models[COMPILED] = artifact.model
+        most = limit(artifact.is_emulated)
+        found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
+        speed = _speed(artifact, next(iter(chosen.feeds)), config.machine)
     del interpreter, models  # not in memory beside those that give inner values
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
-    drop = found.drop(new_score().higher_is_better)
+    is_gain = new_score().higher_is_better
+    drop = found.drop(is_gain)
     _check_budget(config.max_drop, metric, found, drop, table)
+    _check_compiled(config.max_compiled_drop, metric, found, is_gain, artifact)
     values: dict[str, Value] = {
         "metric": metric,
         "samples": found.samples,
@@ -134,23 +167,24 @@ def run(config: Config, *, reference: ONNXModule, model: ONNXModule, library: Li
         "worst_layer": worst[0].layer if worst else None,
         "worst_layer_noise_share": worst[0].noise_share if worst else None,
     }
-    speed: dict[str, Value] = {}
-    if isinstance(engine, ArtifactError):
-        values |= {"compiled": None, "not_run": engine.found}
-        ran = f"not run: expected {engine.expected}, found {engine.found}"
+    if artifact.model is None:
+        expected, why = artifact.why_not
+        values |= {"compiled": None, "not_run": why}
+        where = f"not run: expected {expected}, found {why}"
     else:
-        feed = next(iter(chosen.feeds))
-        speed |= _speed(latency.measure(lambda: engine(feed), config.latency_runs), config.machine)
-        speed |= _fallbacks(engine.profile(feed))
-        ran = "run on this machine"
+        values["ran_in"] = artifact.where
+        where = "run on this machine" if artifact.where == HOST else f"run by {artifact.where}"
     report: dict[str, Any] = {
         "metric": metric,
         "inputs": chosen.origin,
-        "compiled": ran,
+        "compiled": where,
         "worst_layers": [asdict(layer) for layer in worst],
     }
-    if chosen.sizes:
-        report["notes"] = [f"evaluated on {chosen.origin}"]
+    notes = [f"evaluated on {chosen.origin}"] if chosen.sizes else []
+    if artifact.advice is not None:
+        notes.append(f"not run: {artifact.advice}")
+    if notes:
+        report["notes"] = notes
     rows = tuple(asdict(layer) for layer in table)
     return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
@@ -172,26 +206,21 @@ def _unmeasured(metric: str, sizes: Mapping[str, Value], why: str) -> Result:
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 
 
-def _speed(timed: Latency, machine: str) -> dict[str, Value]:
-    from forge_pipeline.evaluation.latency import cpu_name
-
-    return {
-        "latency_median_ms": _rounded(timed.median_ms),
-        "latency_min_ms": _rounded(timed.min_ms),
-        "latency_runs": timed.runs,
-        "latency_threads": 1,
-        "machine": machine,
-        "cpu": cpu_name(),
-    }
-
-
-def _fallbacks(kernels: list[KernelTime]) -> dict[str, Value]:
-    """Return what `compile.fallbacks` lists as a part of the time: in a quantized model, what is left in float."""
-    slow = [kernel for kernel in kernels if kernel.is_fallback]
-    return {
+def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value]:
+    """Return times, memory and the fallbacks' part, as far as they are known where the artifact was run."""
+    if artifact.model is None:
+        return {}
+    if artifact.is_emulated:
+        return {"not_timed": f"{artifact.where}: an emulator's time is not the target's"}
+    facts = artifact.facts(feed).items()
+    rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in facts}
+    slow = [kernel for kernel in artifact.profile(feed) if kernel.is_fallback]
+    shares = {
         "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
         "slowest_fallback": slow[0].name if slow else None,
     }
+    is_here = artifact.where == HOST
+    return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
 
 
 def _noise(found: Comparison) -> dict[str, Value]:
@@ -222,6 +251,19 @@ def _check_budget(
         found=f"a loss of {drop:.6g} ({scores}); most noise is added by {named or 'no layer'}",
         fix=f"{keep if optional else ''}raise evaluate.max_drop",
     )
+
+
+def _check_compiled(most: float | None, metric: str, found: Comparison, is_gain: bool, artifact: Artifact) -> None:
+    if most is None or artifact.model is None:
+        return
+    drop = (found.scores[QUANTIZED] - found.scores[COMPILED]) * (1 if is_gain else -1)
+    if drop > most:
+        raise VerificationError(
+            where=f"evaluate, {artifact.where}",
+            expected=f"a loss of at most {most:g} in {metric} by compilation",
+            found=f"{drop:.6g} (quantized {found.scores[QUANTIZED]:.6g}, compiled {found.scores[COMPILED]:.6g})",
+            fix="report it with the model, or raise evaluate.max_compiled_drop",
+        )
 
 
 def _rounded(value: Any) -> float | None:

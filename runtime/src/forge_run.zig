@@ -8,6 +8,7 @@ const npy = @import("npy.zig");
 const options_of = @import("options.zig");
 const p = @import("core").program;
 const platform = @import("core").platform;
+const samples = @import("samples.zig");
 const version = @import("version").version;
 const Error = message.Error;
 const model_of = @import("core").model;
@@ -71,9 +72,14 @@ fn run(options: *Options, arguments: anytype) Error!void {
     }
     const inputs = arena.alloc(Array, model.program.inputs.len) catch return noMemory();
     const outputs = arena.alloc(Array, model.program.outputs.len) catch return noMemory();
-    try makeInputs(options, &model, inputs);
-    try measure(options, arena, &session, inputs, outputs, &times);
-    if (options.output) |folder| try writeOutputs(&model, outputs, folder);
+    if (options.samples) {
+        try runSamples(options, arena, &session, inputs, outputs, &times);
+    } else {
+        try makeInputs(options, &model, inputs);
+        try runFirst(&session, inputs, outputs, &times);
+        try measure(options, arena, &session, inputs, outputs, &times);
+        if (options.output) |folder| try writeOutputs(&model, outputs, folder);
+    }
     if (options.json) reportJson(options, &model, &times) else report(options, &model, inputs, outputs, &times);
     if (options.profile) reportProfile(&session);
     for (options.expected.all(), 0..) |item, index| try expect(options, &model, outputs, item, index);
@@ -113,12 +119,7 @@ fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Err
     for (options.inputs.all(), 0..) |item, position| {
         const index = try find(ports, item.name, position, "input");
         const file = try npy.read(item.value);
-        const port = ports[index];
-        if (!file.dtype.equals(port.dtype) or file.rank != port.rank) {
-            var wanted: [64]u8 = undefined;
-            var found: [64]u8 = undefined;
-            return message.fail(error.Input, "input {s}: expected {s} of {d} axes, found {s} of {d} in {s}\nfix: give an array that fits the model", .{ port.name, dtypeName(&wanted, port.dtype), port.rank, dtypeName(&found, file.dtype), file.rank, item.value });
-        }
+        try fits(ports[index], file, item.value);
         inputs[index] = file.array;
     }
     var prng: std.Random.DefaultPrng = .init(0);
@@ -132,6 +133,14 @@ fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Err
         compare.fill(prng.random(), port.dtype, memory[0..input.size]);
         input.data = memory.ptr;
     }
+}
+
+fn fits(port: p.Port, file: npy.File, path: []const u8) Error!void {
+    const is_bits = port.dtype.code == 4 and file.dtype.code == 1 and file.dtype.bits == port.dtype.bits; // bfloat16
+    if ((is_bits or file.dtype.equals(port.dtype)) and file.rank == port.rank) return;
+    var wanted: [64]u8 = undefined;
+    var found: [64]u8 = undefined;
+    return message.fail(error.Input, "input {s}: expected {s} of {d} axes, found {s} of {d} in {s}\nfix: give an array that fits the model", .{ port.name, dtypeName(&wanted, port.dtype), port.rank, dtypeName(&found, file.dtype), file.rank, path });
 }
 
 /// The size of an open extent: as asked, or that of an input which has it, or 1.
@@ -160,12 +169,15 @@ fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what
 
 // ---- runs ----
 
-const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, runs: []u64 = &.{} };
+const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, samples: u64 = 0, runs: []u64 = &.{} };
 
-fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
+fn runFirst(session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
     const start = platform.now(.wall);
     try once(session, inputs, outputs);
     times.first = platform.now(.wall) - start;
+}
+
+fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
     session.is_profiling = options.profile;
     times.runs = arena.alloc(u64, options.runs) catch return noMemory();
     const cpu = platform.now(.cpu);
@@ -177,6 +189,44 @@ fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session,
     times.cpu = platform.now(.cpu) - cpu;
     if (options.profile and options.runs == 0) try once(session, inputs, outputs);
     std.sort.heap(u64, times.runs, {}, std.sort.asc(u64));
+}
+
+/// Run with each sample, write what comes of it, and measure with the last.
+fn runSamples(options: *const Options, arena: std.mem.Allocator, session: *Session, inputs: []Array, outputs: []Array, times: *Times) Error!void {
+    const program = session.model.program;
+    const given = options.inputs.all();
+    if (given.len != program.inputs.len or given.len == 0) return message.fail(error.Usage, "--samples: expected a file for each of {d} inputs, found {d}\nfix: give one for each", .{ program.inputs.len, given.len });
+    const readers = arena.alloc(samples.Reader, given.len) catch return noMemory();
+    for (given, readers) |item, *reader| reader.* = try .open(item.value);
+    defer for (readers) |*reader| reader.close();
+    const paths = arena.alloc([:0]const u8, outputs.len) catch return noMemory();
+    const files = arena.alloc(i32, outputs.len) catch return noMemory();
+    if (options.output) |folder| for (paths, files, 0..) |*path, *file, index| {
+        path.* = std.fmt.allocPrintSentinel(arena, "{s}/out{d}.npy", .{ folder, index }, 0) catch return noMemory();
+        file.* = try platform.create(path.*);
+    };
+    while (try nextSample(options, program.inputs, readers, inputs)) {
+        if (times.samples == 0) try runFirst(session, inputs, outputs, times) else try once(session, inputs, outputs);
+        times.samples += 1;
+        if (options.output != null) for (program.outputs, outputs, paths, files) |port, output, path, file|
+            try npy.append(file, path, port.dtype, output.shape[0..@intCast(port.rank)], bytesOf(output));
+    }
+    if (times.samples == 0) return message.fail(error.Input, "--samples: expected at least one array in each file, found none\nfix: write them with numpy.save, to one open file", .{});
+    try measure(options, arena, session, inputs, outputs, times);
+}
+
+/// Whether there was a sample, of which `inputs` then are.
+fn nextSample(options: *const Options, ports: []const p.Port, readers: []samples.Reader, inputs: []Array) Error!bool {
+    var count: usize = 0;
+    for (options.inputs.all(), readers, 0..) |item, *reader, position| {
+        const file = try reader.next() orelse continue;
+        const index = try find(ports, item.name, position, "input");
+        try fits(ports[index], file, item.value);
+        inputs[index] = file.array;
+        count += 1;
+    }
+    if (count != 0 and count != readers.len) return message.fail(error.Input, "--samples: expected as many arrays in each file, found one that ends before others\nfix: write all inputs of each sample", .{});
+    return count != 0;
 }
 
 fn once(session: *Session, inputs: []const Array, outputs: []Array) Error!void {
@@ -266,6 +316,7 @@ fn reportJson(options: *const Options, model: *const Model, times: *const Times)
     if (times.runs.len > 0) {
         print(", \"least_ms\": {f}, \"p50_ms\": {f}, \"p90_ms\": {f}, \"p99_ms\": {f}, \"cpu_ms\": {f}", .{ quantile(times.runs, 0), quantile(times.runs, 50), quantile(times.runs, 90), quantile(times.runs, 99), Milliseconds{ .of = times.cpu / times.runs.len } });
     }
+    if (options.samples) print(", \"samples\": {d}", .{times.samples});
     print(", \"weights\": {d}, \"arena\": {d}, \"peak_kib\": {d}}}\n", .{ model.weights.len, model.scratch(), peak() });
 }
 

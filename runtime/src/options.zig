@@ -13,6 +13,8 @@ pub const help =
     \\  --expect [NAME=]FILE    compare an output with this array; by position without a name
     \\  --rtol X, --atol X      tolerance: |found - expected| <= atol + rtol |expected|; 1e-3 and 1e-5 without
     \\  --output FOLDER         write outputs there, as out0.npy, out1.npy, ...
+    \\  --samples               input files hold arrays one after another, as numpy.save appends them; run the model with
+    \\                          each in turn, and write outputs likewise; --runs are of the last
     \\  --runs N                run N times after the first, and say how long they took
     \\  --threads N             1 without
     \\  --cpus N,N,...          keep threads on these CPUs, taken in turn
@@ -60,6 +62,7 @@ pub const Options = struct {
     runs: u32 = 0,
     threads: u32 = 1,
     cpus: List(u32) = .{},
+    samples: bool = false,
     profile: bool = false,
     memory: bool = false,
     json: bool = false,
@@ -117,7 +120,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
 }
 
 fn flag(options: *Options, argument: []const u8) bool {
-    inline for (.{ "profile", "memory", "json", "help", "version" }) |name| if (std.mem.eql(u8, argument, "--" ++ name)) {
+    inline for (.{ "samples", "profile", "memory", "json", "help", "version" }) |name| if (std.mem.eql(u8, argument, "--" ++ name)) {
         @field(options, name) = true;
         return true;
     };

@@ -140,11 +140,45 @@ pub fn readSome(path: [*:0]const u8, into: []u8) []u8 {
 }
 
 pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
+    const file = try create(path);
+    defer close(file);
+    return writeAll(file, path, parts);
+}
+
+/// Open a file for writing, empty.
+pub fn create(path: [*:0]const u8) Error!i32 {
     const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
     if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, @tagName(linux.errno(opened)) });
-    defer _ = linux.close(@intCast(opened));
-    for (parts) |part| if (!write(@intCast(opened), part))
+    return @intCast(opened);
+}
+
+pub fn writeAll(file: i32, path: [*:0]const u8, parts: []const []const u8) Error!void {
+    for (parts) |part| if (!write(file, part))
         return message.fail(error.File, "{s}: expected to be written, found a disk that is full or gone\nfix: make room", .{path});
+}
+
+/// Open a file, to be read bit by bit.
+pub fn open(path: [*:0]const u8) Error!i32 {
+    const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true }, 0);
+    if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
+    return @intCast(opened);
+}
+
+/// Read until `into` is full or the file ends, and return how many bytes that were.
+pub fn readUpTo(file: i32, path: [*:0]const u8, into: []u8) Error!usize {
+    var at: usize = 0;
+    while (at < into.len) {
+        const got = linux.read(file, into.ptr + at, @min(into.len - at, 1 << 30));
+        if (linux.errno(got) == .INTR) continue;
+        if (failed(got)) return unreadable(path, @tagName(linux.errno(got)));
+        if (got == 0) break;
+        at += got;
+    }
+    return at;
+}
+
+pub fn close(file: i32) void {
+    _ = linux.close(file);
 }
 
 pub fn write(descriptor: i32, bytes: []const u8) bool {

@@ -34,6 +34,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, folder / name)
+    (folder / "runtime").symlink_to(ROOT / "runtime")  # built once for all tests
     onnx.save(classifier(), folder / "examples" / "digits" / "digits.onnx")
     config = yaml.safe_load((folder / "conf" / "config.yaml").read_text())
     config["matrix"]["targets"] = TARGETS

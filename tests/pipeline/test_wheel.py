@@ -59,8 +59,8 @@ def test_the_command_line_works_from_the_wheel_alone(installed: Path, tmp_path: 
 
 @pytest.mark.long
 def test_the_wheel_builds_the_runtime_that_a_program_is_made_of(installed: Path, tmp_path: Path) -> None:
-    code = "import os; from forge_pipeline.packaging.executable import forge_run as f; print(f(os.uname().machine)[:4])"
-    assert _python(installed, tmp_path, "-c", code).strip() == r"b'\x7fELF'"
+    code = "import os; from forge_pipeline.runtime.native import native_runner as f; print(f(os.uname().machine))"
+    assert Path(_python(installed, tmp_path, "-c", code).strip()).read_bytes()[:4] == b"\x7fELF"
 
 
 def test_another_projects_application_finds_the_groups_and_prefers_its_own(installed: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from forge_pipeline.data.fitting import input_specs
 from forge_pipeline.errors import ConfigError, DataError, VerificationError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.runners.emulators import emulator
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import evaluate
@@ -35,7 +36,9 @@ def options(stage: str) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> evaluate.Config:
-    return bind(evaluate.Config, {**options("evaluate"), "data": asdict(DATA), **changes}, where="evaluate")
+    place = {"runner": "host", "target": {"tag": "host"}, "device": None, "ran_in": "host"}
+    values = {**options("evaluate"), **place, "data": asdict(DATA), **changes}
+    return bind(evaluate.Config, values, where="evaluate")
 
 
 def classifier(*, steps: tuple[float, float] | None = None, batch: str = "N") -> ONNXModule:
@@ -283,3 +286,46 @@ def test_a_misspelt_metric_is_refused_before_any_work() -> None:
         "evaluate.metric: expected a metric: cosine, mae, top1, top5, found 'top_1'\n"
         "fix: did you mean 'top1'? choose one of those listed"
     )
+
+
+def test_an_emulator_gives_scores_of_the_samples_that_it_is_given_and_no_times(data: Dataset) -> None:
+    target = Target.from_tag("riscv64/generic")
+    if emulator(target.arch) is None:
+        pytest.skip(f"qemu-{target.arch} is not installed: apt-get install qemu-user")
+    quantized = classifier(steps=FINE)
+    chosen = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    library = build(quantized.mod, target, chosen)
+    result = evaluate.run(
+        config(runner="auto", emulated_samples=30),
+        reference=classifier(),
+        model=quantized,
+        library=library,
+        data=data,
+    )
+    values = result.output.values
+    assert (values["samples"], values["compiled"], values["ran_in"]) == (
+        30,
+        values["quantized"],
+        "qemu-riscv64 -cpu rv64",
+    )
+    assert list(result.output.latency) == ["not_timed"]
+    assert result.report["compiled"] == "run by qemu-riscv64 -cpu rv64"
+
+
+def test_what_runs_nowhere_says_what_would_run_it(
+    data: Dataset, foreign: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = measured(foreign, data, runner="auto")
+    assert result.output.values["not_run"] == "one made for riscv64-linux-gnu"
+    assert result.report["notes"] == ["not run: qemu-riscv64 is not installed: apt-get install qemu-user"]
+
+
+def test_a_loss_by_compilation_fails_the_build_where_it_is_limited(
+    data: Dataset, compiled: Callable[[ONNXModule], Library]
+) -> None:
+    models = {"reference": classifier(), "model": classifier(steps=FINE)}
+    library = compiled(classifier(steps=COARSE))  # not what it is said to be
+    evaluate.run(config(), **models, library=library, data=data)
+    with pytest.raises(VerificationError, match="by compilation"):
+        evaluate.run(config(max_compiled_drop=1.0), **models, library=library, data=data)

@@ -1,0 +1,71 @@
+"""Emulators of other CPUs: QEMU's user mode, which runs the static `forge-run` without a system of that CPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forge_pipeline.runners.contract import Facts, Job
+from forge_pipeline.runners.here import run_here
+from forge_pipeline.target.host import ARCHITECTURES
+
+HOW_TO_GET_IT: Final = "apt-get install qemu-user"
+
+MOST: Final = "max"
+MODELS: Final[Mapping[str, str]] = {
+    "generic": "cortex-a53",
+    "cortex-a53": "cortex-a53",
+    "cortex-a55": "cortex-a76",
+    "cortex-a72": "cortex-a72",
+    "cortex-a76": "cortex-a76",
+    "neoverse-n1": "neoverse-n1",
+    "generic-rv64": "rv64",
+}
+"""QEMU's models of CPUs, by LLVM's word for a target's, that have no more than that; all others run on the largest.
+All are in QEMU 7.0 and later: the choice is the same with any of them."""
+LARGEST: Final[Mapping[str, str]] = {"aarch64": MOST, "riscv64": "rv64", "x86_64": MOST}
+"""The model of the most capable CPU, by architecture."""
+X86_LACKS: Final = ("avx512", "avx_vnni", "amx")
+"""How the words begin for what QEMU does not emulate of x86."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulator:
+    """QEMU's ``program`` for an architecture, playing the CPU ``model``. Its time is no time of that CPU."""
+
+    arch: str
+    program: str
+    model: str
+    measures_time = False
+
+    @property
+    def name(self) -> str:
+        """The same for any version and place of QEMU."""
+        return f"qemu-{self.arch} -cpu {self.model}"
+
+    def run(self, job: Job) -> Facts:
+        """Run ``job``, as ``Place.run`` says."""
+        return run_here(self.name, self.arch, job, (self.program, "-cpu", self.model))
+
+
+def emulator(arch: str) -> str | None:
+    """Return the path of QEMU's program for an architecture, where it is installed."""
+    name = f"qemu-{arch}"
+    return shutil.which(name) or shutil.which(f"{name}-static")
+
+
+def emulator_for(triple: str, cpu: str, flags: Sequence[str]) -> Emulator | str:
+    """Return what plays a target's CPU, or why nothing does."""
+    arch = ARCHITECTURES.get(triple.partition("-")[0], "")
+    if arch not in LARGEST or "-linux-" not in triple:
+        return f"no emulator runs forge-run for {triple}"
+    lacking = [flag for flag in flags if arch == "x86_64" and flag.startswith(X86_LACKS)]
+    if lacking:
+        return f"QEMU does not emulate {', '.join(lacking)}"
+    program = emulator(arch)
+    if program is None:
+        return f"qemu-{arch} is not installed: {HOW_TO_GET_IT}"
+    return Emulator(arch=arch, program=str(Path(program).absolute()), model=MODELS.get(cpu, LARGEST[arch]))

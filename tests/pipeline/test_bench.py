@@ -1,0 +1,75 @@
+"""forge-pipeline bench: rows for what was run, as a table, as JSON and as a picture; refusals in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+
+from forge_pipeline.cli import main
+from tests.support.native import convolutions, library_of
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("bench")
+    onnx.save(convolutions(), folder / "model.onnx")
+    (folder / "model_library.so").write_bytes(library_of(convolutions()).to_bytes())
+    return folder / "model_library.so", folder / "model.onnx"
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    def bench(*words: object) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *map(str, words), "--runs", "5", "--rounds", "2"])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return bench
+
+
+def test_everything_is_measured_in_turn(
+    bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    library, model = files
+    picture = tmp_path / "latency.svg"
+    words = ("--against", model, "--size", "n=2", "--threads", 2, "--profile", "--json", "--svg", picture)
+    code, out, err = bench(library, *words)
+    assert (code or 0, err) == (0, "")
+    found = json.loads(out)
+    own, other = found["rows"].values()
+    for row in (own, other):
+        assert 0 < row["least_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert row["a_second"] > 0
+    assert own["peak_kib"] > 0
+    assert own["open_ms"] > 0
+    assert all(kernel["calls"] >= 5 and kernel["milliseconds"] >= 0 for kernel in own["kernels"])
+    assert len(own["kernels"]) > 1
+    drawn = ElementTree.fromstring(picture.read_text())
+    assert len([each for each in drawn.iter() if each.get("class") == "median"]) == 2
+
+
+def test_a_table_has_a_line_for_each(bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path]) -> None:
+    code, out, _ = bench(files[0])
+    assert code in (0, None)
+    head, row, last = out.splitlines()
+    assert head.split()[:4] == ["least", "ms", "p50", "ms"]
+    assert row.split()[0] == str(files[0])
+    assert last.startswith("times on 1 thread")
+
+
+def test_what_is_no_library_is_refused(bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path]) -> None:
+    for path in (files[1], files[1].parent / "nothing.so"):
+        code, out, err = bench(path)
+        assert (code, out) == (1, "")
+        assert err.startswith("error: ")
+        assert "Traceback" not in err
+    code, _, err = bench(files[0], "--device", "nowhere")
+    assert code != 0
+    assert "nowhere" in err
