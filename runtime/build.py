@@ -23,17 +23,18 @@ FILES = ("forge-run", "libforge.so", "libforge.a")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """How the runtime is compiled for a CPU: instructions of all of it, and those of the fast ciphers, if any."""
+    """How the runtime is compiled for a CPU: instructions of all of it, and those of faster ciphers, if any."""
 
     name: str
     base: str
-    fast: str | None
+    fast: str | None = None
+    wide: str | None = None
 
 
 CPUS = {
-    "x86_64": Cpu("x86_64", "x86_64", "x86_64_v3+aes+pclmul+sha"),
+    "x86_64": Cpu("x86_64", "x86_64", "x86_64_v3+aes+pclmul+sha", "x86_64_v4+aes+pclmul+vaes+vpclmulqdq"),
     "aarch64": Cpu("aarch64", "generic", "generic+aes+sha2"),
-    "riscv64": Cpu("riscv64", "baseline_rv64", None),
+    "riscv64": Cpu("riscv64", "baseline_rv64"),
 }
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
 # One job at a time: the numbers of nameless symbols depend on which is done first.
@@ -75,17 +76,20 @@ def zig(arguments: list[str | Path], cache: Path, folder: Path = SOURCES) -> Non
 
 
 def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
-    """Compile the ciphers once or twice, then the executable and the libraries around them."""
+    """Compile the ciphers for each set of instructions, then the executable and the libraries around them."""
+    objects: list[str | Path] = []
 
-    def ciphers(name: str, instructions: str, mode: str) -> Path:
+    def ciphers(source: str, name: str, instructions: str, mode: str) -> None:
         path = folder / f"{name}.o"
         options = ["-target", f"{cpu.name}-linux-none", f"-mcpu={instructions}", "-O", mode, "-fPIC", *PLAIN]
-        zig(["build-obj", "-j1", *options, "crypto.zig", f"-femit-bin={path}"], cache)
-        return path
+        zig(["build-obj", "-j1", *options, source, f"-femit-bin={path}"], cache)
+        objects.append(path)
 
-    objects: list[str | Path] = [ciphers("portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")]
+    ciphers("crypto.zig", "portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")
     if cpu.fast is not None:
-        objects.append(ciphers("fast", cpu.fast, "ReleaseFast"))
+        ciphers("crypto.zig", "fast", cpu.fast, "ReleaseFast")
+    if cpu.wide is not None:
+        ciphers("wide.zig", "wide", cpu.wide, "ReleaseFast")
     (folder / "version.zig").write_text(f'pub const version = "{release}";\n', "utf-8")
 
     def root(path: str, *modules: str) -> list[str | Path]:
