@@ -42,6 +42,8 @@ PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
 # Of no C library: whichever the process has, glibc or musl, gives what is missing, which is POSIX.
 SHARED = (
     "-shared",
+    "-O2",
+    "--hash-style=gnu",
     "--gc-sections",
     "-z",
     "now",

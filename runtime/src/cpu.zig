@@ -112,5 +112,5 @@ pub fn askForTiles() Error!void {
     const arch_request_permission = 0x1023; // asm/prctl.h
     const tile_data = 18;
     const refused = std.os.linux.errno(std.os.linux.syscall2(.arch_prctl, arch_request_permission, tile_data));
-    if (refused != .SUCCESS) return message.fail(error.Machine, "library: expected a system that lets processes use AMX's tiles, which it was compiled for (Linux 5.16), found {s}\nfix: compile the model with compile.amx=false", .{@tagName(refused)});
+    if (refused != .SUCCESS) return message.fail(error.Machine, "library: expected a system that lets processes use AMX's tiles, which it was compiled for (Linux 5.16), found one that refuses them\nfix: compile the model with compile.amx=false", .{});
 }

@@ -80,7 +80,7 @@ pub const Look = *const fn (first: []const u8, last: []const u8, size: usize) Er
 pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
     // A pipe must not block.
     const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true, .NONBLOCK = true }, 0);
-    if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
+    if (failed(opened)) return unreadable(path, reason(opened));
     const file: i32 = @intCast(opened);
     defer _ = linux.close(file);
     var status: linux.Statx = undefined;
@@ -104,7 +104,7 @@ pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
         if (linux.errno(got) == .INTR) continue;
         if (failed(got) or got == 0) {
             unmap(memory);
-            return unreadable(path, if (failed(got)) @tagName(linux.errno(got)) else "an end before its end");
+            return unreadable(path, if (failed(got)) reason(got) else "an end before its end");
         }
         at += got;
     }
@@ -113,6 +113,25 @@ pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
 
 pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
     return message.fail(error.File, "{s}: expected at most {d} bytes, what this device gives for it, found {d} bytes\nfix: make sure that this is the file you mean; free some memory, or raise max_bytes", .{ where, limit, size });
+}
+
+/// The usual names; with all that there are, the table takes 5 KB.
+fn reason(result: usize) []const u8 {
+    return switch (linux.errno(result)) {
+        .PERM => "PERM",
+        .NOENT => "NOENT",
+        .IO => "IO",
+        .NXIO => "NXIO",
+        .ACCES => "ACCES",
+        .NOTDIR => "NOTDIR",
+        .ISDIR => "ISDIR",
+        .NFILE, .MFILE => "MFILE",
+        .NOSPC => "NOSPC",
+        .ROFS => "ROFS",
+        .NAMETOOLONG => "NAMETOOLONG",
+        .LOOP => "LOOP",
+        else => "another error of the system",
+    };
 }
 
 fn unreadable(path: [*:0]const u8, why: []const u8) Error {
@@ -135,7 +154,7 @@ pub fn readSome(path: [*:0]const u8, into: []u8) []u8 {
 
 pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
     const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
-    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, @tagName(linux.errno(opened)) });
+    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, reason(opened) });
     defer _ = linux.close(@intCast(opened));
     for (parts) |part| if (!write(@intCast(opened), part))
         return message.fail(error.File, "{s}: expected to be written, found a disk that is full or gone\nfix: make room", .{path});
