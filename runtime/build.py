@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,18 +95,18 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
         ciphers("wide.zig", "wide", cpu.wide, "ReleaseFast")
     (folder / "version.zig").write_text(f'pub const version = "{release}";\n', "utf-8")
 
-    def root(path: str, *modules: str) -> list[str | Path]:
-        """Compile the interfaces to be small, and `core` with the language's checks."""
+    def root(path: str, *modules: str, checks: Sequence[str] = ()) -> list[str | Path]:
+        """Compile the interfaces to be small, and `core` with the language's checks, and those that need a C library."""
         uses = [word for module in ("core", *modules) for word in ("--dep", module)]
-        core = ["-O", "ReleaseSafe", *PLAIN, "-Mcore=core.zig"]
+        core = ["-O", "ReleaseSafe", *checks, *PLAIN, "-Mcore=core.zig"]
         return ["-O", "ReleaseSmall", *PLAIN, *uses, f"-Mroot={path}", *core]
 
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
-    run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
+    run = ["-fPIE", *root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
     target = ["-target", f"{cpu.name}-linux-musl", f"-mcpu={cpu.base}", "-fPIC"]
     static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
-    zig(["build-lib", "-j1", *target, *root("libforge.zig"), *objects, *static], cache)
+    zig(["build-lib", "-j1", *target, *root("libforge.zig", checks=["-fstack-protector"]), *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
     linked = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
     zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a"], cache)

@@ -53,6 +53,22 @@ pub fn wipe(memory: Memory) void {
 
 pub const File = struct { memory: Memory, size: usize };
 
+/// Make what only the start of this program writes, its pointers to functions, read-only: a static program has no loader
+/// that does.
+pub fn protectPointers() void {
+    const table: usize = linux.getauxval(std.elf.AT.PHDR);
+    const rows = @as([*]const std.elf.Elf64.Phdr, @ptrFromInt(table))[0..linux.getauxval(std.elf.AT.PHNUM)];
+    const base = for (rows) |row| {
+        if (row.type == .PHDR) break table -% @as(usize, @intCast(row.vaddr));
+    } else return;
+    for (rows) |row| {
+        if (row.type != std.elf.PT.GNU_RELRO) continue;
+        const start = std.mem.alignBackward(usize, base +% @as(usize, @intCast(row.vaddr)), pageSize());
+        const end = std.mem.alignBackward(usize, base +% @as(usize, @intCast(row.vaddr + row.memsz)), pageSize());
+        if (start < end) _ = linux.mprotect(@ptrFromInt(start), end - start, .{ .READ = true });
+    }
+}
+
 /// The artifact that is a segment of this very program (`packaging/executable.py`): its table of segments then lies at
 /// the start of that segment, with a mark before the artifact.
 pub fn attached() ?[]align(64) const u8 {
