@@ -54,6 +54,7 @@ pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize
     const costs = try keyCosts(key_file, file);
     if (@as(usize, costs.kib) << 10 > limit)
         return message.fail(error.Memory, "key file: expected a key derivation within {d} KiB, what this device gives for it, found one that takes {d} KiB\nfix: free some memory, raise max_kdf_bytes, or encrypt the model with less encrypt.kdf.memory_kib", .{ limit >> 10, costs.kib });
+    defer wipeStack();
     const page = try platform.map(@sizeOf(Secrets));
     defer platform.wipe(page);
     platform.hide(page);
@@ -70,6 +71,12 @@ pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize
     const info = "mlenc/v1/payload".* ++ sha256(file[0..header]);
     Hkdf.expand(&secrets.payload_key, &info, extracted);
     return decryptChunks(file, header, &secrets.payload_key);
+}
+
+/// Overwrite what the functions that were called left on the stack: those of the standard library leave keys there.
+noinline fn wipeStack() void {
+    var room: [16 << 10]u8 = undefined;
+    std.crypto.secureZero(u8, &room);
 }
 
 fn decryptChunks(file: []u8, header: usize, key: *const [32]u8) Error![]u8 {

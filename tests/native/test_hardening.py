@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +84,10 @@ int main(int count, char **arguments) {
     forge_model *model = NULL;
     int file = open(arguments[3], O_RDONLY);
     ssize_t size = read(file, password, sizeof password);
-    if (count != 4 || size < 1 || forge_open(arguments[1], arguments[2], password, (size_t)size, &model)) return 1;
+    if (count != 4 || size < 1) return 1;
+    int failed = forge_open(arguments[1], arguments[2], password, (size_t)size, &model);
     explicit_bzero(password, sizeof password); /* the caller's copy is the caller's to wipe */
-    puts("open");
+    puts(failed ? "refused" : "open");
     fflush(stdout);
     getchar();
     forge_close(model);
@@ -130,33 +132,55 @@ def memory(process: int) -> bytes:
     return b"".join(found)
 
 
-def test_no_key_stays_in_memory_and_no_plaintext_after_the_model_is_closed(
-    runtime: Path, libraries: Path, tmp_path: Path
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A program that opens a model, says whether it could, waits, closes it, and waits again."""
+
+    path: Path
+
+    def memories(self, delivery: Delivery, said: bytes) -> Iterator[bytes]:
+        """Yield the program's memory after each of these."""
+        contents = {"model": delivery.model, "key": delivery.key, "password": delivery.password.reveal()}
+        for name, content in contents.items():
+            (self.path.parent / name).write_bytes(content)
+        command = [self.path, *(self.path.parent / name for name in contents)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == said
+                yield memory(process.pid)
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == b"closed\n"
+                yield memory(process.pid)
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def probe(runtime: Path, tmp_path: Path) -> Probe:
     if shutil.which("cc") is None:
         pytest.skip("cc is not installed")
-    data = (libraries / "convolutions.so").read_bytes()
-    delivery = deliver(data, 5)
-    for name, content in {"model": delivery.model, "key": delivery.key, "password": PASSWORD.reveal()}.items():
-        (tmp_path / name).write_bytes(content)
     (tmp_path / "probe.c").write_text(PROBE)
     words = ["cc", "-O1", "-I", RUNTIME / "include", tmp_path / "probe.c", runtime / "libforge.a", "-pthread", "-o"]
     subprocess.run([*words, tmp_path / "probe"], check=True, timeout=120)
+    return Probe(tmp_path / "probe")
+
+
+def test_no_key_stays_in_memory_and_no_plaintext_after_the_model_is_closed(probe: Probe, libraries: Path) -> None:
+    data = (libraries / "convolutions.so").read_bytes()
+    delivery = deliver(data, 5)
+    opened, closed = probe.memories(delivery, b"open\n")
     weights = bytes(Library.from_bytes(data).weights)
-    command = [tmp_path / name for name in ("probe", "model", "key", "password")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"open\n"
-            opened = memory(process.pid)
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"closed\n"
-            closed = memory(process.pid)
-        finally:
-            process.kill()
     assert weights[:64] in opened  # this finds what is there
     assert weights[:64] not in closed
-    assert [name for name, secret in secrets(delivery).items() if secret in opened] == []
-    assert [name for name, secret in secrets(delivery).items() if secret in closed] == []
+    for found in (opened, closed):
+        assert [name for name, secret in secrets(delivery).items() if secret in found] == []
+
+
+def test_no_key_stays_in_memory_where_the_contents_were_altered(probe: Probe, libraries: Path) -> None:
+    delivery = deliver((libraries / "convolutions.so").read_bytes(), 6)
+    altered = replace(delivery, model=delivery.model[:-1] + bytes([delivery.model[-1] ^ 1]))
+    for found in probe.memories(altered, b"refused\n"):
+        assert [name for name, secret in secrets(delivery).items() if secret in found] == []
