@@ -1,7 +1,7 @@
 """What a call of Engine costs beyond the same call by forge-run: a model of one kernel that takes 100 nanoseconds.
 
-CPU time of a call, the least of many batches; Engine and forge-run take turns. With ``--other FOLDER``, a second tree of
-the project, its Engine takes turns with them.
+CPU time of a call, the least of many batches; Engine and forge-run take turns. With ``--other FOLDER``, a second tree
+of the project, its Engine takes turns with them.
 
     python -m benchmarks.overhead
 """

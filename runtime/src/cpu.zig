@@ -74,6 +74,12 @@ fn cpuid(leaf: u32) Leaf {
     return .{ .a = a, .b = b, .c = c };
 }
 
+/// Whether the digests of `fast`, too, run here: CPUs that have all else may lack instructions for SHA.
+pub fn hasDigests() bool {
+    if (cryptography() == .portable) return false;
+    return builtin.cpu.arch != .x86_64 or all(cpuid(7).b, bits(&.{29}));
+}
+
 /// The registers that the system keeps for a process.
 fn kept() u32 {
     return asm volatile ("xgetbv"
@@ -85,7 +91,7 @@ fn kept() u32 {
 /// Asks the CPU itself: an emulator has fewer instructions than the file says. Bits are Intel's manual's, volume 2, CPUID.
 fn x86Form() Form {
     const pclmulqdq_fma_movbe_aes_osxsave_avx_f16c = bits(&.{ 1, 12, 22, 25, 27, 28, 29 });
-    const bmi_avx2_bmi2_sha = bits(&.{ 3, 5, 8, 29 });
+    const bmi_avx2_bmi2 = bits(&.{ 3, 5, 8 });
     const avx512_f_dq_cd_bw_vl = bits(&.{ 16, 17, 28, 30, 31 });
     const vaes_vpclmulqdq = bits(&.{ 9, 10 });
     const lzcnt = bits(&.{5});
@@ -93,7 +99,7 @@ fn x86Form() Form {
     const zmm = bits(&.{ 1, 2, 5, 6, 7 });
     if (cpuid(0).a < 7 or !all(cpuid(1).c, pclmulqdq_fma_movbe_aes_osxsave_avx_f16c)) return .portable;
     const more = cpuid(7);
-    if (!all(more.b, bmi_avx2_bmi2_sha) or !all(cpuid(0x80000001).c, lzcnt) or !all(kept(), ymm)) return .portable;
+    if (!all(more.b, bmi_avx2_bmi2) or !all(cpuid(0x80000001).c, lzcnt) or !all(kept(), ymm)) return .portable;
     return if (all(more.b, avx512_f_dq_cd_bw_vl) and all(more.c, vaes_vpclmulqdq) and all(kept(), zmm)) .wide else .fast;
 }
 

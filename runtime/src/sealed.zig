@@ -21,7 +21,7 @@ fn compiled(comptime Function: type, comptime name: []const u8) *const Function 
 }
 
 fn chosen(comptime Function: type, comptime name: []const u8) *const Function {
-    const form = cpu.cryptography();
+    const form: cpu.Form = if (Function == Digest and !cpu.hasDigests()) .portable else cpu.cryptography();
     if (cpu.has_wide and Function == Decrypt and form == .wide) return compiled(Function, name ++ "_wide");
     if (cpu.has_fast and form != .portable) return compiled(Function, name ++ "_fast");
     return compiled(Function, name ++ "_portable");

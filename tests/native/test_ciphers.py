@@ -24,7 +24,7 @@ from tests.support.once import once
 FORMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "x86_64": {
         "portable": (),
-        "fast": ("avx2", "bmi2", "aes", "pclmulqdq", "sha_ni"),
+        "fast": ("avx2", "bmi2", "aes", "pclmulqdq"),
         "wide": ("avx512bw", "avx512vl", "vaes", "vpclmulqdq"),
     },
     "aarch64": {"portable": (), "fast": ("aes", "pmull", "sha2")},
