@@ -59,7 +59,14 @@ def engine(path: Path, tree: Path) -> float:
 
 def native(path: Path) -> float:
     """Return the seconds of a run, of CPU time."""
-    command = [ROOT / "runtime" / "out" / os.uname().machine / "forge-run", path, "--runs", "200000", "--threads", "1"]
+    command: list[str | Path] = [
+        ROOT / "runtime" / "out" / os.uname().machine / "forge-run",
+        path,
+        "--runs",
+        "200000",
+        "--threads",
+        "1",
+    ]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     found = re.search(r"CPU ([\d.]+) ms", said.stdout)
     assert found, said.stdout

@@ -96,19 +96,24 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     (folder / "version.zig").write_text(f'pub const version = "{release}";\n', "utf-8")
 
     def root(path: str, *modules: str, checks: Sequence[str] = ()) -> list[str | Path]:
-        """Compile the interfaces to be small, and `core` with the language's checks, and those that need a C library."""
+        """Compile the interfaces to be small, and `core` with the language's checks, and what needs a C library."""
         uses = [word for module in ("core", *modules) for word in ("--dep", module)]
         core = ["-O", "ReleaseSafe", *checks, *PLAIN, "-Mcore=core.zig"]
         return ["-O", "ReleaseSmall", *PLAIN, *uses, f"-Mroot={path}", *core]
 
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
-    run = ["-fPIE", *root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
+    run: list[str | Path] = [
+        "-fPIE",
+        *root("forge_run.zig", "version"),
+        f"-Mversion={folder / 'version.zig'}",
+        *objects,
+    ]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
     target = ["-target", f"{cpu.name}-linux-musl", f"-mcpu={cpu.base}", "-fPIC"]
-    static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
+    static: list[str | Path] = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
     zig(["build-lib", "-j1", *target, *root("libforge.zig", checks=["-fstack-protector"]), *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
-    linked = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
+    linked: list[str | Path] = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
     zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a"], cache)
     parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
     parts.mkdir()

@@ -31,9 +31,17 @@ def link(folder: Path) -> None:
     found = folder / "harness.o"
     machine = ["-target", f"{os.uname().machine}-linux-gnu", "-mcpu=baseline", "-lc", "-fPIC"]
     modules = ["--dep", "core", f"-Mroot={HERE / 'harness.zig'}", f"-Mcore={HERE.parent / 'src' / 'core.zig'}"]
-    marked = ["-O", "ReleaseSafe", "-fno-stack-check", "-fcompiler-rt", "-fsanitize-coverage-trace-pc-guard", *modules, f"-femit-bin={found}"]
+    marked = [
+        "-O",
+        "ReleaseSafe",
+        "-fno-stack-check",
+        "-fcompiler-rt",
+        "-fsanitize-coverage-trace-pc-guard",
+        *modules,
+        f"-femit-bin={found}",
+    ]
     subprocess.run([sys.executable, "-m", "ziglang", "build-obj", *machine, *marked], check=True)
-    linked = ["-fsanitize=fuzzer", HERE / "marks.c", found, "-lm", "-o", folder / "harness"]
+    linked: list[str | Path] = ["-fsanitize=fuzzer", HERE / "marks.c", found, "-lm", "-o", folder / "harness"]
     subprocess.run(["afl-clang-fast", *linked], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -144,7 +145,8 @@ def test_any_bit_that_was_changed_is_found(cipher: Cipher) -> None:
         for name in ("key", "nonce", "associated", "encrypted"):
             if changed := bytearray(getattr(case, name)):
                 changed[choice.randrange(len(changed))] ^= 1 << choice.randrange(8)
-                cases.append(replace(case, plain=None, **{name: bytes(changed)}))
+                fields: dict[str, Any] = {name: bytes(changed), "plain": None}
+                cases.append(replace(case, **fields))
     cipher.check(cases)
 
 
