@@ -74,6 +74,12 @@ class ForgeArray(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("shape", ctypes.c_int64 * MAX_RANK))
 
 
+class Call(ctypes.Structure):
+    """`forge_call`."""
+
+    _fields_ = (("session", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("outputs", ctypes.c_void_p))
+
+
 class Kernel(ctypes.Structure):
     """`forge_kernel`."""
 
@@ -99,6 +105,9 @@ _ERRORS: Mapping[int, type[ForgeError]] = {
 }
 """What each code of `forge.h` is here."""
 
+SAME = -1
+"""`FORGE_SAME`: no failure."""
+
 _HANDLE, _INDEX = ctypes.c_void_p, ctypes.c_int32
 _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "forge_open_from": (ctypes.c_int, ctypes.POINTER(Source), ctypes.POINTER(_HANDLE)),
@@ -111,6 +120,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "forge_kernels": (_INDEX, _HANDLE),
     "forge_start": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(_HANDLE)),
     "forge_stop": (None, _HANDLE),
+    "forge_repeat": (ctypes.c_int, _HANDLE),
     "forge_profile": (ctypes.c_int, _HANDLE, ctypes.c_int),
     "forge_kernel_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
     "forge_message": (ctypes.c_char_p,),

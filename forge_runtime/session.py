@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import threading
@@ -14,7 +15,7 @@ import numpy as np
 
 from forge_runtime.errors import ArtifactError
 from forge_runtime.interface import Array, Tensor
-from forge_runtime.library import ALIGNMENT, ForgeArray, Kernel, failure, libforge
+from forge_runtime.library import ALIGNMENT, SAME, Call, ForgeArray, Kernel, failure, libforge
 from forge_runtime.model import Model
 
 STAGED_BYTES = 1 << 16
@@ -104,15 +105,10 @@ class Plan:
             _slot(session, index, shape, row)
             for index, (shape, row) in enumerate(zip(shapes, self._given, strict=True))
         ]
-        self._run = libforge().forge_run
-        # Objects of ctypes, made once, are what it passes on quickest.
-        self._session = session.handle
-        self._inputs = ctypes.c_void_p(ctypes.addressof(self._given))
-        self._results = ctypes.c_void_p(ctypes.addressof(self._made))
-        words = np.frombuffer(memoryview(self._made).cast("B"), np.uint64)
-        self._look = words.tobytes
-        self._clear_places = words[:: ctypes.sizeof(ForgeArray) // 8].fill
-        self._seen = b""
+        call = Call(session.handle, ctypes.addressof(self._given), ctypes.addressof(self._made))
+        # An object of ctypes, made once, is what it passes on quickest.
+        self._repeat = functools.partial(libforge().forge_repeat, ctypes.c_void_p(ctypes.addressof(call)))
+        self._call = call  # must live as long
         self._copies: list[Callable[[], Array]] = []
 
     def call(self, values: Sequence[object]) -> list[Array] | None:
@@ -121,21 +117,22 @@ class Plan:
         None where ``values``, one for each input, are not arrays of this plan's dtypes and shapes. Raises DataError.
         """
         for value, (shape, dtype, place, take) in zip(values, self._slots):  # noqa: B905  there is one for each
-            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+            if type(value) is not np.ndarray or value.shape != shape:
+                return None
+            if value.dtype is not dtype and value.dtype != dtype:
                 return None
             if take is None:
                 place[...] = value
             else:
                 take(value)
-        self._clear_places(0)  # outputs stay in the session's memory
-        code = self._run(self._session, self._inputs, self._results)
-        if code:
-            raise failure(code, self._names)
-        seen = self._look()
-        if seen != self._seen:
+        code = self._repeat()  # outputs stay in the session's memory
+        if code != SAME:
+            if code:
+                ctypes.memset(self._made, 0, ctypes.sizeof(self._made))  # some may have been written
+                raise failure(code, self._names)
             self._copies = [_view(tensor, row).copy for tensor, row in zip(self._outputs, self._made, strict=True)]
-            self._seen = seen
-        return [copy() for copy in self._copies]
+        copies = self._copies
+        return [copies[0]()] if len(copies) == 1 else [copy() for copy in copies]
 
 
 _Slot = tuple[tuple[int, ...], np.dtype[Any], Array, Callable[[Array], None] | None]

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,28 +24,41 @@ FILES = ("forge-run", "libforge.so", "libforge.a")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """How the runtime is compiled for a CPU: instructions of all of it, and those of the fast ciphers, if any.
+    """How the runtime is compiled for a CPU: instructions of all of it, and those of faster ciphers, if any.
 
     ``system`` is what libforge lives in, in zig's words: a C library of POSIX, or Android.
     """
 
     name: str
     base: str
-    fast: str | None
+    fast: str | None = None
+    wide: str | None = None
     system: str = "linux-musl"
 
 
 ANDROID = "linux-android.26"
 CPUS = {
-    "x86_64": Cpu("x86_64", "x86_64", "x86_64_v3+aes+pclmul+sha"),
+    "x86_64": Cpu("x86_64", "x86_64", "x86_64_v3+aes+pclmul+sha", "x86_64_v4+aes+pclmul+vaes+vpclmulqdq"),
     "aarch64": Cpu("aarch64", "generic", "generic+aes+sha2"),
-    "riscv64": Cpu("riscv64", "baseline_rv64", None),
-    "aarch64-android": Cpu("aarch64", "generic", "generic+aes+sha2", ANDROID),
+    "riscv64": Cpu("riscv64", "baseline_rv64"),
+    "aarch64-android": Cpu("aarch64", "generic", "generic+aes+sha2", system=ANDROID),
 }
 # What libforge calls of Android's C library: there since API 21 (bionic, libc/libc.map.txt). Its linker looks only in
 # libraries that are named, and has no thread-local data before API 29: zig keeps it by pthread_getspecific.
 BIONIC = (
-    *("__errno", "abort", "free", "getauxval", "malloc", "mmap64", "mremap", "munmap", "posix_memalign", "realloc"),
+    *(
+        "__errno",
+        "__stack_chk_fail",
+        "abort",
+        "free",
+        "getauxval",
+        "malloc",
+        "mmap64",
+        "mremap",
+        "munmap",
+        "posix_memalign",
+        "realloc",
+    ),
     *("pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setguardsize", "pthread_attr_setstacksize"),
     *("pthread_create", "pthread_getspecific", "pthread_join", "pthread_key_create", "pthread_mutex_lock"),
     *("pthread_mutex_unlock", "pthread_setspecific", "sysconf"),
@@ -56,6 +70,8 @@ PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
 # Of no C library: whichever the process has, glibc or musl, gives what is missing, which is POSIX.
 SHARED = (
     "-shared",
+    "-O2",
+    "--hash-style=gnu",
     "--gc-sections",
     "-z",
     "now",
@@ -90,38 +106,46 @@ def zig(arguments: list[str | Path], cache: Path, folder: Path = SOURCES) -> Non
 
 
 def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
-    """Compile the ciphers once or twice, then the executable and the libraries around them."""
+    """Compile the ciphers for each set of instructions, then the executable and the libraries around them."""
+    objects: list[str | Path] = []
 
-    def ciphers(name: str, instructions: str, mode: str) -> Path:
+    def ciphers(source: str, name: str, instructions: str, mode: str) -> None:
         path = folder / f"{name}.o"
         options = ["-target", f"{cpu.name}-linux-none", f"-mcpu={instructions}", "-O", mode, "-fPIC", *PLAIN]
-        zig(["build-obj", "-j1", *options, "crypto.zig", f"-femit-bin={path}"], cache)
-        return path
+        zig(["build-obj", "-j1", *options, source, f"-femit-bin={path}"], cache)
+        objects.append(path)
 
-    objects: list[str | Path] = [ciphers("portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")]
+    ciphers("crypto.zig", "portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")
     if cpu.fast is not None:
-        objects.append(ciphers("fast", cpu.fast, "ReleaseFast"))
+        ciphers("crypto.zig", "fast", cpu.fast, "ReleaseFast")
+    if cpu.wide is not None:
+        ciphers("wide.zig", "wide", cpu.wide, "ReleaseFast")
     (folder / "version.zig").write_text(f'pub const version = "{release}";\n', "utf-8")
 
-    def root(path: str, *modules: str) -> list[str | Path]:
-        """Compile the interfaces to be small, and `core` with the language's checks."""
+    def root(path: str, *modules: str, checks: Sequence[str] = ()) -> list[str | Path]:
+        """Compile the interfaces to be small, and `core` with the language's checks, and what needs a C library."""
         uses = [word for module in ("core", *modules) for word in ("--dep", module)]
-        core = ["-O", "ReleaseSafe", *PLAIN, "-Mcore=core.zig"]
+        core = ["-O", "ReleaseSafe", *checks, *PLAIN, "-Mcore=core.zig"]
         return ["-O", "ReleaseSmall", *PLAIN, *uses, f"-Mroot={path}", *core]
 
     target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
-    run = [*root("forge_run.zig", "version"), f"-Mversion={folder / 'version.zig'}", *objects]
+    run: list[str | Path] = [
+        "-fPIE",
+        *root("forge_run.zig", "version"),
+        f"-Mversion={folder / 'version.zig'}",
+        *objects,
+    ]
     zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
     target = ["-target", f"{cpu.name}-{cpu.system}", f"-mcpu={cpu.base}", "-fPIC"]
-    static = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
+    static: list[str | Path] = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
     named = bionic(cpu, cache, folder) if cpu.system == ANDROID else []
     if named:  # zig carries no headers of Android's, which code in Zig alone does not ask for
         lines = (f"{name}_dir={folder}\n" for name in NO_HEADERS.split())
         (folder / "libc").write_text("".join(lines), "utf-8")
         static += ["--libc", str(folder / "libc")]
-    zig(["build-lib", "-j1", *target, *root("libforge.zig"), *objects, *static], cache)
+    zig(["build-lib", "-j1", *target, *root("libforge.zig", checks=["-fstack-protector"]), *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
-    linked = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
+    linked: list[str | Path] = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
     zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a", *named], cache)
     parts = folder / "parts"  # an archive names its members by their paths: once more, without folders
     parts.mkdir()

@@ -59,6 +59,15 @@ typedef struct {
     int64_t shape[FORGE_MAX_RANK];
 } forge_array;
 
+enum { FORGE_SAME = -1 }; /* no failure: what forge_repeat says */
+
+/* For a program that makes the same call many times. */
+typedef struct {
+    forge_session *session;
+    const forge_array *inputs;
+    forge_array *outputs;
+} forge_call;
+
 /* Since forge_profile: a kernel's name, how often it ran, and how long. */
 typedef struct {
     const char *name;
@@ -110,6 +119,9 @@ int forge_set_threads(forge_session *session, int32_t threads);
  * is left where it is. Count 0: threads run anywhere. */
 int forge_pin(forge_session *session, const uint32_t *cpus, int32_t count);
 int forge_run(forge_session *session, const forge_array *inputs, forge_array *outputs);
+/* As forge_run does, with a session and arrays that are named once; inputs stay where they were said to be. Outputs are left
+ * in the session's memory, whatever data says. FORGE_SAME where they lie there as after the call before, in the same shapes. */
+int forge_repeat(const forge_call *call);
 /* From any thread: the call that is under way, or the next one, ends before its next kernel. */
 void forge_cancel(forge_session *session);
 /* Starts at zero. */

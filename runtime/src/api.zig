@@ -33,6 +33,8 @@ const Source = extern struct {
 };
 const gpa = std.heap.page_allocator;
 const key_limit = 1 << 20;
+/// `FORGE_SAME`.
+const same = -1;
 
 fn code(result: Error!void) c_int {
     if (result) |_| return 0 else |failure| return message.number(failure);
@@ -201,13 +203,40 @@ pub export fn forge_pin(session: *Session, cpus: ?[*]const u32, count: i32) c_in
     return code(exclusively(session, Session.pin, .{list[0..@intCast(@max(0, count))]}));
 }
 
+/// `forge_call`.
+const Call = extern struct {
+    session: ?*Session,
+    inputs: ?[*]const Array,
+    outputs: ?[*]Array,
+
+    const Lists = struct { session: *Session, inputs: []const Array, outputs: []Array };
+
+    fn lists(call: *const Call) Error!Lists {
+        const session = call.session orelse return missing("session");
+        const program = &session.model.program;
+        const none = [0]Array{};
+        const inputs = if (call.inputs) |list| list[0..program.inputs.len] else if (program.inputs.len == 0) none[0..] else return missing("inputs");
+        return .{ .session = session, .inputs = inputs, .outputs = (call.outputs orelse return missing("outputs"))[0..program.outputs.len] };
+    }
+};
+
+fn run(call: *const Call) Error!void {
+    const given = try call.lists();
+    return given.session.run(given.inputs, given.outputs);
+}
+
+fn repeat(call: *const Call) Error!bool {
+    const given = try call.lists();
+    return given.session.repeat(given.inputs, given.outputs);
+}
+
 pub export fn forge_run(session: ?*Session, inputs: ?[*]const Array, outputs: ?[*]Array) c_int {
-    const started = session orelse return code(missing("session"));
-    const program = &started.model.program;
-    const none = [0]Array{};
-    const given = if (inputs) |list| list[0..program.inputs.len] else if (program.inputs.len == 0) none[0..] else return code(missing("inputs"));
-    const wanted = (outputs orelse return code(missing("outputs")))[0..program.outputs.len];
-    return code(started.run(given, wanted));
+    return code(run(&.{ .session = session, .inputs = inputs, .outputs = outputs }));
+}
+
+pub export fn forge_repeat(call: ?*const Call) c_int {
+    const is_same = repeat(call orelse return code(missing("call"))) catch |failure| return message.number(failure);
+    return if (is_same) same else 0;
 }
 
 pub export fn forge_cancel(session: *Session) void {

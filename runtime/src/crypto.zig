@@ -1,33 +1,37 @@
-//! The ciphers and digests of docs/format.md, by Zig's standard library. It chooses instructions when it is compiled:
-//! this file is compiled twice where a CPU may have some, and `sealed.zig` takes one of them when it runs.
+//! The ciphers and digests of docs/format.md, by Zig's standard library, and by `gcm.zig` where a CPU has instructions for
+//! it. They are chosen when it is compiled: this file is compiled twice where a CPU may have some, and `sealed.zig` takes
+//! one of them when it runs.
 const std = @import("std");
 const builtin = @import("builtin");
 const crypto = std.crypto;
 
 pub const panic = std.debug.no_panic;
 
-const form = switch (builtin.cpu.arch) {
-    .x86_64 => if (builtin.cpu.has(.x86, .sha)) "fast" else "portable",
-    .aarch64 => if (builtin.cpu.has(.aarch64, .sha2)) "fast" else "portable",
-    else => "portable",
+const form: enum { portable, fast } = switch (builtin.cpu.arch) {
+    .x86_64 => if (builtin.cpu.has(.x86, .sha)) .fast else .portable,
+    .aarch64 => if (builtin.cpu.has(.aarch64, .sha2)) .fast else .portable,
+    else => .portable,
 };
 
 comptime {
-    @export(&sha256, .{ .name = "forge_sha256_" ++ form, .visibility = .hidden });
-    @export(&decrypt, .{ .name = "forge_decrypt_" ++ form, .visibility = .hidden });
-    @export(&derive, .{ .name = "forge_derive_" ++ form, .visibility = .hidden });
+    const name = @tagName(form);
+    @export(&sha256, .{ .name = "forge_sha256_" ++ name, .visibility = .hidden });
+    @export(&decrypt, .{ .name = "forge_decrypt_" ++ name, .visibility = .hidden });
+    @export(&derive, .{ .name = "forge_derive_" ++ name, .visibility = .hidden });
     // Once: it takes a fraction of a millisecond either way.
-    if (std.mem.eql(u8, form, "portable")) @export(&verify, .{ .name = "forge_verify_portable", .visibility = .hidden });
+    if (form == .portable) @export(&verify, .{ .name = "forge_verify_portable", .visibility = .hidden });
 }
 
 fn sha256(data: [*]const u8, size: usize, digest: *[32]u8) callconv(.c) void {
     crypto.hash.sha2.Sha256.hash(data[0..size], digest, .{});
 }
 
-/// AES-256-GCM in place; the tag follows what is encrypted. False: it was altered, or the key is another.
-fn decrypt(data: [*]u8, size: usize, associated: [*]const u8, associated_size: usize, nonce: *const [12]u8, key: *const [32]u8) callconv(.c) bool {
-    const tag = data[size..][0..16].*;
-    crypto.aead.aes_gcm.Aes256Gcm.decrypt(data[0..size], data[0..size], tag, associated[0..associated_size], nonce.*, key.*) catch return false;
+/// As `gcm.zig` says.
+fn decrypt(to: [*]u8, from: [*]const u8, size: usize, associated: [*]const u8, associated_size: usize, nonce: *const [12]u8, key: *const [32]u8) callconv(.c) bool {
+    if (form == .fast) return @import("gcm.zig").Gcm(1, 8).decrypt(to, from, size, associated[0..associated_size], nonce, key);
+    const tag = from[size..][0..16].*;
+    @memmove(to[0..size], from[0..size]);
+    crypto.aead.aes_gcm.Aes256Gcm.decrypt(to[0..size], to[0..size], tag, associated[0..associated_size], nonce.*, key.*) catch return false;
     return true;
 }
 

@@ -34,6 +34,7 @@ fn print(comptime format: []const u8, arguments: anytype) void {
 }
 
 pub fn main(init: std.process.Init.Minimal) u8 {
+    platform.protectPointers();
     var arguments = init.args.iterate();
     _ = arguments.next();
     var options: Options = .{};

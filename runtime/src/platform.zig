@@ -59,6 +59,22 @@ pub fn wipe(memory: Memory) void {
 
 pub const File = struct { memory: Memory, size: usize };
 
+/// Make what only the start of this program writes, its pointers to functions, read-only: a static program has no loader
+/// that does.
+pub fn protectPointers() void {
+    const table: usize = linux.getauxval(std.elf.AT.PHDR);
+    const rows = @as([*]const std.elf.Elf64.Phdr, @ptrFromInt(table))[0..linux.getauxval(std.elf.AT.PHNUM)];
+    const base = for (rows) |row| {
+        if (row.type == .PHDR) break table -% @as(usize, @intCast(row.vaddr));
+    } else return;
+    for (rows) |row| {
+        if (row.type != std.elf.PT.GNU_RELRO) continue;
+        const start = std.mem.alignBackward(usize, base +% @as(usize, @intCast(row.vaddr)), pageSize());
+        const end = std.mem.alignBackward(usize, base +% @as(usize, @intCast(row.vaddr + row.memsz)), pageSize());
+        if (start < end) _ = linux.mprotect(@ptrFromInt(start), end - start, .{ .READ = true });
+    }
+}
+
 /// The artifact that is a segment of this very program (`packaging/executable.py`): its table of segments then lies at
 /// the start of that segment, with a mark before the artifact.
 pub fn attached() ?[]align(64) const u8 {
@@ -86,7 +102,7 @@ pub const Look = *const fn (first: []const u8, last: []const u8, size: usize) Er
 pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
     // A pipe must not block.
     const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true, .NONBLOCK = true }, 0);
-    if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
+    if (failed(opened)) return unreadable(path, reason(opened));
     const file: i32 = @intCast(opened);
     defer _ = linux.close(file);
     var status: linux.Statx = undefined;
@@ -110,7 +126,7 @@ pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
         if (linux.errno(got) == .INTR) continue;
         if (failed(got) or got == 0) {
             unmap(memory);
-            return unreadable(path, if (failed(got)) @tagName(linux.errno(got)) else "an end before its end");
+            return unreadable(path, if (failed(got)) reason(got) else "an end before its end");
         }
         at += got;
     }
@@ -119,6 +135,25 @@ pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
 
 pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
     return message.fail(error.File, "{s}: expected at most {d} bytes, what this device gives for it, found {d} bytes\nfix: make sure that this is the file you mean; free some memory, or raise max_bytes", .{ where, limit, size });
+}
+
+/// The usual names; with all that there are, the table takes 5 KB.
+fn reason(result: usize) []const u8 {
+    return switch (linux.errno(result)) {
+        .PERM => "PERM",
+        .NOENT => "NOENT",
+        .IO => "IO",
+        .NXIO => "NXIO",
+        .ACCES => "ACCES",
+        .NOTDIR => "NOTDIR",
+        .ISDIR => "ISDIR",
+        .NFILE, .MFILE => "MFILE",
+        .NOSPC => "NOSPC",
+        .ROFS => "ROFS",
+        .NAMETOOLONG => "NAMETOOLONG",
+        .LOOP => "LOOP",
+        else => "another error of the system",
+    };
 }
 
 fn unreadable(path: [*:0]const u8, why: []const u8) Error {
@@ -148,7 +183,7 @@ pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
 /// Open a file for writing, empty.
 pub fn create(path: [*:0]const u8) Error!i32 {
     const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
-    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, @tagName(linux.errno(opened)) });
+    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, reason(opened) });
     return @intCast(opened);
 }
 
@@ -160,7 +195,7 @@ pub fn writeAll(file: i32, path: [*:0]const u8, parts: []const []const u8) Error
 /// Open a file, to be read bit by bit.
 pub fn open(path: [*:0]const u8) Error!i32 {
     const opened = linux.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true }, 0);
-    if (failed(opened)) return unreadable(path, @tagName(linux.errno(opened)));
+    if (failed(opened)) return unreadable(path, reason(opened));
     return @intCast(opened);
 }
 
@@ -170,7 +205,7 @@ pub fn readUpTo(file: i32, path: [*:0]const u8, into: []u8) Error!usize {
     while (at < into.len) {
         const got = linux.read(file, into.ptr + at, @min(into.len - at, 1 << 30));
         if (linux.errno(got) == .INTR) continue;
-        if (failed(got)) return unreadable(path, @tagName(linux.errno(got)));
+        if (failed(got)) return unreadable(path, reason(got));
         if (got == 0) break;
         at += got;
     }

@@ -1,6 +1,5 @@
 //! The encrypted model and its key file (docs/format.md): everything is checked before anything is used.
 const std = @import("std");
-const builtin = @import("builtin");
 const cpu = @import("cpu.zig");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
@@ -12,28 +11,31 @@ pub const magic = "\x89MLENC\r\n";
 const header_size = 96;
 const tag_size = 16;
 
-const portable = struct {
-    extern fn forge_sha256_portable([*]const u8, usize, *[32]u8) void;
-    extern fn forge_decrypt_portable([*]u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) bool;
-    extern fn forge_derive_portable(*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) bool;
-};
-const fast = struct {
-    extern fn forge_sha256_fast([*]const u8, usize, *[32]u8) void;
-    extern fn forge_decrypt_fast([*]u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) bool;
-    extern fn forge_derive_fast(*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) bool;
-};
-const has_fast = builtin.cpu.arch == .x86_64 or builtin.cpu.arch == .aarch64;
+const Digest = fn ([*]const u8, usize, *[32]u8) callconv(.c) void;
+const Decrypt = fn ([*]u8, [*]const u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) callconv(.c) bool;
+const Derive = fn (*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) callconv(.c) bool;
+
+/// `crypto.zig` and `wide.zig`, as compiled for CPUs that have more or fewer instructions.
+fn compiled(comptime Function: type, comptime name: []const u8) *const Function {
+    return @extern(*const Function, .{ .name = name });
+}
+
+fn chosen(comptime Function: type, comptime name: []const u8) *const Function {
+    const form: cpu.Form = if (Function == Digest and !cpu.hasDigests()) .portable else cpu.cryptography();
+    if (cpu.has_wide and Function == Decrypt and form == .wide) return compiled(Function, name ++ "_wide");
+    if (cpu.has_fast and form != .portable) return compiled(Function, name ++ "_fast");
+    return compiled(Function, name ++ "_portable");
+}
 
 pub fn sha256(data: []const u8) [32]u8 {
     var digest: [32]u8 = undefined;
-    if (has_fast and cpu.hasCryptography()) fast.forge_sha256_fast(data.ptr, data.len, &digest) else portable.forge_sha256_portable(data.ptr, data.len, &digest);
+    chosen(Digest, "forge_sha256")(data.ptr, data.len, &digest);
     return digest;
 }
 
-fn decrypt(data: []u8, associated: []const u8, nonce: *const [12]u8, key: *const [32]u8, is_fast: bool) bool {
-    const size = data.len - tag_size;
-    if (has_fast and is_fast) return fast.forge_decrypt_fast(data.ptr, size, associated.ptr, associated.len, nonce, key);
-    return portable.forge_decrypt_portable(data.ptr, size, associated.ptr, associated.len, nonce, key);
+/// Decrypt all but the tag that follows it to `to`, which may lie before `from`, and reach into it.
+fn decrypt(to: [*]u8, from: []const u8, associated: []const u8, nonce: *const [12]u8, key: *const [32]u8) bool {
+    return chosen(Decrypt, "forge_decrypt")(to, from.ptr, from.len - tag_size, associated.ptr, associated.len, nonce, key);
 }
 
 fn number(comptime T: type, at: []const u8) T {
@@ -52,12 +54,12 @@ pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize
     const costs = try keyCosts(key_file, file);
     if (@as(usize, costs.kib) << 10 > limit)
         return message.fail(error.Memory, "key file: expected a key derivation within {d} KiB, what this device gives for it, found one that takes {d} KiB\nfix: free some memory, raise max_kdf_bytes, or encrypt the model with less encrypt.kdf.memory_kib", .{ limit >> 10, costs.kib });
+    defer wipeStack();
     const page = try platform.map(@sizeOf(Secrets));
     defer platform.wipe(page);
     platform.hide(page);
     const secrets: *Secrets = @ptrCast(@alignCast(page.ptr));
-    const is_fast = cpu.hasCryptography();
-    try unwrap(secrets, key_file, password, costs, is_fast);
+    try unwrap(secrets, key_file, password, costs);
     const data_key = secrets.wrapped[0..32];
     const salt = file[32..64];
     var extracted = Hkdf.extract(salt, data_key);
@@ -68,10 +70,16 @@ pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize
     if (!std.crypto.timing_safe.eql([32]u8, mac, file[header - 32 ..][0..32].*)) return altered("its header");
     const info = "mlenc/v1/payload".* ++ sha256(file[0..header]);
     Hkdf.expand(&secrets.payload_key, &info, extracted);
-    return decryptChunks(file, header, &secrets.payload_key, is_fast);
+    return decryptChunks(file, header, &secrets.payload_key);
 }
 
-fn decryptChunks(file: []u8, header: usize, key: *const [32]u8, is_fast: bool) Error![]u8 {
+/// Overwrite what the functions that were called left on the stack: those of the standard library leave keys there.
+noinline fn wipeStack() void {
+    var room: [16 << 10]u8 = undefined;
+    std.crypto.secureZero(u8, &room);
+}
+
+fn decryptChunks(file: []u8, header: usize, key: *const [32]u8) Error![]u8 {
     const chunk = @as(usize, 1) << @intCast(file[12]);
     const total: usize = @intCast(number(u64, file[24..]));
     const count = @max(1, (total + chunk - 1) / chunk);
@@ -81,8 +89,7 @@ fn decryptChunks(file: []u8, header: usize, key: *const [32]u8, is_fast: bool) E
         var nonce: [12]u8 = @splat(0);
         std.mem.writeInt(u64, nonce[3..11], index, .big);
         nonce[11] = @intFromBool(index + 1 == count);
-        if (!decrypt(file[from..][0 .. size + tag_size], "", &nonce, key, is_fast)) return altered("its contents");
-        @memmove(file[index * chunk ..][0..size], file[from..][0..size]);
+        if (!decrypt(file[index * chunk ..].ptr, file[from..][0 .. size + tag_size], "", &nonce, key)) return altered("its contents");
         from += size + tag_size;
     }
     return file[0..total];
@@ -119,14 +126,13 @@ fn keyCosts(key: []const u8, file: []const u8) Error!Costs {
     return costs;
 }
 
-fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs, is_fast: bool) Error!void {
-    const derive = if (has_fast and is_fast) &fast.forge_derive_fast else &portable.forge_derive_portable;
-    if (!derive(&secrets.derived, password.ptr, password.len, key[24..40], costs.kib, costs.passes, costs.lanes))
+fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs) Error!void {
+    if (!chosen(Derive, "forge_derive")(&secrets.derived, password.ptr, password.len, key[24..40], costs.kib, costs.passes, costs.lanes))
         return message.fail(error.Memory, "key file: expected a key derivation within the memory that this system gives, found one that takes {d} KiB\nfix: free some memory, or encrypt the model with less encrypt.kdf.memory_kib", .{costs.kib});
     const wrong = "key file: expected the password that this key was made with, found Corrupted chunk encountered while decrypting the key, wrong password or corrupted key file\nfix: check the password; if it is right, copy modelKey.bin again from where the model was encrypted";
     var mac: [32]u8 = undefined;
     Mac.create(&mac, key[0..132], secrets.derived[32..64]);
     if (!std.crypto.timing_safe.eql([32]u8, mac, key[132..164].*)) return message.fail(error.Password, wrong, .{});
     secrets.wrapped = key[84..132].*;
-    if (!decrypt(&secrets.wrapped, key[0..84], key[72..84], secrets.derived[0..32], is_fast)) return message.fail(error.Password, wrong, .{});
+    if (!decrypt(&secrets.wrapped, &secrets.wrapped, key[0..84], key[72..84], secrets.derived[0..32])) return message.fail(error.Password, wrong, .{});
 }

@@ -115,16 +115,32 @@ pub const Session = struct {
     pub fn run(session: *Session, inputs: []const Array, outputs: []Array) Error!void {
         try session.acquire();
         defer session.give();
+        try session.compute(inputs, outputs, null);
+    }
+
+    /// Run, with all outputs left in the session's memory; whether they lie as `outputs` said before.
+    pub fn repeat(session: *Session, inputs: []const Array, outputs: []Array) Error!bool {
+        try session.acquire();
+        defer session.give();
+        var is_same = true;
+        try session.compute(inputs, outputs, &is_same);
+        return is_same;
+    }
+
+    fn compute(session: *Session, inputs: []const Array, outputs: []Array, is_same: ?*bool) Error!void {
         message.clear();
         const program = &session.model.program;
         try session.checkInputs(inputs);
-        if (try session.isEmpty(inputs, outputs)) return;
+        if (try session.isEmpty(inputs, outputs)) {
+            if (is_same) |same| same.* = false;
+            return;
+        }
         try session.checkConstraints();
         defer session.is_cancelled.store(false, .monotonic);
         const before = pool.enter(.{ .pool = &session.threads, .workspace = &session.threads.workspaces[0] });
         defer _ = pool.enter(before);
         errdefer for (session.threads.workspaces) |*workspace| workspace.reset();
-        if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs);
+        if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs, is_same);
         const ready = for (session.frames) |*candidate| {
             if (candidate.function.suits(session.extents)) break candidate;
         } else return session.wrongSizes();
@@ -134,11 +150,11 @@ pub const Session = struct {
         try ready.run(&session.is_cancelled, if (session.is_profiling) session.profile else null);
         for (program.outputs, outputs, ready.function.results()) |port, *output, index| {
             const tensor = &ready.tensors[@intCast(index)];
-            try deliver(port, output, tensor.data, tensor.dtype, tensor.shape[0..@intCast(tensor.rank)]);
+            try deliver(port, output, tensor.data, tensor.dtype, tensor.shape[0..@intCast(tensor.rank)], is_same);
         }
     }
 
-    fn runBlocks(session: *Session, blocks: *execution.Execution, inputs: []const Array, outputs: []Array) Error!void {
+    fn runBlocks(session: *Session, blocks: *execution.Execution, inputs: []const Array, outputs: []Array, is_same: ?*bool) Error!void {
         const program = &session.model.program;
         for (program.inputs, inputs, session.given, 0..) |port, input, *value, index| {
             value.* = .of(port.dtype, input.shape[0..@intCast(port.rank)]);
@@ -149,7 +165,7 @@ pub const Session = struct {
         for (program.outputs, outputs, 0..) |port, *output, index| {
             const value = blocks.output(index);
             if (value.rank != port.rank or !value.dtype.equals(port.dtype)) return p.damaged("an output of another kind", .{});
-            try deliver(port, output, value.data, value.dtype, value.extents());
+            try deliver(port, output, value.data, value.dtype, value.extents(), is_same);
         }
     }
 
@@ -250,8 +266,12 @@ fn wrongExtent(port: p.Port, axis: usize, expected: i64, found: i64) Error {
     return message.fail(error.Input, "input {s}: expected {d} along axis {d}, found {d}\nfix: give an array that fits the model and its other inputs", .{ port.name, expected, axis, found });
 }
 
-fn deliver(port: p.Port, output: *Array, data: ?[*]u8, dtype: abi.Dtype, shape: []const i64) Error!void {
+fn deliver(port: p.Port, output: *Array, data: ?[*]u8, dtype: abi.Dtype, shape: []const i64, is_same: ?*bool) Error!void {
     const size: usize = @intCast(p.bytes(dtype, shape).?);
+    if (is_same) |same| {
+        if (output.data != data or output.size != size or !std.mem.eql(i64, output.shape[0..shape.len], shape)) same.* = false;
+        output.data = null;
+    }
     @memcpy(output.shape[0..shape.len], shape);
     if (output.data) |room| {
         if (output.size < size) return message.fail(error.Input, "output {s}: expected room for {d} bytes, found {d}\nfix: give more, or NULL to have it in the session's memory", .{ port.name, size, output.size });

@@ -18,6 +18,7 @@ import pytest
 
 from forge_pipeline.runtime.bundle import Library
 from forge_runtime.engine import Engine
+from forge_runtime.library import SAME, Call
 from tests.support import forge as codes
 from tests.support.forge import CANCELLED, DAMAGED, FILE, INPUT, UNSUPPORTED, USAGE, Array, Forge, Time
 from tests.support.native import ROOT, RUNTIME
@@ -104,6 +105,28 @@ def test_outputs_may_stay_in_the_session(forge: Forge, library: Path) -> None:
     assert (output.size, list(output.shape[:2])) == (40, [2, 5])
     found = np.frombuffer(ctypes.string_at(output.data, output.size), np.float32)
     assert np.array_equal(found.reshape(2, 5), Engine(library, threads=1)(given)[0])
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+def test_a_call_that_is_repeated_says_whether_its_outputs_lie_as_before(forge: Forge, library: Path) -> None:
+    model = forge.open(library)
+    session, engine = forge.start(model), Engine(library, threads=1)
+    given, output = images(2), Array()
+    places = Array.of(given)
+    call = Call(session, ctypes.addressof(places), ctypes.addressof(output))
+    codes = []
+    for turn in range(3):
+        given *= turn + 1
+        codes.append(forge.c.forge_repeat(ctypes.byref(call)))
+        found = np.frombuffer(ctypes.string_at(output.data, output.size), np.float32)
+        assert np.array_equal(found.reshape(2, 5), engine(given)[0])
+    assert codes == [0, SAME, SAME]
+    output.shape[0] = 3
+    assert forge.c.forge_repeat(ctypes.byref(call)) == 0
+    places.size -= 4
+    assert forge.c.forge_repeat(ctypes.byref(call)) == INPUT
+    assert forge.c.forge_repeat(None) == USAGE
     forge.c.forge_stop(session)
     forge.c.forge_close(model)
 
