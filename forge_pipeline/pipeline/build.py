@@ -27,7 +27,8 @@ from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
 if TYPE_CHECKING:
-    from forge_pipeline.store.remote import Remote, Terms
+    from forge_pipeline.store.channel import Terms
+    from forge_pipeline.store.remote import Remote
 
 CALIBRATION = "calibration data"
 REMOTE = "FORGE_STORE_REMOTE"
@@ -162,7 +163,7 @@ def _remote(config: StoreOptions) -> Remote | None:
     url = config.remote or os.environ.get(REMOTE)
     if not url:
         return None
-    from forge_pipeline.store.remote import Terms
+    from forge_pipeline.store.channel import Terms
 
     return _open_remote(
         Terms(

@@ -93,6 +93,12 @@ class Draft:
         with refusing(self._path):
             write_all(self._descriptor, data)
 
+    def restart(self) -> None:
+        """Drop what was written. Raises StoreError."""
+        with refusing(self._path):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+
     def place(self, slot: Path) -> None:
         """Give the finished file its name, durably. Raises StoreError."""
         with refusing(slot):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from forge_pipeline.content import Content
 from forge_pipeline.errors import StoreError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
-from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk
+from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk, Draft
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
@@ -42,7 +42,8 @@ class Store:
 
     ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
     ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
-    behind; it stays its owner's to close. Close the store, or use it in a ``with`` block, to have uploads finished.
+    behind, and gets what is used here and not there; it stays its owner's to close. Close the store, or use it in a
+    ``with`` block, to have uploads finished.
     Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
     is none.
     """
@@ -57,6 +58,7 @@ class Store:
     ) -> None:
         self._on_damage, self._on_wait = on_damage, on_wait
         self._remote = remote
+        self._remote_has: set[str] = set()  # keys of which it is known
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root, on_damage)
         self._objects, self._index = Objects(self._disk), Index(self._disk)
@@ -67,7 +69,8 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(cancel=error is not None and not isinstance(error, Exception))  # somebody wants to end
+        with suppress(StoreError) if error is not None else nullcontext():  # the first failure is the one to tell
+            self.close(cancel=error is not None and not isinstance(error, Exception))  # somebody wants to end
 
     def close(self, *, cancel: bool = False) -> None:
         """Finish the uploads (with ``cancel``, drop them), and leave the store to others."""
@@ -83,30 +86,37 @@ class Store:
         build: Build,
         *,
         accept: Callable[[Action], bool] = lambda action: True,
-        share: Callable[[Contents], bool] = lambda contents: True,
+        share: Callable[[Container[str]], bool] = lambda names: True,
         confirm: Callable[[], None] = lambda: None,
     ) -> tuple[Action, bool]:
         """Return the action of ``key``, and whether it was there already; if not, ``build`` it and keep it.
 
         ``build`` returns the contents by file name, and a JSON report. Of all processes and threads that ask for one
-        key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. A result
-        that ``accept`` refuses is built again and replaced. What ``share`` refuses is not sent to the remote.
+        key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. So do other
+        machines, where the remote can hold leases. A result that ``accept`` refuses is built again and replaced. What
+        ``share`` refuses, going by the names of its files, is not sent to the remote; what was not sent before is.
         ``confirm`` is called when what was built has been read for the last time, before it is recorded: what it raises
         is raised here, and nothing is recorded.
         """
         action = self.lookup(key)
         if action is not None and accept(action):
-            return action, True
+            return self._completed(action, share), True
         with self.building(key):
             action = self.lookup(key)
-            if action is not None and accept(action):
-                return action, True
-            begun = time.perf_counter()
-            contents, report = build()
-            seconds = time.perf_counter() - begun
-            return self.record(
-                key, contents, seconds=seconds, report=report, share=share(contents), confirm=confirm
-            ), False
+            if action is None:
+                action = self._turn(key)
+            try:
+                if action is not None and accept(action):
+                    return self._completed(action, share), True
+                begun = time.perf_counter()
+                contents, report = build()
+                seconds = time.perf_counter() - begun
+                return self.record(
+                    key, contents, seconds=seconds, report=report, share=share(contents), confirm=confirm
+                ), False
+            finally:
+                if self._remote is not None:
+                    self._remote.pass_turn(key)
 
     def lookup(self, key: str) -> Action | None:
         """Return the action with all its objects verified, from here or from the remote; None when it is to be built.
@@ -174,6 +184,7 @@ class Store:
         self._note_sizes(action)
         if self._remote is not None and share:
             self._remote.upload(key, record, {digest: self.path(digest) for digest in outputs.values()})
+            self._remote_has.add(key)
         return action
 
     def path(self, digest: str) -> Path:
@@ -252,6 +263,31 @@ class Store:
             freed += self._disk.clear_quarantine()
         return Collected(actions=removed, objects=len(orphans), freed=freed, kept=total)
 
+    def _turn(self, key: str) -> Action | None:
+        """Wait while another machine builds ``key``; return what it gave, or None when it is ours to build."""
+        found: list[Action] = []
+
+        def ready() -> bool:
+            action = self._lookup_remote(key)
+            found.extend([] if action is None else [action])
+            return bool(found)
+
+        if self._remote is not None:
+            self._remote.turn(key, ready=ready, on_wait=lambda: self._on_wait(key))
+        return found[0] if found else None
+
+    def _completed(self, action: Action, share: Callable[[Container[str]], bool]) -> Action:
+        """Send what is used here and is not in the remote, such as after a day without it."""
+        if self._remote is not None and action.key not in self._remote_has and share(action.outputs):
+            self.send(action)
+        return action
+
+    def send(self, action: Action, done: Callable[[bool], object] = lambda sent: None) -> None:
+        """Send an action that is sound here and missing in the remote; ``done`` is told whether it was."""
+        if self._remote is not None:
+            objects = {digest: self.path(digest) for digest in action.outputs.values()}
+            self._remote.upload(action.key, encode(action), objects, missing=True, done=done)
+
     def _lookup_remote(self, key: str) -> Action | None:
         record = self._remote.record(key) if self._remote is not None else None
         if self._remote is None or record is None:
@@ -264,6 +300,7 @@ class Store:
         if not self._complete(action, owed=False):
             return None
         self._index.put(action)
+        self._remote_has.add(key)
         return action
 
     def _complete(self, action: Action, *, owed: bool) -> bool:
@@ -287,16 +324,11 @@ class Store:
     def _fetch(self, digest: str) -> bool:
         if self._remote is None or digest not in self._sizes:
             return False
-        hasher = hashlib.sha256()
         with self._disk.draft() as draft:
-
-            def sink(piece: bytes) -> None:
-                hasher.update(piece)
-                draft.write(piece)
-
-            if not self._remote.fetch(OBJECTS, digest, sink, limit=self._sizes[digest]):
+            digester = _Digester(draft)
+            if not self._remote.fetch(OBJECTS, digest, digester, limit=self._sizes[digest]):
                 return False
-            if hasher.hexdigest() != digest:
+            if digester.digest() != digest:
                 self._remote.distrust(OBJECTS, digest)
                 return False
             draft.place(self.path(digest))
@@ -309,3 +341,21 @@ class Store:
             found="none that is sound, here or in a remote",
             fix="run the command again: what is missing is built anew",
         )
+
+
+class _Digester:
+    """Writes a draft, and knows its digest."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft, self._hasher = draft, hashlib.sha256()
+
+    def write(self, piece: bytes) -> None:
+        self._hasher.update(piece)
+        self._draft.write(piece)
+
+    def restart(self) -> None:
+        self._hasher = hashlib.sha256()
+        self._draft.restart()
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()

@@ -16,7 +16,8 @@ import pytest
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store import Store
 from forge_pipeline.store.actions import decode
-from forge_pipeline.store.remote import Remote, Terms
+from forge_pipeline.store.channel import Terms
+from forge_pipeline.store.remote import Remote
 from tests.support.paths import SUPPORT
 from tests.support.web import Web
 
