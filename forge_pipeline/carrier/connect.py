@@ -14,7 +14,14 @@ from forge_pipeline.carrier.objects import Objects
 from forge_pipeline.carrier.web import Web
 
 Options = Mapping[str, Any]
-_NO_S3_RETRY = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
+_S3_OPTIONS = {
+    "config_kwargs": {
+        "retries": {"total_max_attempts": 1},
+        # Digests are checked here; servers other than Amazon's get the checksums that it would add wrong.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+    }
+}
 
 
 def _open_url(url: str, options: Options) -> tuple[Any, str]:
@@ -25,6 +32,13 @@ def _open_url(url: str, options: Options) -> tuple[Any, str]:
     if hasattr(files, "retries"):
         files.retries = 1  # whoever asks tries again, and knows for how long
     return files, str(root)
+
+
+def _open_gs(url: str, options: Options) -> tuple[Any, str]:
+    """Take gcsfs's first class: its other one asks by gRPC what kind of bucket this is, for a minute where it cannot."""
+    from gcsfs.core import GCSFileSystem
+
+    return GCSFileSystem(**options), str(GCSFileSystem._strip_protocol(url))
 
 
 def _open_webdav(url: str, options: Options) -> tuple[Any, str]:
@@ -61,8 +75,8 @@ class Protocol:
     extra: str | None = None
 
 
-_S3 = Protocol(kind=Objects, options=_NO_S3_RETRY, module="s3fs", extra="s3")
-_GS = Protocol(kind=Objects, module="gcsfs", extra="gs")
+_S3 = Protocol(kind=Objects, options=_S3_OPTIONS, module="s3fs", extra="s3")
+_GS = Protocol(kind=Objects, opens=_open_gs, module="gcsfs", extra="gs")
 _AZ = Protocol(kind=Objects, module="adlfs", extra="az")
 _SFTP = Protocol(kind=Folders, opens=_open_sftp, module="sshfs", extra="sftp")
 _WEBDAV = Protocol(kind=Folders, opens=_open_webdav, module="webdav4", extra="webdav")
