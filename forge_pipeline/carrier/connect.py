@@ -35,7 +35,7 @@ def _open_url(url: str, options: Options) -> tuple[Any, str]:
 
 
 def _open_gs(url: str, options: Options) -> tuple[Any, str]:
-    """Take gcsfs's first class: its other one asks by gRPC what kind of bucket this is, for a minute where it cannot."""
+    """Take gcsfs's first class: its other one asks by gRPC what a bucket is, for a minute where it cannot."""
     from gcsfs.core import GCSFileSystem
 
     return GCSFileSystem(**options), str(GCSFileSystem._strip_protocol(url))

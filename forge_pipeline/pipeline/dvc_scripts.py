@@ -111,7 +111,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
     passwords = tuple(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
-    with open_store({**places["store"], "remote": None}) as store:
+    with open_store({**places["store"], "remote": None, "remote_options": {}}) as store:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"])
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last

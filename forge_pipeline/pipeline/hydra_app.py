@@ -25,8 +25,8 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
-OPEN_KEYS = ("model.dims", "compile.verify.dims", "fold.verify.dims")
-"""Options whose keys are extents of the model: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims")
+"""Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
 
 T = TypeVar("T")
 Task = Callable[[dict[str, Any], str | None], object]

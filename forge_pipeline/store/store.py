@@ -16,7 +16,7 @@ from forge_pipeline.content import Content
 from forge_pipeline.errors import StoreError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
-from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk, Draft
+from forge_pipeline.store.disk import ACTIONS, OBJECTS, WITHHELD, Damage, Disk, Draft
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
@@ -179,6 +179,8 @@ class Store:
         sizes = {name: len(data) for name, data in contents.items()}
         record = encode(Action(key=key, outputs=outputs, sizes=sizes, seconds=float(seconds), report=dict(report)))
         confirm()
+        if not share:
+            self._index.withhold(key)
         action = decode(record, key)  # a built action equals the same one looked up: lists for tuples, keys in order
         self._index.put(action)
         self._note_sizes(action)
@@ -224,6 +226,15 @@ class Store:
                 found.append((-self._index.used(key), key, action))
         return [action for _, _, action in sorted(found, key=lambda entry: entry[:2])]
 
+    def to_send(self) -> list[Action]:
+        """Return the actions that may leave this machine, those that are sound."""
+        return [
+            action
+            for action in self.actions()
+            if not self._index.is_withheld(action.key)
+            and all(self._objects.check(digest, action.sizes[name]) is None for name, digest in action.outputs.items())
+        ]
+
     def verify(self) -> list[Damage]:
         """Read everything through; move what is damaged to quarantine and return it, with what is missing."""
         actions = [(key, self._index.get(key)) for key in self._disk.digests(ACTIONS)]
@@ -260,6 +271,8 @@ class Store:
                     total += sum(added.values())
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
             freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
+            for key in set(self._disk.digests(WITHHELD)) - set(self._disk.digests(ACTIONS)):
+                self._disk.remove(self._disk.slot(WITHHELD, key))
             freed += self._disk.clear_quarantine()
         return Collected(actions=removed, objects=len(orphans), freed=freed, kept=total)
 
@@ -278,7 +291,9 @@ class Store:
 
     def _completed(self, action: Action, share: Callable[[Container[str]], bool]) -> Action:
         """Send what is used here and is not in the remote, such as after a day without it."""
-        if self._remote is not None and action.key not in self._remote_has and share(action.outputs):
+        if not share(action.outputs):
+            self._index.withhold(action.key)
+        elif self._remote is not None and action.key not in self._remote_has:
             self.send(action)
         return action
 
