@@ -60,6 +60,8 @@ class Files(ABC):
     def claim(self, name: str, data: bytes) -> bool:
         """Write a file that is not there, and say so; of all that try at once, one is told that it did.
 
+        Where a server knows nothing that only one can do, two that try within the same moment may both be told.
+
         Raises NotImplementedError where the remote cannot do that.
         """
         raise NotImplementedError("its files cannot be claimed")

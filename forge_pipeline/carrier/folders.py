@@ -67,8 +67,10 @@ class Folders(Files):
             self._files.rm_file(self._path(name))
 
     def claim(self, name: str, data: bytes) -> bool:
-        """See `Files`: to make a folder is what one of several can do, with every server."""
+        """See `Files`: to make a folder is what one of several can do. Some servers let each do it: so look first."""
         folder = self._path(name).rpartition("/")[0]
+        if self._is_folder(folder):
+            return False
         self._make(folder.rpartition("/")[0])
         try:
             self._files.mkdir(folder, create_parents=False)

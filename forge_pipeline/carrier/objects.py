@@ -59,7 +59,9 @@ class Objects(Files):
             self._files.rm_file(self._path(name))
 
     def claim(self, name: str, data: bytes) -> bool:
-        """See `Files`: by the condition that there is no such object."""
+        """See `Files`: by the condition that there is no such object. Some servers know none: so look first."""
+        if self.size(name) is not None:
+            return False
         try:
             self._files.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:

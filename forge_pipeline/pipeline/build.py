@@ -23,6 +23,7 @@ from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.pipeline.sweep import below
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
@@ -43,7 +44,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     Raises ForgeError.
     """
     parts = slices(config)
-    out = Path(_text(config, "out")) / (folder or "")
+    out = below(Path(_text(config, "out")), folder or "")
     dump = dump_folder(config)
     sources = source_inputs(config)
     if sources[CALIBRATION] is None and any(CALIBRATION in read.values() for read in plan(parts).values()):

@@ -83,6 +83,8 @@ class Remote:
         False when the remote has no such file, none that is sound, or fails. What ``sink`` raises goes through.
         """
         self._refuse()
+        if digest in self._distrusted:
+            return False
         request = {"do": "read", "name": f"{area}/{fan_out(digest)}", "limit": limit}
         end = self._ask(self._reading, request, unseen=min(limit, READ_UNSEEN) if area == OBJECTS else 0, sink=sink)
         if end == "odd":
@@ -96,6 +98,8 @@ class Remote:
 
     def distrust(self, area: str, digest: str) -> None:
         """Say that the remote's file is damaged, so that the next upload replaces it."""
+        if digest in self._distrusted:
+            return
         self._distrusted.add(digest)
         self._tell(f"{area}/{fan_out(digest)}: damaged in the remote store {self._shown}; it is not used")
 

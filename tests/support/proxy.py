@@ -21,6 +21,8 @@ class Proxy:
         self.target = port
         self.fault: Fault | None = None
         self.over = Event()
+        self.answered = 0
+        """Bytes of the server's answers that were passed on."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
 
@@ -45,14 +47,13 @@ class Proxy:
             (self.fault or passing)(self, client)
 
     def through(self, client: socket.socket, limit: int | None, end: Callable[[Proxy, socket.socket], None]) -> None:
-        """Pass on; after ``limit`` bytes of the server's answers, ``end`` is what follows."""
+        """Pass on; after ``limit`` bytes of the server's answers in all, ``end`` is what follows."""
         with socket.create_connection(("127.0.0.1", self.target)) as server:
             Thread(target=_pump, args=(client, server), daemon=True).start()
-            passed = 0
             while piece := server.recv(1 << 16):
-                passed += len(piece)
+                self.answered += len(piece)
                 client.sendall(piece)
-                if limit is not None and passed >= limit:
+                if limit is not None and self.answered >= limit:
                     return end(self, client)
         return None
 
@@ -95,7 +96,7 @@ def endless(proxy: Proxy, client: socket.socket) -> None:
 
 
 def after(limit: int, end: Fault) -> Fault:
-    """Pass on the first ``limit`` bytes of each connection's answers; then ``end``."""
+    """Pass on the first ``limit`` bytes of the server's answers in all; then ``end``."""
     return lambda proxy, client: proxy.through(client, limit, end)
 
 
