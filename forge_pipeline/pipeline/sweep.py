@@ -93,7 +93,7 @@ def failure(jobs: int, errors: Iterable[BaseException]) -> BaseException | None:
         where="sweep",
         expected="every job to succeed",
         found=f"{len(found)} of {jobs} that failed: {'; '.join(shown(str(error).splitlines()[0]) for error in found)}",
-        fix="see the errors above; the other jobs are delivered, and are hits when this is run again",
+        fix="mend what is said of each; the other jobs are delivered, and are hits when this is run again",
     )
 
 

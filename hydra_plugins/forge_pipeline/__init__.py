@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -71,7 +73,8 @@ class _Outcomes(Launcher):
 
     def _succeeded(self, result: JobReturn) -> bool:
         try:
-            _ = result.return_value  # raises what the job raised
+            with redirect_stderr(StringIO()):  # Hydra would print all overrides, and what is secret among them
+                _ = result.return_value  # raises what the job raised
         except Exception as error:  # noqa: BLE001  whatever it was
             self.errors.append(error)
             return False

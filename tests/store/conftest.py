@@ -37,8 +37,8 @@ class Bench:
     builds: int = 0
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def remote(self, url: str, **terms: Any) -> Remote:
-        return self._open.enter_context(closing(Remote(Terms(url=url, **terms), self.told.append)))
+    def remote(self, url: str, *, width: int = 1, **terms: Any) -> Remote:
+        return self._open.enter_context(closing(Remote(Terms(url=url, **terms), self.told.append, width=width)))
 
     def store(self, name: str = "store", url: str | None = None, **terms: Any) -> Store:
         remote = None if url is None else self.remote(url, **terms)

@@ -129,7 +129,8 @@ def test_what_was_flipped_there_is_not_used_and_is_replaced(filled: Place, what:
     filled.files().read(name, 1 << 30, pieces.append)
     data = bytearray(b"".join(pieces))
     data[70] ^= 4
-    filled.files().write(bytes(data), name, lambda count: None)
+    (filled.folder / "flipped").write_bytes(data)
+    filled.files().send(str(filled.folder / "flipped"), name, lambda count: None)
     assert filled.use("other")[1] is False
     (told,) = filled.told
     assert told.startswith(f"{name}: damaged in the remote store")

@@ -117,6 +117,7 @@ def status(code: int) -> Fault:
         left = int(length[1]) - len(head.partition(b"\r\n\r\n")[2]) if length else 0
         while left > 0:
             left -= len(client.recv(1 << 16))
-        client.sendall(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno" % code)
+        body = b"" if head.startswith(b"HEAD") else b"no"
+        client.sendall(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\nConnection: close\r\n\r\n%s" % (code, body))
 
     return fault
