@@ -64,10 +64,10 @@ class _Outcomes(Launcher):
             return []
         try:
             results = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
-        except Exception as error:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
-            lines = str(error).splitlines() or [""]
-            found = f"{type(error).__name__}: {lines[0]}"
-            self.errors.append(ForgeError("launcher", "jobs that come to an end", found, "see what it printed above"))
+        except Exception as ended:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
+            found = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
+            error = ForgeError("launcher", "jobs that come to an end", found, "see what it printed above")
+            self.errors += [error] * len(job_overrides)
             return []
         return [result for result in results if self._succeeded(result)]
 
