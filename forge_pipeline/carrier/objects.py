@@ -16,6 +16,7 @@ class Objects(Files):
 
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root.rstrip("/")
+        self._replacing = {"overwrite": True} if "abfs" in files.protocol else {}  # which is what the others do
 
     def look(self) -> None:
         """See `Files`. Who may not ask for the bucket may still be let at what is in it."""
@@ -43,7 +44,7 @@ class Objects(Files):
 
     def send(self, source: str, name: str, moved: Moved) -> None:
         """See `Files`."""
-        self._files.put_file(source, self._path(name), callback=progress(moved))
+        self._files.put_file(source, self._path(name), callback=progress(moved), **self._replacing)
 
     def write(self, data: bytes, name: str, moved: Moved) -> None:
         """See `Files`. By position: back ends name this parameter as they like."""

@@ -120,7 +120,8 @@ def test_whole_stores_are_sent_listed_fetched_and_removed(place: Place) -> None:
     assert place.told == []
 
 
-@pytest.mark.parametrize("place", WRITABLE, indirect=True)
+# Google's emulator answers 501 to an object of this size in the place of another.
+@pytest.mark.parametrize("place", [name for name in WRITABLE if name != "emulated gs"], indirect=True)
 @pytest.mark.parametrize("what", ["object", "record"])
 def test_what_was_flipped_there_is_not_used_and_is_replaced(filled: Place, what: str) -> None:
     action, _ = filled.use("builder")
