@@ -11,7 +11,7 @@ export DVC_NO_ANALYTICS := 1
 # Two processes, half of the files each, so that what a file's tests share is made once; who is done helps the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: repro test test-all lint docs runtime clean
+.PHONY: repro test test-all servers lint docs runtime clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
 	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
@@ -23,6 +23,9 @@ test: $(READY)  ## lint, types and the default test suite
 
 test-all: $(READY)  ## the long tests too
 	$(PYTEST)
+
+servers: $(READY)  ## what the tests of remote stores talk to; rclone, sshd and azurite-blob are other installers' (docs/store.md)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[servers]"
 
 lint: $(READY)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy

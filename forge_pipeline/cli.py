@@ -133,13 +133,39 @@ def store(context: click.Context, path: Path | None) -> None:
     context.obj = path
 
 
-@store.command("ls")
-@click.pass_obj
-def store_ls(path: Path | None) -> None:
-    """List the kept actions, the most recently used first."""
-    from forge_pipeline.pipeline.store_commands import list_actions
+URL = click.option("--url", help="The remote; else FORGE_STORE_REMOTE. Its options: FORGE_STORE_REMOTE_OPTIONS (JSON).")
+REMOTE = click.option("--remote", is_flag=True, help="Of the remote store, not of the folder.")
 
-    click.echo(list_actions(path))
+
+@store.command("ls")
+@REMOTE
+@URL
+@click.pass_obj
+def store_ls(path: Path | None, remote: bool, url: str | None) -> None:
+    """List the kept actions, the most recently used first; of a remote, the newest first."""
+    from forge_pipeline.pipeline.store_commands import list_actions, list_remote
+
+    click.echo(list_remote(url) if remote or url else list_actions(path))
+
+
+@store.command("push")
+@URL
+@click.pass_obj
+def store_push(path: Path | None, url: str | None) -> None:
+    """Send to the remote what it lacks, in parallel; nothing of encrypted builds but what is sealed."""
+    from forge_pipeline.pipeline.store_commands import push_store
+
+    click.echo(push_store(path, url))
+
+
+@store.command("pull")
+@URL
+@click.pass_obj
+def store_pull(path: Path | None, url: str | None) -> None:
+    """Fetch from the remote what is not here, in parallel; each file's digest is checked."""
+    from forge_pipeline.pipeline.store_commands import pull_store
+
+    click.echo(pull_store(path, url))
 
 
 @store.command("verify")
@@ -154,12 +180,17 @@ def store_verify(path: Path | None) -> None:
 @store.command("gc")
 @click.option("--keep-mb", type=click.IntRange(min=0), help="Keep the most recently used, up to so many megabytes.")
 @click.option("--keep-days", type=click.FloatRange(min=0), help="Keep what was used within so many days.")
+@REMOTE
+@URL
 @click.pass_obj
-def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None) -> None:
-    """Remove what was not used lately, and objects that nothing refers to."""
-    from forge_pipeline.pipeline.store_commands import collect_garbage
+def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None, remote: bool, url: str | None) -> None:
+    """Remove what was not used lately (of a remote: not written lately), and objects that nothing refers to."""
+    from forge_pipeline.pipeline.store_commands import collect_garbage, collect_remote
 
-    click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days))
+    if remote or url:
+        click.echo(collect_remote(url, keep_mb=keep_mb, keep_days=keep_days))
+    else:
+        click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days))
 
 
 @commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,17 +24,19 @@ from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.pipeline.sweep import below
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
 if TYPE_CHECKING:
-    from forge_pipeline.store.remote import Remote, Terms
+    from forge_pipeline.store.channel import Terms
+    from forge_pipeline.store.remote import Remote
 
 CALIBRATION = "calibration data"
-REMOTE = "FORGE_STORE_REMOTE"
-"""The environment variable that names the remote: the URL may hold a key, and this is in no file."""
+REMOTE, REMOTE_OPTIONS = "FORGE_STORE_REMOTE", "FORGE_STORE_REMOTE_OPTIONS"
+"""The environment variables that name the remote and its options: both may hold keys, and these are in no file."""
 
 
 def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
@@ -43,7 +46,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     Raises ForgeError.
     """
     parts = slices(config)
-    out = Path(_text(config, "out")) / (folder or "")
+    out = below(Path(_text(config, "out")), folder or "")
     dump = dump_folder(config)
     sources = source_inputs(config)
     if sources[CALIBRATION] is None and any(CALIBRATION in read.values() for read in plan(parts).values()):
@@ -145,10 +148,14 @@ class StoreOptions:
 
     path: str | None
     remote: str | None
+    remote_options: dict[str, Any]
     remote_mode: Literal["read-write", "read-only"]
+    remote_required: bool
     remote_answer: float
     remote_rate: float
     remote_patience: float
+    remote_tries: int
+    remote_wait: float
     enabled: bool
     sign: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
@@ -161,6 +168,11 @@ def open_store(options: Any) -> Iterator[Store]:
     for name in ("remote_answer", "remote_rate", "remote_patience"):
         if not 0 < getattr(config, name) < float("inf"):
             raise ConfigError(f"store.{name}", "a number above 0", str(getattr(config, name)), "see conf/config.yaml")
+    if config.remote_tries < 1 or not config.remote_wait >= 0:
+        found = f"store.remote_tries={config.remote_tries}, store.remote_wait={config.remote_wait}"
+        raise ConfigError(
+            "store", "one attempt or more, and no less than 0 s of waiting", found, "see conf/config.yaml"
+        )
     if not config.enabled:
         with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn) as store:
             yield store
@@ -173,20 +185,41 @@ def open_store(options: Any) -> Iterator[Store]:
 
 def _remote(config: StoreOptions) -> Remote | None:
     """Return the remote that the configuration names, else FORGE_STORE_REMOTE's; None without one."""
+    terms = terms_of(config)
+    return None if terms is None else _open_remote(terms)
+
+
+def terms_of(config: StoreOptions) -> Terms | None:
+    """Return the remote that the configuration names, else FORGE_STORE_REMOTE's, and its terms; None without one."""
     url = config.remote or os.environ.get(REMOTE)
     if not url:
+        if config.remote_required:
+            raise ConfigError("store.remote", "a URL, since store.remote_required=true", "none", f"set it, or {REMOTE}")
         return None
-    from forge_pipeline.store.remote import Terms
+    from forge_pipeline.store.channel import Terms
 
-    return _open_remote(
-        Terms(
-            url=url,
-            writable=config.remote_mode == "read-write",
-            answer=config.remote_answer,
-            rate=config.remote_rate,
-            patience=config.remote_patience,
-        )
+    return Terms(
+        url=url,
+        options=json.dumps({**_options_outside(), **config.remote_options}, sort_keys=True),
+        writable=config.remote_mode == "read-write",
+        required=config.remote_required,
+        answer=config.remote_answer,
+        rate=config.remote_rate,
+        patience=config.remote_patience,
+        tries=config.remote_tries,
+        wait=config.remote_wait,
     )
+
+
+def _options_outside() -> dict[str, Any]:
+    """Return FORGE_STORE_REMOTE_OPTIONS; nothing of it is shown."""
+    try:
+        options = json.loads(os.environ.get(REMOTE_OPTIONS) or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ConfigError(REMOTE_OPTIONS, "a JSON object", "something else (not shown)", "correct the variable")
+    return options
 
 
 @cache

@@ -112,7 +112,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
     passwords = tuple(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
-    with open_store({**places["store"], "remote": None}) as store:
+    with open_store({**places["store"], "remote": None, "remote_options": {}}) as store:
         device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], device=device)
         output = runner.run(name, portable, inputs)

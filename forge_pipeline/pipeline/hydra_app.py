@@ -11,12 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.pipeline.sweep import EndedError, Job, Single, Task
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
-from forge_runtime.redact import HIDDEN, redacted
-from forge_runtime.text import shown
+from forge_runtime.redact import HIDDEN
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -25,12 +24,14 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
-OPEN_KEYS = ("model.dims", "compile.verify.dims", "fold.verify.dims")
-"""Options whose keys are extents of the model: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims")
+"""Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+
+HYDRA_NOTES = Path(".forge/hydra")
+LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
+"""Launchers of others, and the extra that installs each."""
 
 T = TypeVar("T")
-Task = Callable[[dict[str, Any], str | None], object]
-"""Called with a configuration and, in a sweep, the folder name of the job."""
 
 
 def launch(arguments: Sequence[str], task: Task) -> None:
@@ -45,7 +46,6 @@ def launch(arguments: Sequence[str], task: Task) -> None:
         task(compose([admitted(quote_path(argument)) for argument in arguments]), None)
         return
     import hydra
-    from omegaconf import DictConfig
 
     sweeping = any(flag in MULTIRUN for flag in arguments)
     # Hydra takes overrides on one side of its flag only; people write them on both.
@@ -53,50 +53,34 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     quoted = [admitted(argument if _parse(argument) else quote_path(argument)) for argument in rest]
     parsed = [_parse(argument) for argument in quoted]
     refuse_secrets(parsed)
-    failed: list[str] = []
-    swept = [item.key_or_group for item in parsed if item is not None and item.is_sweep_override()]
-
-    def job(config: DictConfig) -> None:
-        folder = None
-        try:
-            plain = resolved(config)
-            folder = _folder(plain, swept) if sweeping else None
-            task(plain, folder)
-        except Exception as error:
-            if folder is None or not isinstance(error, ForgeError):
-                raise _EndedError from error
-            # said here, so that the other jobs go on and none is passed over
-            print(f"error in {shown(folder)}: {error}", file=sys.stderr, flush=True)
-            failed.append(folder)
+    swept = tuple(item.key_or_group for item in parsed if item is not None and item.is_sweep_override())
+    job = Job(task, swept) if sweeping else Single(task)
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
     with ExitStack() as during:
         if sweeping:
             # Hydra writes a sweep's overrides into a folder, with every password that is in a URL: nothing of it stays.
-            notes = during.enter_context(TemporaryDirectory(prefix="forge-hydra-"))
+            notes = during.enter_context(_notes(parsed))
             last = max((place for place, item in enumerate(parsed) if item), default=len(quoted))
             quoted.insert(last + 1, f"hydra.sweep.dir={_quote(notes)}")
             quoted.insert(0, "--multirun")
         during.enter_context(_hydra_process(["forge-pipeline run", *quoted]))
         _refuse_flags(quoted)
         _explained(lambda: _unwrap(main), quoted)
-    if failed:
-        raise ForgeError(
-            where="sweep",
-            expected="every job to succeed",
-            found=f"{len(failed)} that failed: {', '.join(failed)}",
-            fix="see the errors above; the other jobs are delivered",
-        )
 
 
-class _EndedError(BaseException):
-    """Carries a job's error past Hydra, which would print all overrides for any other."""
+def _notes(parsed: Sequence[Override | None]) -> TemporaryDirectory[str]:
+    """Return a folder for what Hydra and its launchers write: below this one where jobs may be on other machines."""
+    if any(item is not None and item.key_or_group == "hydra/launcher" for item in parsed):
+        HYDRA_NOTES.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(prefix="sweep-", dir=HYDRA_NOTES.absolute())
+    return TemporaryDirectory(prefix="forge-hydra-")
 
 
 def _unwrap(call: Callable[[], object]) -> None:
     try:
         call()
-    except _EndedError as ended:
+    except EndedError as ended:
         if ended.__cause__ is not None:
             raise ended.__cause__ from None
 
@@ -180,31 +164,6 @@ def _parse(argument: str) -> Override | None:
         return None
 
 
-def _folder(config: dict[str, Any], swept: Sequence[str]) -> str:
-    """Name a job of a sweep: its target's tag, then `key=value` for whatever else is swept."""
-    from hydra.core.hydra_config import HydraConfig
-
-    choices, parts = HydraConfig.get().runtime.choices, [str(config["target"]["tag"])]
-    for key in swept:
-        if key == "target":
-            continue
-        value = choices[key] if key in choices else _lookup(config, key)
-        parts.append(f"{key}={_file_name(str(value))}")
-    return str(Path(*parts))
-
-
-def _file_name(value: str) -> str:
-    """Return ``value`` as a part of a file name; another value gives another name."""
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", redacted(value))
-    return plain if plain == value else f"{plain}-{digest_bytes(value.encode())[:8]}"
-
-
-def _lookup(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
 def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -241,6 +200,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
             found=f"unknown option {key!r}",
             fix=f"{did_you_mean(key, siblings)}`forge-pipeline run --cfg job` prints all options",
         )
+    if match := re.search(r"Could not find 'hydra/(\w+)/([^']+)'", message):
+        return _no_plugin(match[1], match[2], re.findall(r"^\s+(\S+)$", message, re.MULTILINE))
     if match := re.search(r"Could not find '(.+?)/([^']+)'", message):
         group, option = _split_group(match[1] + "/" + match[2])
         chosen = f"{group}={option}"
@@ -264,6 +225,19 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
         message = f"another form ({NOT_SHOWN})"
     found = " ".join(message.split()) or type(error).__name__
     return UsageError(where, "overrides that compose with conf/config.yaml", found, "correct the override")
+
+
+def _no_plugin(kind: str, name: str, options: list[str]) -> UsageError:
+    """Return what to say of a launcher, or a sweeper, that is not installed or misspelt."""
+    known = LAUNCHERS if kind == "launcher" else {}
+    install = f"pip install 'forge-pipeline[{known[name]}]'" if name in known else "choose one of those listed"
+    near = "" if name in known else did_you_mean(name, [*options, *known])
+    return UsageError(
+        where=f"hydra/{kind}={name}",
+        expected="one that is installed: " + ", ".join(options),
+        found=repr(name),
+        fix=f"{near}{install}",
+    )
 
 
 def _split_group(name: str) -> tuple[str, str]:

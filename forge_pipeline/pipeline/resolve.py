@@ -17,6 +17,7 @@ import yaml
 from forge_pipeline.config import bind
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.frontends.table import tools_for
+from forge_pipeline.pipeline.build import REMOTE, REMOTE_OPTIONS
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import tool_version
@@ -112,13 +113,14 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
     What is returned is committed, and a remote's URL may hold a key: ConfigError where the configuration names one.
     """
     store = dict(config["store"])
-    if store.pop("remote", None) is not None:
-        raise ConfigError(
-            where="store.remote",
-            expected="null, since resolved/ is committed and a URL may hold a key",
-            found="a URL",
-            fix="name the remote in the environment variable FORGE_STORE_REMOTE",
-        )
+    for name, outside in (("remote", REMOTE), ("remote_options", REMOTE_OPTIONS)):
+        if store.pop(name, None):
+            raise ConfigError(
+                where=f"store.{name}",
+                expected="nothing, since resolved/ is committed and this may hold a key",
+                found="a value",
+                fix=f"give it in the environment variable {outside}",
+            )
     return {
         "model": config["model"]["path"],
         "data": config["data"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -221,8 +221,8 @@ class Runner:
             hit = Output(stage=stage, action=action, hit=True, seconds=0.0, store=self.store)
             return stage.accepts(hit, run.wanted)
 
-        def shared(contents: Mapping[str, Content]) -> bool:
-            return not (self.sealed and KINDS[stage.gives].discloses(contents))
+        def shared(names: Container[str]) -> bool:
+            return not (self.sealed and KINDS[stage.gives].discloses(names))
 
         start = time.perf_counter()
         action, hit = self.store.get_or_build(run.key, build, accept=accepted, share=shared, confirm=run.confirm)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from forge_pipeline.config import bind
 from forge_pipeline.errors import StoreError
-from forge_pipeline.pipeline.build import store_root
-from forge_pipeline.pipeline.console import warn
+from forge_pipeline.pipeline.build import REMOTE, StoreOptions, store_root, terms_of
+from forge_pipeline.pipeline.console import progress_for, warn
+from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.report.figures import size
 from forge_pipeline.store import Action, Store
 from forge_pipeline.store.disk import refusing
 from forge_runtime.text import shown
 
+if TYPE_CHECKING:
+    from forge_pipeline.store.remote import Remote
+
 DAY = 86_400
+WHERE = "store.remote"
 
 
 def list_actions(path: Path | None) -> str:
@@ -66,9 +77,65 @@ def collect_garbage(path: Path | None, *, keep_mb: int | None, keep_days: float 
     return f"freed {size(done.freed)}: {done.actions} actions, {done.objects} objects"
 
 
-def _existing(path: Path | None) -> Store:
+def push_store(path: Path | None, url: str | None) -> str:
+    """Send to the remote what it lacks; StoreError where that fails."""
+    from forge_pipeline.store import transfer
+
+    with closing(_remote(url)) as remote, _existing(path, remote) as store:
+        withheld = len(store.actions()) - len(store.to_send())
+        moved = transfer.push(store, remote, progress_for("push"))
+    stay = f"; {withheld} stay here: damaged, or of builds that are encrypted" if withheld else ""
+    return f"sent {moved.moved} of {moved.asked} actions, {size(moved.bytes)}; the remote has the others{stay}"
+
+
+def pull_store(path: Path | None, url: str | None) -> str:
+    """Fetch from the remote what is not here; StoreError where that fails."""
+    from forge_pipeline.store import transfer
+
+    with closing(_remote(url)) as remote, Store(store_root(path), remote, on_damage=warn) as store:
+        moved = transfer.pull(store, remote, progress_for("pull"))
+    return f"fetched {moved.moved} of {moved.asked} actions, {size(moved.bytes)}"
+
+
+def list_remote(url: str | None) -> str:
+    """Return a line per action of the remote, the newest first, each with the day it was written."""
+    from forge_pipeline.store import transfer
+
+    with closing(_remote(url)) as remote:
+        kept = transfer.listed(remote, progress_for("ls"))
+    rows = [f"{date.fromtimestamp(item.written).isoformat()}  {_row(item.action)}" for item in kept]
+    return "\n".join(rows) if rows else "empty"
+
+
+def collect_remote(url: str | None, *, keep_mb: int | None, keep_days: float | None) -> str:
+    """Remove from the remote what the limits do not keep, and what no record names; return what was freed."""
+    from forge_pipeline.store import transfer
+
+    with closing(_remote(url)) as remote:
+        actions, files, freed = transfer.collect(
+            remote,
+            progress_for("gc"),
+            keep_bytes=None if keep_mb is None else keep_mb * 1_000_000,
+            keep_seconds=None if keep_days is None else keep_days * DAY,
+        )
+    return f"freed {size(freed)}: {actions} actions, {files} objects; objects of the last day stay until the next time"
+
+
+def _remote(url: str | None) -> Remote:
+    """Open the remote that is named, else FORGE_STORE_REMOTE's, to work with it in parallel until something fails."""
+    from forge_pipeline.store.remote import Remote
+    from forge_pipeline.store.transfer import WIDTH
+
+    defaults = {**compose([])["store"], "remote": url, "remote_required": True}
+    terms = terms_of(bind(StoreOptions, defaults, where="store"))
+    if terms is None:
+        raise StoreError(WHERE, "a URL", "none", f"name it with --url or in {REMOTE}")
+    return Remote(replace(terms, patience=math.inf, wait=0.0), warn, width=WIDTH)
+
+
+def _existing(path: Path | None, remote: Remote | None = None) -> Store:
     root = store_root(path)
     with refusing(root):
         if not root.is_dir():
             raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
-    return Store(root, on_damage=warn)
+    return Store(root, remote, on_damage=warn)

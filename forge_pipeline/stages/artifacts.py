@@ -6,7 +6,7 @@ the stages that take it. The other files are for people, and may change without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class Kind:
     fresh: tuple[str, ...] = ()
     read: Callable[[Files], Any]
     write: Callable[[Any], Contents]
-    discloses: Callable[[Mapping[str, Content]], bool] = lambda contents: True
+    discloses: Callable[[Container[str]], bool] = lambda names: True
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ KINDS = Registry(
             fresh=SEALED_FILES,
             read=_read_sealed,
             write=_write_sealed,
-            discloses=lambda contents: KEY not in contents,  # without a key file it is a plain library
+            discloses=lambda names: KEY not in names,  # without a key file it is a plain library
         ),
         "metrics": Kind(
             identity=("metrics.json", "layers.json"),

@@ -13,7 +13,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.content import NotPlainError
 from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, Damage, Disk, is_digest, refusing
+from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, WITHHELD, Damage, Disk, is_digest, refusing
 
 _SOUND = "a record of this action with its checksum"
 
@@ -107,6 +107,17 @@ class Index:
         with refusing(slot), self._disk.naming(), suppress(DamagedRecordError):
             if self._read(slot, action.key) == action:
                 self._disk.set_aside(slot)
+
+    def withhold(self, key: str) -> None:
+        """Note that the action is not to leave this machine."""
+        slot = self._disk.slot(WITHHELD, key)
+        if self._disk.read_only is None and not slot.exists():
+            with self._disk.draft() as draft:
+                draft.place(slot)
+
+    def is_withheld(self, key: str) -> bool:
+        """Say whether the action is not to leave this machine."""
+        return self._disk.slot(WITHHELD, key).exists()
 
     def touch(self, key: str) -> None:
         """Note that the action was used now. Another user's record, or one just moved, keeps its time."""

@@ -2,6 +2,7 @@
 
 objects/ab/cdef...      a file, named by the SHA-256 of its bytes
 actions/v1/ab/cdef...   a record, named by its action key
+withheld/ab/cdef...     an empty file, named by the key of an action that is not to leave this machine
 quarantine/             what was found damaged, kept for people until the next collection
 tmp/  locks/  session   files under construction, one lock per key being built, who has the store open
 
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 OBJECTS = "objects"
 ACTIONS = "actions/v1"  # another record format gets another folder, so that two versions can share one store
+WITHHELD = "withheld"
 MOVE_STORE = "name a folder that you can write to in FORGE_STORE"
 MAX_RECORD = 16 << 20
 """Bytes of a record; what is larger is none."""
@@ -93,6 +95,12 @@ class Draft:
         with refusing(self._path):
             write_all(self._descriptor, data)
 
+    def restart(self) -> None:
+        """Drop what was written. Raises StoreError."""
+        with refusing(self._path):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+
     def place(self, slot: Path) -> None:
         """Give the finished file its name, durably. Raises StoreError."""
         with refusing(slot):
@@ -120,7 +128,7 @@ class Disk:
         with refusing(self.root):
             try:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in ("quarantine", OBJECTS, "actions", ACTIONS, "tmp", "locks"):
+                for name in ("quarantine", OBJECTS, "actions", ACTIONS, WITHHELD, "tmp", "locks"):
                     self.folder(self.root / name)
                 self._session: int | None = self._lock_file(session, lambda: open_lock(session))
             except OSError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from forge_pipeline.content import Content
 from forge_pipeline.errors import StoreError, UntrustedError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
-from forge_pipeline.store.disk import ACTIONS, OBJECTS, Damage, Disk
+from forge_pipeline.store.disk import ACTIONS, OBJECTS, WITHHELD, Damage, Disk, Draft
 from forge_pipeline.store.notary import Notary
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ class Store:
 
     ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
     ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
-    behind; it stays its owner's to close. ``notary`` signs what goes there and decides which records are taken, by
-    default all that are whole. Close the store, or use it in a ``with`` block, to have uploads finished.
+    behind, and gets what is used here and not there; it stays its owner's to close. ``notary`` signs what goes there
+    and decides which records are taken, by default all that are whole. Close the store, or use it in a ``with`` block,
+    to have uploads finished.
     Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
     is none.
     """
@@ -61,6 +62,7 @@ class Store:
         self._on_damage, self._on_wait = on_damage, on_wait
         self._notary = notary or Notary()
         self._remote = remote
+        self._remote_has: set[str] = set()  # keys of which it is known
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root, on_damage)
         self._objects, self._index = Objects(self._disk), Index(self._disk)
@@ -71,7 +73,8 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(cancel=error is not None and not isinstance(error, Exception))  # somebody wants to end
+        with suppress(StoreError) if error is not None else nullcontext():  # the first failure is the one to tell
+            self.close(cancel=error is not None and not isinstance(error, Exception))  # somebody wants to end
 
     def close(self, *, cancel: bool = False) -> None:
         """Finish the uploads (with ``cancel``, drop them), and leave the store to others."""
@@ -87,30 +90,37 @@ class Store:
         build: Build,
         *,
         accept: Callable[[Action], bool] = lambda action: True,
-        share: Callable[[Contents], bool] = lambda contents: True,
+        share: Callable[[Container[str]], bool] = lambda names: True,
         confirm: Callable[[], None] = lambda: None,
     ) -> tuple[Action, bool]:
         """Return the action of ``key``, and whether it was there already; if not, ``build`` it and keep it.
 
         ``build`` returns the contents by file name, and a JSON report. Of all processes and threads that ask for one
-        key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. A result
-        that ``accept`` refuses is built again and replaced. What ``share`` refuses is not sent to the remote.
+        key, one builds, and the others wait for its result; if it fails or dies, the next one takes over. So do other
+        machines, where the remote can hold leases. A result that ``accept`` refuses is built again and replaced. What
+        ``share`` refuses, going by the names of its files, is not sent to the remote; what was not sent before is.
         ``confirm`` is called when what was built has been read for the last time, before it is recorded: what it raises
         is raised here, and nothing is recorded.
         """
         action = self.lookup(key)
         if action is not None and accept(action):
-            return action, True
+            return self._completed(action, share), True
         with self.building(key):
             action = self.lookup(key)
-            if action is not None and accept(action):
-                return action, True
-            begun = time.perf_counter()
-            contents, report = build()
-            seconds = time.perf_counter() - begun
-            return self.record(
-                key, contents, seconds=seconds, report=report, share=share(contents), confirm=confirm
-            ), False
+            if action is None:
+                action = self._turn(key)
+            try:
+                if action is not None and accept(action):
+                    return self._completed(action, share), True
+                begun = time.perf_counter()
+                contents, report = build()
+                seconds = time.perf_counter() - begun
+                return self.record(
+                    key, contents, seconds=seconds, report=report, share=share(contents), confirm=confirm
+                ), False
+            finally:
+                if self._remote is not None:
+                    self._remote.pass_turn(key)
 
     def lookup(self, key: str) -> Action | None:
         """Return the action with all its objects verified, from here or from the remote; None when it is to be built.
@@ -173,13 +183,14 @@ class Store:
         sizes = {name: len(data) for name, data in contents.items()}
         record = encode(Action(key=key, outputs=outputs, sizes=sizes, seconds=float(seconds), report=dict(report)))
         confirm()
+        if not share:
+            self._index.withhold(key)
         action = decode(record, key)  # a built action equals the same one looked up: lists for tuples, keys in order
         self._index.put(action)
         self._note_sizes(action)
         if self._remote is not None and share:
-            self._remote.upload(
-                key, self._notary.sealed(record), {digest: self.path(digest) for digest in outputs.values()}
-            )
+            self.send(action, missing=False)
+            self._remote_has.add(key)
         return action
 
     def path(self, digest: str) -> Path:
@@ -219,6 +230,15 @@ class Store:
                 found.append((-self._index.used(key), key, action))
         return [action for _, _, action in sorted(found, key=lambda entry: entry[:2])]
 
+    def to_send(self) -> list[Action]:
+        """Return the actions that may leave this machine, those that are sound."""
+        return [
+            action
+            for action in self.actions()
+            if not self._index.is_withheld(action.key)
+            and all(self._objects.check(digest, action.sizes[name]) is None for name, digest in action.outputs.items())
+        ]
+
     def verify(self) -> list[Damage]:
         """Read everything through; move what is damaged to quarantine and return it, with what is missing."""
         actions = [(key, self._index.get(key)) for key in self._disk.digests(ACTIONS)]
@@ -255,8 +275,42 @@ class Store:
                     total += sum(added.values())
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
             freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
+            for key in set(self._disk.digests(WITHHELD)) - set(self._disk.digests(ACTIONS)):
+                self._disk.remove(self._disk.slot(WITHHELD, key))
             freed += self._disk.clear_quarantine()
         return Collected(actions=removed, objects=len(orphans), freed=freed, kept=total)
+
+    def _turn(self, key: str) -> Action | None:
+        """Wait while another machine builds ``key``; return what it gave, or None when it is ours to build."""
+        found: list[Action] = []
+
+        def ready() -> bool:
+            action = self._lookup_remote(key)
+            found.extend([] if action is None else [action])
+            return bool(found)
+
+        if self._remote is not None:
+            self._remote.turn(key, ready=ready, on_wait=lambda: self._on_wait(key))
+        return found[0] if found else None
+
+    def _completed(self, action: Action, share: Callable[[Container[str]], bool]) -> Action:
+        """Send what is used here and is not in the remote, such as after a day without it."""
+        if not share(action.outputs):
+            self._index.withhold(action.key)
+        elif self._remote is not None and action.key not in self._remote_has:
+            self.send(action)
+        return action
+
+    def send(
+        self, action: Action, done: Callable[[bool], object] = lambda sent: None, *, missing: bool = True
+    ) -> None:
+        """Send an action that is sound here, signed; ``done`` is told whether it was.
+
+        Where it may be ``missing`` in the remote, what is there already is left out.
+        """
+        if self._remote is not None:
+            objects = {digest: self.path(digest) for digest in action.outputs.values()}
+            self._remote.upload(action.key, self._notary.sealed(encode(action)), objects, missing=missing, done=done)
 
     def _lookup_remote(self, key: str) -> Action | None:
         record = self._remote.record(key) if self._remote is not None else None
@@ -275,6 +329,7 @@ class Store:
         if not self._complete(action, owed=False):
             return None
         self._index.put(action)
+        self._remote_has.add(key)
         return action
 
     def _complete(self, action: Action, *, owed: bool) -> bool:
@@ -298,16 +353,11 @@ class Store:
     def _fetch(self, digest: str) -> bool:
         if self._remote is None or digest not in self._sizes:
             return False
-        hasher = hashlib.sha256()
         with self._disk.draft() as draft:
-
-            def sink(piece: bytes) -> None:
-                hasher.update(piece)
-                draft.write(piece)
-
-            if not self._remote.fetch(OBJECTS, digest, sink, limit=self._sizes[digest]):
+            digester = _Digester(draft)
+            if not self._remote.fetch(OBJECTS, digest, digester, limit=self._sizes[digest]):
                 return False
-            if hasher.hexdigest() != digest:
+            if digester.digest() != digest:
                 self._remote.distrust(OBJECTS, digest)
                 return False
             draft.place(self.path(digest))
@@ -320,3 +370,21 @@ class Store:
             found="none that is sound, here or in a remote",
             fix="run the command again: what is missing is built anew",
         )
+
+
+class _Digester:
+    """Writes a draft, and knows its digest."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft, self._hasher = draft, hashlib.sha256()
+
+    def write(self, piece: bytes) -> None:
+        self._hasher.update(piece)
+        self._draft.write(piece)
+
+    def restart(self) -> None:
+        self._hasher = hashlib.sha256()
+        self._draft.restart()
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()

@@ -1,8 +1,16 @@
-"""Puts forge_pipeline's configuration groups on the search path of every Hydra application that installs it."""
+"""What Hydra finds of forge_pipeline: its configuration groups, for every application, and its sweeper."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from forge_pipeline.locate import conf_dir
@@ -14,3 +22,60 @@ class ForgePipelineSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folder under the provider name ``forge_pipeline``."""
         search_path.append(provider="forge_pipeline", path=f"file://{conf_dir()}")
+
+
+class CompleteSweeper(BasicSweeper):
+    """Hydra's own sweeper, which runs every job with any launcher, and then says which failed (conf/hydra/sweeper)."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run all jobs. Raises EndedError, which holds what went wrong: no job at all, or some that failed."""
+        from forge_pipeline.errors import UsageError
+        from forge_pipeline.pipeline.sweep import EndedError, failure
+
+        self.launcher = outcomes = _Outcomes(self.launcher)
+        results = super().sweep(arguments)
+        if not outcomes.jobs:
+            found = "none: a list, a range or a glob of the overrides is empty"
+            error = UsageError("sweep", "a job", found, "`forge-pipeline targets` lists the targets")
+            raise EndedError from error
+        wrong = failure(outcomes.jobs, outcomes.errors)
+        if wrong is not None:
+            raise EndedError from wrong
+        return results
+
+
+class _Outcomes(Launcher):
+    """A launcher that puts the failures of another aside: Hydra's sweeper would stop at the first of them."""
+
+    def __init__(self, launcher: Any) -> None:
+        self._launcher = launcher
+        self.jobs = 0
+        self.errors: list[BaseException] = []
+
+    def setup(self, **given: Any) -> None:
+        self._launcher.setup(**given)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run a batch; return the jobs that succeeded."""
+        from forge_pipeline.errors import ForgeError
+
+        self.jobs += len(job_overrides)
+        if not job_overrides:
+            return []
+        try:
+            results = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        except Exception as ended:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
+            found = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
+            error = ForgeError("launcher", "jobs that come to an end", found, "see what it printed above")
+            self.errors += [error] * len(job_overrides)
+            return []
+        return [result for result in results if self._succeeded(result)]
+
+    def _succeeded(self, result: JobReturn) -> bool:
+        try:
+            with redirect_stderr(StringIO()):  # Hydra would print all overrides, and what is secret among them
+                _ = result.return_value  # raises what the job raised
+        except Exception as error:  # noqa: BLE001  whatever it was
+            self.errors.append(error)
+            return False
+        return True

@@ -20,7 +20,8 @@ from forge_pipeline.store import Action, Store
 from forge_pipeline.store.actions import encode
 from forge_pipeline.store.disk import fan_out
 from forge_pipeline.store.notary import Notary
-from forge_pipeline.store.remote import Remote, Terms
+from forge_pipeline.store.channel import Terms
+from forge_pipeline.store.remote import Remote
 
 OURS, THEIRS = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
 TRUSTED = {signing.public_line(OURS.public_key())}
@@ -39,6 +40,7 @@ class Machine:
     @contextmanager
     def store(self, name: str, notary: Notary | None = None) -> Iterator[Store]:
         terms = Terms(url=f"file://{self.remote}", writable=True, answer=10.0, rate=1e6, patience=30.0)
+        self.remote.mkdir(exist_ok=True)
         remote = Remote(terms, self.told.append)
         with Store(self.folder / name, remote, on_damage=self.told.append, notary=notary) as store:
             yield store
@@ -68,6 +70,15 @@ def test_what_a_trusted_key_signed_is_taken(machines: Machine) -> None:
     assert machines.taken(READER) == SOUND
     assert machines.taken(None) == SOUND, "whoever trusts the remote reads signed records too"
     assert machines.told == []
+
+
+def test_what_is_sent_later_is_signed_too(machines: Machine) -> None:
+    """It was built while there was no remote."""
+    with Store(machines.folder / "builder", notary=BUILDER) as store:
+        store.get_or_build(KEY, lambda: ({"model_library.so": SOUND}, {"stage": "compile"}))
+    with machines.store("builder", BUILDER) as store:
+        store.get_or_build(KEY, lambda: pytest.fail("built again"))
+    assert machines.taken(READER) == SOUND
 
 
 def test_an_unsigned_record_is_a_miss_with_a_line(machines: Machine) -> None:

@@ -16,7 +16,8 @@ import pytest
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store import Store
 from forge_pipeline.store.actions import decode
-from forge_pipeline.store.remote import Remote, Terms
+from forge_pipeline.store.channel import Terms
+from forge_pipeline.store.remote import Remote
 from tests.support.paths import SUPPORT
 from tests.support.web import Web
 
@@ -36,8 +37,8 @@ class Bench:
     builds: int = 0
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def remote(self, url: str, **terms: Any) -> Remote:
-        return self._open.enter_context(closing(Remote(Terms(url=url, **terms), self.told.append)))
+    def remote(self, url: str, *, width: int = 1, **terms: Any) -> Remote:
+        return self._open.enter_context(closing(Remote(Terms(url=url, **terms), self.told.append, width=width)))
 
     def store(self, name: str = "store", url: str | None = None, **terms: Any) -> Store:
         remote = None if url is None else self.remote(url, **terms)

@@ -95,11 +95,11 @@ def test_a_remote_that_cannot_be_read_is_told_once_and_still_written(
     assert f"/cache/actions/v1/{fan_out(digest_json(2))}" in web.files
 
 
-WRITE_FAULTS: dict[str, tuple[Any, str]] = {
-    "answers nothing": (faults.silent, "silent for"),
-    "fails": (faults.status(500), "500"),
-    "refuses": (faults.status(403), "403"),
-    "goes in circles": (faults.loop, "redirect"),
+WRITE_FAULTS: dict[str, tuple[Any, str, int]] = {
+    "answers nothing": (faults.silent, "silent for", 1),
+    "fails": (faults.status(500), "500", 3),
+    "refuses": (faults.status(403), "403", 1),
+    "goes in circles": (faults.loop, "redirect", 3),
 }
 
 
@@ -107,7 +107,7 @@ WRITE_FAULTS: dict[str, tuple[Any, str]] = {
 def test_a_remote_that_cannot_be_written_is_told_once_and_still_read(
     bench: Any, web: Any, filled: Any, key: str, fault: str
 ) -> None:
-    web.faults["PUT"], why = WRITE_FAULTS[fault]
+    web.faults["PUT"], why, attempts = WRITE_FAULTS[fault]
     with soon(), bench.store("other", web.url, **QUICK) as other:
         for number in range(3):
             other.get_or_build(digest_json(number), bench.build)
@@ -116,7 +116,7 @@ def test_a_remote_that_cannot_be_written_is_told_once_and_still_read(
     (told,) = bench.told
     assert told.startswith(f"remote store {web.url}: writing failed (")
     assert re.search(why, told) and told.endswith("); nothing more is sent to it")
-    assert web.methods().count("PUT") == 1
+    assert web.methods().count("PUT") == attempts, "what may pass is tried again"
 
 
 def test_a_remote_that_accepts_and_says_nothing_holds_no_build(bench: Any, key: str) -> None:
@@ -193,7 +193,8 @@ import sys
 from pathlib import Path
 from forge_pipeline.exits import guarded
 from forge_pipeline.store import Store
-from forge_pipeline.store.remote import Remote, Terms
+from forge_pipeline.store.channel import Terms
+from forge_pipeline.store.remote import Remote
 
 def use():
     with Store(Path(sys.argv[1]), Remote(Terms(url=sys.argv[2]), print)) as store:

@@ -16,7 +16,7 @@ with Store(Path(sys.argv[1]), {remote}) as store:
 print(*sorted(name.partition(".")[0] for name in sys.modules))
 """
 
-PRELUDE = "from forge_pipeline.store.remote import Remote, Terms"
+PRELUDE = "from forge_pipeline.store.channel import Terms; from forge_pipeline.store.remote import Remote"
 
 
 def _imported(folder: Path, remote: str) -> set[str]:
