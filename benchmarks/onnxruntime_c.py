@@ -78,14 +78,14 @@ def compare(name: str, source: Path, program: Path, theirs: Path, turns: int, ru
 def main(arguments: Sequence[str]) -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=NAMES)
+    files = {path.stem: path for path in FOLDER.rglob("*.onnx")}
+    parser.add_argument("--models", nargs="+", default=NAMES, choices=sorted({*files, *MODELS}), metavar="MODEL")
     parser.add_argument("--library", type=Path, help="libonnxruntime.so, of the wheel by default")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--runs", type=int, default=500)
     given = parser.parse_args(arguments)
     print("| model | forge-run ms (least, median) | ONNX Runtime | ratio of least | of medians | peak MiB |")
     print("|" + "---|" * 6)
-    files = {path.stem: path for path in FOLDER.rglob("*.onnx")}
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "onnxruntime_c"
         subprocess.run(["cc", "-O2", "-std=gnu11", HERE / "onnxruntime_c.c", "-o", program, "-ldl"], check=True)
