@@ -18,9 +18,9 @@ from forge_pipeline.errors import UntrustedError
 from forge_pipeline.pipeline.notary import SigningNotary, notary
 from forge_pipeline.store import Action, Store
 from forge_pipeline.store.actions import encode
+from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.disk import fan_out
 from forge_pipeline.store.notary import Notary
-from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.remote import Remote
 
 OURS, THEIRS = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
