@@ -301,9 +301,7 @@ class Store:
             self.send(action)
         return action
 
-    def send(
-        self, action: Action, done: Callable[[bool], object] = lambda sent: None, *, missing: bool = True
-    ) -> None:
+    def send(self, action: Action, done: Callable[[bool], object] = lambda sent: None, *, missing: bool = True) -> None:
         """Send an action that is sound here, signed; ``done`` is told whether it was.
 
         Where it may be ``missing`` in the remote, what is there already is left out.
