@@ -81,7 +81,7 @@ def test_a_library_for_android_runs_on_the_static_program(machine: Machine, libr
     _, inputs = MODELS["convolutions"]
     (found,) = machine.runner.call(machine.libraries / "android.so", inputs)
     (wanted,) = Engine(libraries / "convolutions.so", threads=1)(*inputs)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert_close(found, wanted, within=1e-5)
 
 
 def test_it_opens_what_is_encrypted(machine: Machine, tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ from tests.support.native import ROOT
 
 def works(tool: str) -> bool:
     """Whether a tool runs: a `rustc` on the PATH may be the proxy of a toolchain that is not there."""
-    return shutil.which(tool) is not None and subprocess.run([tool, "--version"], capture_output=True).returncode == 0
+    return (
+        shutil.which(tool) is not None
+        and not subprocess.run([tool, "--version"], check=False, capture_output=True).returncode
+    )
 
 
 def command(program: str, library: Path, runtime: Path, java: Path) -> list[str]:

@@ -22,6 +22,7 @@ from forge_pipeline.runtime.unpacked import loaded
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here
 from tests.support.native import convolutions, library_of, open_sizes
+from tests.support.sums import assert_close
 
 DEVICE: dict[str, Any] = {
     "name": "lab", "host": "192.0.2.1", "user": "u", "port": 22, "identity": None, "known_hosts": "known",
@@ -170,7 +171,7 @@ def test_an_emulator_computes_what_this_machine_does(tag: str, foreign: Library)
     engine = loaded(library_of(convolutions()), threads=1)
     library = foreign if tag == "raspberry-pi/5" else library_of(convolutions(), tag)
     for have, feed in zip(outputs(place, library, feeds), feeds, strict=True):
-        np.testing.assert_allclose(have["y"], engine(**feed)[0], rtol=1e-4, atol=1e-6)
+        assert_close(have["y"], engine(**feed)[0], within=1e-5)
 
 
 def test_an_emulated_cpu_without_the_instructions_is_refused(foreign: Library) -> None:

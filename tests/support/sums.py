@@ -39,13 +39,14 @@ def terms_of(model: ModelProto) -> int:
     return total
 
 
-def assert_close(found: Any, wanted: Any, *, within: float) -> None:
+def assert_close(found: Any, wanted: Any, *, within: float, step: float = 0) -> None:
     """Assert that no element differs by more than ``within`` of the largest magnitude there is.
 
     For what several sums and functions behind each other make: each rounds relative to what it computes with, so a
-    small element may owe its error to large ones that cancelled, and values of any size are compared alike.
+    small element may owe its error to large ones that cancelled, and values of any size are compared alike. Where they
+    were rounded to a grid, either side may stand on the neighbouring point: a ``step`` away, on top of that.
     """
     found, wanted = np.asarray(found), np.asarray(wanted)
     assert found.shape == wanted.shape
     finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=within * float(finite))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=step + within * float(finite))

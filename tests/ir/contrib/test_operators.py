@@ -175,7 +175,7 @@ def test_embeddings_in_bytes(has_mask: bool) -> None:
     names = ["ids", "segments", *tables, "mask" if has_mask else ""]
     names += [f"{name}_{part}" for part in "sz" for name in tables]
     node = own("QEmbedLayerNormalization", names, ["y", "lengths"])
-    assert_same_results(with_open_sizes([node], feeds, constants, ["y", "lengths:INT32"]), feeds, atol=1e-5)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y", "lengths:INT32"]), feeds)
 
 
 ROTARY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -270,7 +270,7 @@ MOVES: dict[str, tuple[list[Arrays], Arrays, dict[str, Any]]] = {
 def test_other_operators_on_floats(operator: str, opset: int) -> None:
     feeds, constants, attributes = MOVES[operator]
     node = own(operator, [*feeds[0], *constants], ["y"], **attributes)
-    assert_same_results(with_open_sizes([node], feeds, constants, ["y"], opset=opset), feeds, atol=2e-5)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"], opset=opset), feeds, within=2e-5)
 
 
 def test_values_in_the_order_of_their_first_place() -> None:
@@ -324,7 +324,7 @@ def test_attention_without_a_softmax(rule: str, has_past: bool, heads: tuple[int
     names = [name if name in feeds[0] else "" for name in "qkvpgb"]
     attributes = {"q_num_heads": queries, "kv_num_heads": keys, "update_rule": rule.split()[0]}
     node = own("LinearAttention", names, ["y", "state"], **attributes)
-    assert_same_results(with_open_sizes([node], feeds, {}, ["y", "state"]), feeds, atol=1e-5)
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y", "state"]), feeds)
 
 
 def test_gates_of_attention_without_a_softmax() -> None:
@@ -341,7 +341,7 @@ def test_matrices_are_inverted(size: int, dtype: Any) -> None:
     matrices[0, 0] = np.eye(size)[::-1]  # no pivot without a swap
     feeds = [{"x": matrices}, {"x": matrices[:2]}]
     net = with_open_sizes([own("Inverse", ["x"], ["y"])], feeds, {}, ["y" if dtype == np.float32 else "y:DOUBLE"])
-    assert_same_results(net, feeds, atol=1e-5)
+    assert_same_results(net, feeds)
 
 
 HALF = {
@@ -361,7 +361,7 @@ def test_operators_in_half_precision(operator: str) -> None:
     feeds = [{f"x{place}": floats(88 + place, *shape).astype(np.float16) for place, shape in enumerate(HALF[operator])}]
     domain = "" if operator == "SimplifiedLayerNormalization" else MICROSOFT
     node = helper.make_node(operator, list(feeds[0]), ["y"], domain=domain)
-    assert_same_results(with_open_sizes([node], feeds, {}, ["y:FLOAT16"], opset=18), feeds, atol=4e-3)
+    assert_same_results(with_open_sizes([node], feeds, {}, ["y:FLOAT16"], opset=18), feeds, within=4e-3)
 
 
 ON_TRIAL: dict[str, dict[str, Any]] = {

@@ -16,6 +16,7 @@ from forge_pipeline.ir.canonical import canonical_model
 from forge_pipeline.ir.qdq.to_standard import in_standard
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import own, with_open_sizes
+from tests.support.sums import assert_close
 
 
 def floats(seed: int, *shape: int) -> Any:
@@ -121,4 +122,4 @@ def test_an_operator_is_what_it_was_fused_from(operator: str) -> None:
     }  # fmt: skip
     one, other = (with_open_sizes(given, [feeds], constants, ["y"], opset=18) for given in ([node], nodes))
     found, wanted = (Interpreter(canonical_model(in_standard(net)))(feeds)["y"] for net in (one, other))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-6)
+    assert_close(found, wanted, within=1e-5)

@@ -26,20 +26,21 @@ from tests.support.microsoft import (
     weight_in_blocks,
     with_open_sizes,
 )
+from tests.support.sums import assert_close
 
 
 def results(model: onnx.ModelProto, feeds: Arrays) -> list[Any]:
     return list(Interpreter(model)(feeds).values())
 
 
-def check(model: onnx.ModelProto, feeds: Arrays, *, atol: float) -> onnx.ModelProto:
+def check(model: onnx.ModelProto, feeds: Arrays, *, within: float = 1e-5, step: float = 0) -> onnx.ModelProto:
     """Compare a model with what it is written out as, and return that, checked and without what nobody reads."""
     written = canonical_model(in_standard(model))
     assert {entry.domain for entry in written.opset_import} == {""}
     outputs = zip(written.graph.output, results(written, feeds), results(model, feeds), strict=True)
     for value, found, wanted in outputs:
         assert len(np.unique(wanted)) > 3
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
+        assert_close(found, wanted, within=within, step=step)
         value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, wanted.shape))
     onnx.checker.check_model(written, full_check=True)
     return written
@@ -70,7 +71,7 @@ def test_what_an_optimizer_fused_is_what_it_was_fused_from(operator: str, opset:
     feeds = {name: arrays.pop(name) for name in inputs[:1]}
     named = [name for name in outputs if name]
     net = model([own(operator, inputs, outputs, **attributes)], feeds, arrays, *named, opset=opset)
-    check(net, feeds, atol=2e-6)
+    check(net, feeds)
 
 
 @settings(deadline=None, max_examples=25)
@@ -94,7 +95,7 @@ def test_weights_of_few_bits_are_those_that_onnx_runtime_multiplies_by(
     names = ["a", "b", "s", "z" if has_zeros else "", "", "c" if has_bias else ""]
     node = own("MatMulNBits", names, ["y"], K=depth, N=columns, bits=bits, block_size=size)
     feeds = {"a": random.standard_normal((3, depth)).astype(np.float32)}
-    written = check(model([node], feeds, constants, "y", opset=opset), feeds, atol=1e-4)
+    written = check(model([node], feeds, constants, "y", opset=opset), feeds, within=2e-5)
     stored = {tensor.data_type for tensor in written.graph.initializer}
     assert {4: TensorProto.UINT4, 8: TensorProto.UINT8}[bits] in stored
 
@@ -123,7 +124,7 @@ def test_weights_of_few_bits_in_other_forms(zeros: str, order: str, dtype: Any) 
     if order and zeros == "bytes":
         assert "does not read" in kept(in_standard(net))["y"]
     else:
-        assert_same_results(net, feeds, atol=1e-4 if dtype == np.float32 else 4e-3)
+        assert_same_results(net, feeds, within=1e-5 if dtype == np.float32 else 4e-3)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -138,7 +139,7 @@ def test_weights_of_four_bits_that_name_floats(depth: int, kind: int) -> None:
     }
     node = own("MatMulBnb4", ["x", "w", "s"], ["y"], K=depth, N=columns, block_size=16, quant_type=kind)
     feeds = [{"x": random.standard_normal((rows, depth)).astype(np.float32)} for rows in (2, 3)]
-    assert_same_results(with_open_sizes([node], feeds, constants, ["y"]), feeds, atol=1e-5)
+    assert_same_results(with_open_sizes([node], feeds, constants, ["y"]), feeds)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.UINT8])
@@ -155,7 +156,7 @@ def test_rows_of_a_table_of_four_bits_are_gathered(kind: int, depth: int, has_ze
         steps, zeros = ((part[:, ::2] | part[:, 1::2] << 4).astype(np.uint8) for part in (steps, zeros))
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     constants = {"t": steps.astype(dtype), "s": scales, **({"z": zeros.astype(dtype)} if has_zeros else {})}
-    check(model([node], feeds, constants, "y", opset=21), feeds, atol=1e-7)
+    check(model([node], feeds, constants, "y", opset=21), feeds, within=1e-6)
 
 
 def test_operators_with_channels_last_transpose_nothing_between_them() -> None:
@@ -179,7 +180,7 @@ def test_operators_with_channels_last_transpose_nothing_between_them() -> None:
         helper.make_node("Transpose", ["g"], ["first"], perm=[0, 3, 1, 2]),
         helper.make_node("DequantizeLinear", ["first", *out], ["y"]),
     ]
-    written = check(model(nodes, feeds, constants, "y", opset=17), feeds, atol=4)
+    written = check(model(nodes, feeds, constants, "y", opset=17), feeds, step=4)
     assert "Transpose" not in {node.op_type for node in written.graph.node}
 
 
@@ -196,7 +197,7 @@ def test_a_quantized_lstm_differs_by_the_rounding_of_its_state(per_row: bool) ->
     names = ["x", "w", "r", "bias", "", "", "", "", "ws", "wz", "rs", "rz"]
     node = own("DynamicQuantizeLSTM", names, ["y"], hidden_size=hidden, direction="bidirectional")
     feeds = {"x": random.standard_normal((steps, 2, inputs)).astype(np.float32)}
-    check(model([node], feeds, constants, "y", opset=17), feeds, atol=8e-3)  # a step of a state between -1 and 1
+    check(model([node], feeds, constants, "y", opset=17), feeds, step=8e-3)  # of a state between -1 and 1
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -217,7 +218,7 @@ def test_a_model_of_an_older_operator_set_is_written_in_one_that_has_what_it_tak
         helper.make_node("Softmax", ["real"], ["soft"], axis=1),  # of operator set 12: over all that follows
         helper.make_node("Unsqueeze", ["soft"], ["y"], axes=[0]),
     ]
-    written = check(model(nodes, feeds, constants, "y", opset=12), feeds, atol=1e-6)
+    written = check(model(nodes, feeds, constants, "y", opset=12), feeds)
     assert written.opset_import[0].version == 13
 
 
@@ -242,7 +243,7 @@ def test_a_softmax_of_bytes_is_over_the_axes_that_its_operator_set_means(axis: i
         helper.make_node("DequantizeLinear", ["p", "t", "o"], ["y"]),
     ]
     feeds = [{"x": random.standard_normal((rows, 3, 4)).astype(np.float32)} for rows in (2, 3)]
-    assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=opset), feeds, atol=1.1 / 256)
+    assert_same_results(with_open_sizes(nodes, feeds, constants, ["y"], opset=opset), feeds, step=1 / 256)
 
 
 def test_a_form_that_cannot_be_written_out_is_refused_with_its_reason() -> None:
@@ -267,9 +268,7 @@ def test_onnx_runtimes_operators_without_their_operator_set_are_known() -> None:
     written = canonical_model(in_standard(net))
     assert written.opset_import[0].version == 21
     feeds: Arrays = {"x": np.random.default_rng(7).standard_normal((2, 16)).astype(np.float32)}
-    np.testing.assert_allclose(
-        results(written, feeds)[0], results(weight_in_blocks(18), feeds)[0], rtol=1e-5, atol=1e-5
-    )
+    assert_close(results(written, feeds)[0], results(weight_in_blocks(18), feeds)[0], within=1e-5)
 
 
 @pytest.mark.parametrize("opset", [18, 21])

@@ -79,9 +79,7 @@ def test_a_coarser_histogram_is_what_counting_coarsely_gives(batch: np.ndarray, 
 def test_the_average_is_the_mean_of_each_samples_extrema(batches: list[np.ndarray]) -> None:
     low, high = learn(batches).average
     assert_close(low, np.mean([batch.min() for batch in batches], dtype=np.float64), within=1e-6)
-    np.testing.assert_allclose(
-        high, np.mean([batch.max() for batch in batches], dtype=np.float64), rtol=1e-6, atol=1e-6
-    )
+    assert_close(high, np.mean([batch.max() for batch in batches], dtype=np.float64), within=1e-6)
 
 
 def test_extrema_see_every_value_when_the_histogram_takes_a_part() -> None:
