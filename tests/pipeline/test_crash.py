@@ -43,7 +43,7 @@ def _start(arguments: list[str], store: Path, cwd: Path) -> subprocess.Popen[byt
     )
 
 
-@pytest.mark.parametrize("moments", [pytest.param(3, id="3 moments"), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("moments", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
     forge: Any, model: Path, data: Path, tmp_path: Path, moments: int, finished: Any
 ) -> None:
