@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
-from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
+from forge_pipeline.codegen.float32 import elementwise, fallback, middle_axis, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
@@ -142,4 +142,4 @@ def _pick(sch: Schedule) -> Scheduler | None:
             return FAMILIES[name].schedule
     if not any(primitives.is_reduction(sch, block) for block in found):
         return elementwise.schedule
-    return next((rule.schedule for rule in (row_reduction, reduction) if rule.applies(sch)), None)
+    return next((rule.schedule for rule in (middle_axis, row_reduction, reduction) if rule.applies(sch)), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 import tvm_ffi
 from onnx import helper
@@ -18,7 +17,6 @@ from forge_pipeline.codegen.tir.flatten_pixels import flatten
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.tail_tiles import NARROW
 from forge_pipeline.target import Target
-from tests.support.sums import assert_close
 from tests.support.tiled import Shape, assert_same, compiled, model
 
 LENGTHS = (0, 1, 2, 5, 17, 64, 100)
@@ -69,22 +67,6 @@ def test_a_known_number_of_rows_by_as_many_columns_as_there_are(rows: int) -> No
     inputs: dict[str, Shape] = {"q": (2, rows, 24), "k": (2, 24, "columns")}
     source = model([helper.make_node("MatMul", ["q", "k"], ["y"])], inputs)
     assert_same(source, [{"columns": columns} for columns in LENGTHS], terms=24)
-
-
-def test_softmax_of_any_length() -> None:
-    source = model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": (2, "rows", "columns")})
-    assert_same(source, [{"rows": 3, "columns": length} for length in LENGTHS], terms=100)
-
-
-def test_softmax_leaves_out_what_is_masked_and_is_nan_where_all_is() -> None:
-    source = model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": ("rows", "columns")})
-    engine = compiled(source)
-    session = onnxruntime.InferenceSession(source.SerializeToString())
-    x = np.random.default_rng(1).standard_normal((4, 21)).astype(np.float32) * 30
-    x[0, 3:], x[1, ::2], x[2] = -np.inf, -np.inf, -1e38
-    (expected,), (found,) = session.run(None, {"x": x}), engine(x)
-    assert_close(found, expected, within=1e-5)
-    assert np.isnan(engine(np.full((1, 5), -np.inf, np.float32))[0]).all()
 
 
 def test_reshapes_of_open_extents_copy_nothing() -> None:

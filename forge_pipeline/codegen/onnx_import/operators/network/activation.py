@@ -135,15 +135,14 @@ def _shrink(node: NodeImport) -> Any:
 
 def _normalised(name: str, node: NodeImport) -> Any:
     """Softmax and LogSoftmax; before opset 13, over all axes from the one that is named."""
-    value, rank = node.input(0), node.rank()
+    value, shape = node.input(0), node.shape()
     function = getattr(op.nn, name)
-    if node.opset >= 13:
-        return function(value, node.axis(-1))
-    axis, shape = node.axis(1), node.shape()
-    if axis == rank - 1:
+    axis = node.axis(-1 if node.opset >= 13 else 1)
+    if axis == len(shape) - 1:
         return function(value, axis)
-    flat = node.reshape(value, (*shape[:axis], product(shape[axis:])))
-    return node.reshape(node.emit(function(flat, axis)), shape)
+    before, reduced, behind = shape[:axis], shape[axis], shape[axis + 1 :]
+    flat = (product(before), reduced, product(behind)) if node.opset >= 13 else (*before, product(shape[axis:]))
+    return node.reshape(node.emit(function(node.reshape(value, flat), axis if node.opset < 13 else 1)), shape)
 
 
 def _hardmax(node: NodeImport) -> Any:
