@@ -3,6 +3,7 @@
 const std = @import("std");
 const builtin = @import("builtin");
 const abi = @import("abi.zig");
+const bytes = @import("bytes.zig");
 const math = @import("math.zig");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
@@ -32,10 +33,6 @@ const machine: Machine = switch (builtin.cpu.arch) {
     else => @compileError("no loader for this CPU"),
 };
 
-extern fn memcpy(?*anyopaque, ?*const anyopaque, usize) ?*anyopaque;
-extern fn memmove(?*anyopaque, ?*const anyopaque, usize) ?*anyopaque;
-extern fn memset(?*anyopaque, c_int, usize) ?*anyopaque;
-
 fn memcmp(a: [*]const u8, b: [*]const u8, size: usize) callconv(.c) c_int {
     for (a[0..size], b[0..size]) |x, y| if (x != y) return @as(c_int, x) - y;
     return 0;
@@ -47,12 +44,31 @@ fn raise(kind: ?[*:0]const u8, parts: ?[*]const ?[*:0]const u8, count: i32) call
 
 const provided = [_]math.Symbol{
     .{ .name = "TVMFFIErrorSetRaisedFromCStrParts", .address = &raise },
-    .{ .name = "memcpy", .address = &memcpy },
-    .{ .name = "memmove", .address = &memmove },
-    .{ .name = "memset", .address = &memset },
+    .{ .name = "memcpy", .address = &bytes.copy },
+    .{ .name = "memmove", .address = &bytes.move },
+    .{ .name = "memset", .address = &bytes.fill },
     .{ .name = "memcmp", .address = &memcmp },
     .{ .name = "bcmp", .address = &memcmp },
 } ++ math.symbols[0..math.symbols.len].*;
+/// The names are one text: a pointer to each is a relocation, which takes more than a name.
+const provided_names = joined: {
+    var list: []const u8 = "";
+    for (provided) |symbol| list = list ++ symbol.name ++ " ";
+    break :joined list;
+};
+const provided_addresses = addresses: {
+    var list: [provided.len]*const anyopaque = undefined;
+    for (&list, provided) |*address, symbol| address.* = symbol.address;
+    break :addresses list;
+};
+
+/// Where a function lies that kernels may call.
+fn addressOf(name: []const u8) ?u64 {
+    var left = std.mem.tokenizeScalar(u8, provided_names, ' ');
+    var index: usize = 0;
+    while (left.next()) |known| : (index += 1) if (std.mem.eql(u8, known, name)) return @intFromPtr(provided_addresses[index]);
+    return null;
+}
 
 /// Pointers that the kernels have, empty, for whoever runs them to fill. All others of TVM's runtime are refused.
 const filled = [_]math.Symbol{
@@ -63,8 +79,10 @@ const filled = [_]math.Symbol{
 
 const refused = [_][]const u8{ "__TVMBackendParallelBarrier", "__TVMFFIEnvModLookupFromImports", "__TVMFFIFunctionCall", "__TVMBackendGetFuncFromEnv" };
 
+const damage: message.Frame = .{ .head = "code of the library: expected a shared object of forge-pipeline, found ", .tail = "\nfix: build the library anew" };
+
 fn damaged(comptime what: []const u8, arguments: anytype) Error {
-    return message.fail(error.Damaged, "code of the library: expected a shared object of forge-pipeline, found " ++ what ++ "\nfix: build the library anew", arguments);
+    return message.failIn(error.Damaged, &damage, what, arguments);
 }
 
 pub const Image = struct {
@@ -208,7 +226,7 @@ pub const Image = struct {
             if (symbol.info & 15 > 2 or symbol.value > image.memory.len) return damaged("{s}, a symbol of another kind", .{name});
             return @intFromPtr(image.memory.ptr) + symbol.value;
         }
-        for (provided) |known| if (std.mem.eql(u8, known.name, name)) return @intFromPtr(known.address);
+        if (addressOf(name)) |address| return address;
         return message.fail(error.Unsupported, "library: expected calls that this runtime answers, found one of {s}\nfix: build the library anew, or run it with Engine", .{name});
     }
 

@@ -173,7 +173,7 @@ pub const Frame = struct {
     }
 
     /// Call a kernel; the whole number that it returns, where it returns one.
-    fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
+    pub fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
         if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
         for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
         var result: abi.Any = .integer(0);
@@ -232,5 +232,5 @@ pub const Frame = struct {
 };
 
 fn sizes(comptime what: []const u8, arguments: anytype) Error {
-    return message.fail(error.Input, "inputs: expected sizes that go together, found " ++ what ++ "\nfix: give inputs of other sizes", arguments);
+    return message.failIn(error.Input, &.{ .head = "inputs: expected sizes that go together, found ", .tail = "\nfix: give inputs of other sizes" }, what, arguments);
 }
