@@ -54,6 +54,13 @@ def resolve() -> None:
     _exit(resolved)
 
 
+def ahead() -> None:
+    """Build into the store what `dvc repro` is going to ask for, several targets at once where there are cores."""
+    from forge_pipeline.pipeline.parallel.ahead import build_matrix
+
+    _exit(build_matrix)
+
+
 def report() -> None:
     """Write the page about the finished build and print a summary."""
     from forge_pipeline.pipeline.summary import write_report

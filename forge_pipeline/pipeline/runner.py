@@ -183,13 +183,15 @@ class Runner:
 
     The stage itself may refuse a hit: a sealed artifact whose key file the password does not open. With ``sealed``,
     what shows the model or the samples stays on this machine: the remote store gets only what their kind of artifact
-    does not disclose them in.
+    does not disclose them in. ``starting`` is called with the name of a stage that has to run, ``announce`` with what
+    every stage gave.
     """
 
     store: Store
     ambient: Ambient = field(default_factory=dict)
     announce: Callable[[Output], None] = lambda output: None
     sealed: bool = False
+    starting: Callable[[str], object] = lambda stage: None
 
     def run(
         self,
@@ -214,6 +216,7 @@ class Runner:
         def build() -> tuple[dict[str, Content], dict[str, Any]]:
             if first is not None:
                 first()
+            self.starting(stage.name)
             result = run.result()
             return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
 
