@@ -90,13 +90,16 @@ class _Outcomes(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch; return the jobs that succeeded."""
-        from forge_pipeline.errors import ForgeError
+        from forge_pipeline.errors import ForgeError, UsageError
+        from forge_pipeline.pipeline.sweep import EndedError
 
         self.jobs += len(job_overrides)
         if not job_overrides:
             return []
         try:
             results = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        except UsageError as wrong:  # what the launcher was told
+            raise EndedError from wrong
         except Exception as ended:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
             found = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
             error = ForgeError("launcher", "jobs that come to an end", found, "see what it printed above")

@@ -41,7 +41,7 @@ def run_jobs(overrides: Sequence[Sequence[str]], run: Callable[[int], Any], at_o
     ]
     begun = time.monotonic()
     with display_for(names) as display:
-        results = Pool(jobs, at_once, display).run()
+        results = Pool(jobs, at_once, display, failed=_has_failed).run()
     failed = sum(map(_has_failed, results))
     print(
         f"{len(jobs)} jobs in {time.monotonic() - begun:.1f} s, {at_once} at once: "

@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -35,10 +35,20 @@ class _Worker:
 
 
 class Pool:
-    """Does ``jobs`` with at most ``width`` child processes, forked from this one, which must have one thread."""
+    """Does ``jobs`` with at most ``width`` child processes, forked from this one, which must have one thread.
 
-    def __init__(self, jobs: Sequence[Job], width: int, display: Display) -> None:
-        self._jobs, self._width, self._display = jobs, width, display
+    A job has failed where an exception ended it, or ``failed`` says so of what it gave.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        width: int,
+        display: Display,
+        *,
+        failed: Callable[[Any], bool] = lambda result: isinstance(result, BaseException),
+    ) -> None:
+        self._jobs, self._width, self._display, self._failed = jobs, width, display, failed
         self._waiting = list(range(len(jobs)))
         self._results: dict[int, Any] = {}
         self._workers: list[_Worker] = []
@@ -169,7 +179,7 @@ class Pool:
 
     def _finish(self, job: int, result: Any) -> None:
         self._results[job] = result
-        self._display.finished(job, isinstance(result, BaseException))
+        self._display.finished(job, self._failed(result))
 
     def _died(self, worker: _Worker) -> None:
         self._drain(worker)
