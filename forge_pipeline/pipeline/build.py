@@ -61,6 +61,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             passwords,
             label=str(config["target"]["tag"]),
             sealed=bool(passwords),
+            model=model_name(config),
             dump=dump and dump / (folder or ""),
             device=Device.of(config.get("device")),
         )
@@ -76,7 +77,9 @@ def build_ahead(config: Mapping[str, Any], *, sealed: bool) -> None:
     sources = _checked_sources(config, parts)
     with open_store(config.get("store")) as store:
         label, device = str(config["target"]["tag"]), Device.of(config.get("device"))
-        runner = make_runner(store, password_sources(config), label=label, sealed=sealed, device=device)
+        runner = make_runner(
+            store, password_sources(config), label=label, sealed=sealed, model=model_name(config), device=device
+        )
         run_stages(runner, parts, sources)
 
 
@@ -115,6 +118,11 @@ def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     return {"source": model_input(Path(path)), **data_inputs(config["data"])}
 
 
+def model_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model's file, for people."""
+    return Path(str(config["model"]["path"])).name
+
+
 def model_input(path: Path) -> Input:
     """Return a model's file as an input whose importer is part of the action key."""
     return External(Source(path), tools=tools_for(path))
@@ -134,14 +142,15 @@ def make_runner(
     *,
     label: str,
     sealed: bool,
+    model: str,
     dump: Path | None = None,
     device: Device | None = None,
 ) -> Runner:
     """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
 
-    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. With
-    ``dump``, a folder for what the compiler's steps make, no library that is there already will do. ``device`` is the
-    board that runs what is built, if any.
+    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. ``model`` is
+    its file's name. With ``dump``, a folder for what the compiler's steps make, no library that is there already will
+    do. ``device`` is the board that runs what is built, if any.
     """
     password = keys.read_password(passwords) if passwords else None
     listener = LISTENER.get()
@@ -162,6 +171,7 @@ def make_runner(
         },
         sealed=sealed,
         starting=listener.begins,
+        model=model,
         announce=announce,
     )
 

@@ -121,7 +121,8 @@ def run_stage(name: str, target: str | None = None) -> Output:
     clear(name, target, KINDS[stage.gives].fresh)
     with open_store({**places["store"], "remote": None, "remote_options": {}}) as store:
         device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
-        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], device=device)
+        model = Path(places["model"]).name
+        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last
         if between:
