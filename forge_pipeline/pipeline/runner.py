@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -232,7 +233,8 @@ class Runner:
             nonlocal why
             if first is not None:
                 first()
-            why = str(reason_for(stage, run.ingredients, self.store, self.model))
+            with suppress(RecursionError):  # what a remote's records hold is anybody's
+                why = str(reason_for(stage, run.ingredients, self.store, self.model))
             self.starting(stage.name)
             result = run.result()
             return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
