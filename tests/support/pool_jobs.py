@@ -46,12 +46,14 @@ def unsendable() -> Any:
 
 def counting(seconds: float) -> None:
     """Count in a child process."""
-    child = subprocess.Popen([sys.executable, "-c", COUNTS, str(FOLDER / "count")], start_new_session=True)
+    child = None
     try:
+        child = subprocess.Popen([sys.executable, "-c", COUNTS, str(FOLDER / "count")], start_new_session=True)
         time.sleep(seconds)
     finally:
-        child.kill()
-        child.wait()
+        if child is not None:
+            child.kill()
+            child.wait()
         (FOLDER / "tidy").touch()
 
 

@@ -38,15 +38,20 @@ def resume(pid: int) -> None:
 def end(pids: Iterable[int]) -> None:
     """Ask children of this process to end, and to end what they started; kill what has not done so in time."""
     waiting = set(pids)
+    started: dict[int, str | None] = {}
     for pid in waiting:
-        resume(pid)
+        hold(pid)  # so that nothing is started between the look at what there is and the signal
+        started |= {member: _born(member) for member in tree(pid)[1:]}
         send([pid], signal.SIGTERM)
+        resume(pid)
     until = time.monotonic() + PATIENCE
     while (waiting := {pid for pid in waiting if not _collected(pid, os.WNOHANG)}) and time.monotonic() < until:
         time.sleep(0.01)
     for pid in waiting:
         send(tree(pid), signal.SIGKILL)
         _collected(pid, 0)
+    # Who is asked while it starts a program does not know that program yet, and cannot end it.
+    send((pid for pid, born in started.items() if born is not None and _born(pid) == born), signal.SIGKILL)
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -62,3 +67,11 @@ def _collected(pid: int, flags: int) -> bool:
         return os.waitpid(pid, flags)[0] == pid
     except ChildProcessError:
         return True
+
+
+def _born(pid: int) -> str | None:
+    """Return when a process was started, in ticks since the machine was: with its number, that is the process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
