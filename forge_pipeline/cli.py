@@ -51,7 +51,17 @@ def run(arguments: tuple[str, ...]) -> None:
     from forge_pipeline.pipeline.build import build
     from forge_pipeline.pipeline.hydra_app import launch
 
-    launch(arguments, build)
+    if DRY not in arguments:
+        launch(arguments, build)
+        return
+    from forge_pipeline.pipeline.explain import preview
+
+    only_look = [argument for argument in arguments if argument != DRY]
+    sweeps = any(argument in ("-m", "--multirun") for argument in only_look)
+    launch([*only_look, "jobs=1"] if sweeps else only_look, preview)
+
+
+DRY = "--dry-run"
 
 
 RUN_HELP = """\
@@ -68,10 +78,24 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   fold=..., compile=..., store.remote=URL, experiment=digits ...
 
   -m                          sweep: target=host,raspberry-pi/5 quantize=none,static
+  jobs=N                      of a sweep, at once; else as many as there are cores, and memory for
+  --dry-run                   say what would run, and why, and stop
   --cfg job                   print the composed configuration and stop
   --config-dir FOLDER         a folder with your own groups, searched first
 
   Example: forge-pipeline run experiment=digits target=x86-64/v3 encrypt=none out=build"""
+
+
+@commands.command(short_help="Say which stages would run, and why; and where the others' results are from.")
+@click.argument("words", metavar="[STAGE] [TARGET] [OVERRIDE]...", nargs=-1)
+def explain(words: tuple[str, ...]) -> None:
+    """Compare what a build is made of with what the store has.
+
+    With OVERRIDEs, for the build that `forge-pipeline run` would make; else for what `dvc repro` builds.
+    """
+    from forge_pipeline.pipeline.explain import explain as explained
+
+    click.echo(explained(words))
 
 
 @commands.command(short_help="Make a password file, readable by you alone.")

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from forge_pipeline.carrier.files import WHOLE, Entry, Files, Moved, Put, Sink, copy, entry, progress
+from forge_pipeline.carrier.files import Entry, Moved, entry, progress
+from forge_pipeline.carrier.served import Served
 
-BLOCK = 4 << 20
 
-
-class Folders(Files):
+class Folders(Served):
     """The files of a folder on a server, which is made where the folder that holds it is there."""
 
     def __init__(self, files: Any, root: str) -> None:
-        self._files, self._root = files, root.rstrip("/")
+        super().__init__(files, root)
         self._there: set[str] = set()
 
     def look(self) -> None:
@@ -25,22 +24,6 @@ class Folders(Files):
             self._files.info(self._root or "/")
         except FileNotFoundError:
             self._files.info(self._root.rpartition("/")[0] or "/")
-
-    def read(self, name: str, limit: int, put: Put) -> None:
-        """See `Files`."""
-        path, sink = self._path(name), Sink(limit, put)
-        if limit <= WHOLE:
-            sink.write(self._files.cat_file(path))
-            return
-        with self._files.open(path, "rb", block_size=BLOCK) as stream:
-            copy(stream, sink.write)
-
-    def size(self, name: str) -> int | None:
-        """See `Files`."""
-        try:
-            return int(self._files.info(self._path(name))["size"])
-        except FileNotFoundError:
-            return None
 
     def send(self, source: str, name: str, moved: Moved) -> None:
         """See `Files`."""
@@ -60,11 +43,6 @@ class Folders(Files):
                 continue
             folders += [info["name"] for info in found if info["type"] == "directory"]
             yield [entry(info, self._root) for info in found if info["type"] == "file"]
-
-    def remove(self, name: str) -> None:
-        """See `Files`."""
-        with suppress(FileNotFoundError):
-            self._files.rm_file(self._path(name))
 
     def claim(self, name: str, data: bytes) -> bool:
         """See `Files`: to make a folder is what one of several can do. Some servers let each do it: so look first."""
@@ -127,6 +105,3 @@ class Folders(Files):
             return bool(self._files.info(path or "/")["type"] == "directory")
         except FileNotFoundError:
             return False
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from forge_pipeline.carrier.files import WHOLE, Entry, Files, Moved, Put, Sink, copy, entry, progress
+from forge_pipeline.carrier.files import Entry, Moved, entry, progress
+from forge_pipeline.carrier.served import Served
 
-BLOCK = 4 << 20  # bytes that are asked for at once, of what is larger than WHOLE
 
-
-class Objects(Files):
+class Objects(Served):
     """The objects below a bucket, or a prefix in one."""
 
+    whole = "actions/"
+
     def __init__(self, files: Any, root: str) -> None:
-        self._files, self._root = files, root.rstrip("/")
+        super().__init__(files, root)
         self._replacing = {"overwrite": True} if "abfs" in files.protocol else {}  # which is what the others do
 
     def look(self) -> None:
@@ -25,22 +26,6 @@ class Objects(Files):
         except PermissionError:
             with suppress(FileNotFoundError):
                 self._files.cat_file(self._path("look"))
-
-    def read(self, name: str, limit: int, put: Put) -> None:
-        """See `Files`."""
-        path, sink = self._path(name), Sink(limit, put)
-        if limit <= WHOLE or name.startswith("actions/"):
-            sink.write(self._files.cat_file(path))
-            return
-        with self._files.open(path, "rb", block_size=BLOCK) as stream:
-            copy(stream, sink.write)
-
-    def size(self, name: str) -> int | None:
-        """See `Files`."""
-        try:
-            return int(self._files.info(self._path(name))["size"])
-        except FileNotFoundError:
-            return None
 
     def send(self, source: str, name: str, moved: Moved) -> None:
         """See `Files`."""
@@ -54,11 +39,6 @@ class Objects(Files):
         """See `Files`."""
         yield [entry(info, self._root) for info in self._files.find(self._path(area), detail=True).values()]
 
-    def remove(self, name: str) -> None:
-        """See `Files`."""
-        with suppress(FileNotFoundError):
-            self._files.rm_file(self._path(name))
-
     def claim(self, name: str, data: bytes) -> bool:
         """See `Files`: by the condition that there is no such object. Some servers know none: so look first."""
         if self.size(name) is not None:
@@ -68,6 +48,3 @@ class Objects(Files):
         except FileExistsError:
             return False
         return True
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final
 from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
+from forge_pipeline.pipeline.listener import timing
 from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.contract import Job, Place
 from forge_pipeline.runners.device import Device
@@ -66,13 +68,14 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
         if asked.against is not None:
             entrants[f"{asked.against} (ONNX Runtime)"] = _onnx_runtime(asked.against, asked)
         turns: dict[str, list[tuple[Row, Row]]] = {name: [] for name in entrants}
-        for _ in range(asked.rounds):
-            for name, turn in entrants.items():
-                turns[name].append((turn(1), turn(threads)))
-        rows = {name: _row(found) for name, found in turns.items()}
-        if asked.profile:
-            for name in map(str, artifacts):
-                rows[name]["kernels"] = entrants[name](1, "--profile")["kernels"]
+        with timing() if asked.device is None else nullcontext():
+            for _ in range(asked.rounds):
+                for name, turn in entrants.items():
+                    turns[name].append((turn(1), turn(threads)))
+            rows = {name: _row(found) for name, found in turns.items()}
+            if asked.profile:
+                for name in map(str, artifacts):
+                    rows[name]["kernels"] = entrants[name](1, "--profile")["kernels"]
     if asked.svg is not None:
         write_atomically(asked.svg, _svg(rows))
     if asked.as_json:

@@ -18,8 +18,9 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
-from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
+from forge_pipeline.pipeline.console import notes, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepare
+from forge_pipeline.pipeline.listener import LISTENER
 from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
@@ -48,12 +49,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     parts = slices(config)
     out = below(Path(_text(config, "out")), folder or "")
     dump = dump_folder(config)
-    sources = source_inputs(config)
-    if sources[CALIBRATION] is None and any(CALIBRATION in read.values() for read in plan(parts).values()):
-        raise DataError(
-            "data.path", "calibration data for static quantization", "null",
-            "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
-        )  # fmt: skip
+    sources = _checked_sources(config, parts)
 
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
@@ -65,6 +61,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             passwords,
             label=str(config["target"]["tag"]),
             sealed=bool(passwords),
+            model=model_name(config),
             dump=dump and dump / (folder or ""),
             device=Device.of(config.get("device")),
         )
@@ -72,6 +69,29 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
         deliver(outputs, out)
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
+
+
+def build_ahead(config: Mapping[str, Any], *, sealed: bool) -> None:
+    """Build all that ``config``'s target needs into the store, and deliver nothing. ``sealed``: see `make_runner`."""
+    parts = slices(config)
+    sources = _checked_sources(config, parts)
+    with open_store(config.get("store")) as store:
+        label, device = str(config["target"]["tag"]), Device.of(config.get("device"))
+        runner = make_runner(
+            store, password_sources(config), label=label, sealed=sealed, model=model_name(config), device=device
+        )
+        run_stages(runner, parts, sources)
+
+
+def _checked_sources(config: Mapping[str, Any], parts: Mapping[str, Slice]) -> dict[str, Input | None]:
+    """Return the sources; DataError where there are no samples and something is to be calibrated with them."""
+    sources = source_inputs(config)
+    if sources[CALIBRATION] is None and any(CALIBRATION in read.values() for read in plan(parts).values()):
+        raise DataError(
+            "data.path", "calibration data for static quantization", "null",
+            "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
+        )  # fmt: skip
+    return sources
 
 
 def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
@@ -98,6 +118,11 @@ def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     return {"source": model_input(Path(path)), **data_inputs(config["data"])}
 
 
+def model_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model's file, for people."""
+    return Path(str(config["model"]["path"])).name
+
+
 def model_input(path: Path) -> Input:
     """Return a model's file as an input whose importer is part of the action key."""
     return External(Source(path), tools=tools_for(path))
@@ -117,28 +142,37 @@ def make_runner(
     *,
     label: str,
     sealed: bool,
+    model: str,
     dump: Path | None = None,
     device: Device | None = None,
 ) -> Runner:
     """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
 
-    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. With
-    ``dump``, a folder for what the compiler's steps make, no library that is there already will do. ``device`` is the
-    board that runs what is built, if any.
+    ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. ``model`` is
+    its file's name. With ``dump``, a folder for what the compiler's steps make, no library that is there already will
+    do. ``device`` is the board that runs what is built, if any.
     """
     password = keys.read_password(passwords) if passwords else None
+    listener = LISTENER.get()
+
+    def announce(output: Output) -> None:
+        print("\n".join([stage_line(output, label), *notes(output)]), flush=True)
+        listener.ends(output.stage.name)
 
     return Runner(
         store=store,
         ambient={
             "password": lambda stage: password,
             "entropy": lambda stage: os.urandom,
-            "progress": progress_for,
+            "progress": listener.progress,
             "dump": lambda stage: dump,
             "device": lambda stage: device,
+            "quiet": lambda stage: listener.quiet,
         },
         sealed=sealed,
-        announce=lambda output: print("\n".join([stage_line(output, label), *notes(output)]), flush=True),
+        starting=listener.begins,
+        model=model,
+        announce=announce,
     )
 
 

@@ -54,6 +54,13 @@ def resolve() -> None:
     _exit(resolved)
 
 
+def ahead() -> None:
+    """Build into the store what `dvc repro` is going to ask for, several targets at once where there are cores."""
+    from forge_pipeline.pipeline.parallel.ahead import build_matrix
+
+    _exit(build_matrix)
+
+
 def report() -> None:
     """Write the page about the finished build and print a summary."""
     from forge_pipeline.pipeline.summary import write_report
@@ -114,7 +121,8 @@ def run_stage(name: str, target: str | None = None) -> Output:
     clear(name, target, KINDS[stage.gives].fresh)
     with open_store({**places["store"], "remote": None, "remote_options": {}}) as store:
         device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
-        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], device=device)
+        model = Path(places["model"]).name
+        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last
         if between:

@@ -38,8 +38,8 @@ class Matrix:
     devices: dict[str, str] = field(default_factory=dict)
 
 
-def resolve(root: Path = Path()) -> Sequence[str]:
-    """Write ``root``/resolved for every target of the matrix and return the targets; ConfigError where one is wrong.
+def configurations(root: Path = Path()) -> tuple[Matrix, dict[str, dict[str, Any]]]:
+    """Return the matrix, and the configuration of each of its targets; ConfigError where one is wrong.
 
     The configuration is ``root``/conf if that has a `config.yaml`, with the groups of this package behind it.
     """
@@ -53,6 +53,12 @@ def resolve(root: Path = Path()) -> Sequence[str]:
     configs = {target: compose([*chosen, *_chosen(matrix, target)], conf) for target in matrix.targets}
     if not configs:
         raise ConfigError("matrix.targets", "at least one target", "an empty list", "name targets in conf/config.yaml")
+    return matrix, configs
+
+
+def resolve(root: Path = Path()) -> Sequence[str]:
+    """Write ``root``/resolved for every target of the matrix and return the targets; see `configurations`."""
+    matrix, configs = configurations(root)
     parts = {target: slices(config) for target, config in configs.items()}
     inputs = inputs_of(next(iter(configs.values())))
     inputs["sealed"] = any(password_sources(config) for config in configs.values())

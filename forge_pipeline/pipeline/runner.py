@@ -6,20 +6,22 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from forge_pipeline.config import bind
 from forge_pipeline.content import Content, unchanging
 from forge_pipeline.digest import canonical_json, digest_content, digest_json
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.stage_configs import localized
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_pipeline.stages.contract import Result, Slice, Stage
-from forge_pipeline.store import Action, Store
+from forge_pipeline.store import Action, Note, Store
 
 
 class Input(Protocol):
@@ -183,13 +185,16 @@ class Runner:
 
     The stage itself may refuse a hit: a sealed artifact whose key file the password does not open. With ``sealed``,
     what shows the model or the samples stays on this machine: the remote store gets only what their kind of artifact
-    does not disclose them in.
+    does not disclose them in. ``starting`` is called with the name of a stage that has to run, ``announce`` with what
+    every stage gave. ``model``, a file's name, is noted in the store with what comes in.
     """
 
     store: Store
     ambient: Ambient = field(default_factory=dict)
     announce: Callable[[Output], None] = lambda output: None
     sealed: bool = False
+    starting: Callable[[str], object] = lambda stage: None
+    model: str = ""
 
     def run(
         self,
@@ -208,12 +213,29 @@ class Runner:
         with unchanging():
             return self._run(Run.of(name, portable, inputs, self.ambient), first)
 
+    def look(self, name: str, portable: Slice, inputs: Mapping[str, Input | None]) -> tuple[Run, Output | None, bool]:
+        """Return the run, the output where that is a hit, and whether it is here. Nothing is run or moved."""
+        with unchanging():
+            run = Run.of(name, portable, inputs, self.ambient)
+            found = self.store.peek(run.key)
+            if found is None:
+                return run, None, False
+            action, is_here = found
+            hit = Output(stage=run.stage, action=action, hit=True, seconds=0.0, store=self.store)
+            accepted = not is_here or run.stage.accepts(hit, run.wanted)
+            return run, hit if accepted else None, is_here
+
     def _run(self, run: Run, first: Callable[[], object] | None) -> Output:
         stage = run.stage
+        why = ""
 
         def build() -> tuple[dict[str, Content], dict[str, Any]]:
+            nonlocal why
             if first is not None:
                 first()
+            with suppress(RecursionError):  # what a remote's records hold is anybody's
+                why = str(reason_for(stage, run.ingredients, self.store, self.model))
+            self.starting(stage.name)
             result = run.result()
             return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
 
@@ -227,6 +249,9 @@ class Runner:
         start = time.perf_counter()
         action, hit = self.store.get_or_build(run.key, build, accept=accepted, share=shared, confirm=run.confirm)
         output = Output(stage=stage, action=action, hit=hit, seconds=time.perf_counter() - start, store=self.store)
+        if not hit or self.store.was_fetched(run.key):
+            came: Literal["built", "remote"] = "remote" if hit else "built"
+            self.store.take_note(run.key, Note(came=came, when=time.time(), model=self.model, reason=why))
         self.announce(output)
         return output
 

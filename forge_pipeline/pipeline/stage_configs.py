@@ -25,7 +25,7 @@ from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
-SECTIONS = ("model", "data", "package", "store", "matrix", "target", "device", "out", "experiment", *STAGES)
+SECTIONS = ("model", "data", "package", "store", "matrix", "target", "device", "out", "jobs", "experiment", *STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

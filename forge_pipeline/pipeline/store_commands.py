@@ -14,9 +14,10 @@ from forge_pipeline.config import bind
 from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import REMOTE, StoreOptions, store_root, terms_of
 from forge_pipeline.pipeline.console import progress_for, warn
+from forge_pipeline.pipeline.explain import day
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.report.figures import size
-from forge_pipeline.store import Action, Store
+from forge_pipeline.store import Action, Note, Store
 from forge_pipeline.store.disk import refusing
 from forge_runtime.text import shown
 
@@ -28,17 +29,24 @@ WHERE = "store.remote"
 
 
 def list_actions(path: Path | None) -> str:
-    """Return a line per action: stage, key, size, seconds of its build, and the target where it has one."""
+    """Return a line per action: stage, key, size, seconds of its build, date, target, model, and why it was built.
+
+    The target is there where the stage has one, the rest where the store noted it.
+    """
     with _existing(path) as store:
-        rows = [_row(action) for action in store.actions()]
+        rows = [_row(action, store.note(action.key)) for action in store.actions()]
     return "\n".join(rows) if rows else "empty"
 
 
-def _row(action: Action) -> str:
+def _row(action: Action, note: Note | None = None) -> str:
     """Describe an action. What its record says beside the outputs may be anything: whoever wrote it chose it."""
     stage, tag = (_text(action.report, *keys) for keys in (("stage",), ("config", "target", "tag")))
     kept = size(max(0, min(sum(action.sizes.values()), 1 << 60)))
-    return shown(f"{stage:<10}{action.key[:16]}  {kept:>9}{min(action.seconds, 1e9):>9.2f} s  {tag}".rstrip(), 200)
+    row = f"{stage:<10}{action.key[:16]}  {kept:>9}{min(action.seconds, 1e9):>9.2f} s"
+    if note is not None:
+        why = note.reason if note.came == "built" else "from the remote"
+        return shown(f"{row}  {day(note.when)}  {tag:<15} {note.model:<20}  {why}", 300)
+    return shown(f"{row}  {tag}".rstrip(), 200)
 
 
 def _text(report: object, *keys: str) -> str:

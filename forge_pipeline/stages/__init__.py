@@ -39,7 +39,7 @@ STAGES = Registry(
                 name="evaluate", version=9,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
-                deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device",),
+                deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),
             ),
             Stage(
                 name="encrypt", version=4, takes={"library": "compile"}, gives="sealed",

@@ -26,7 +26,8 @@ class Stage:
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
     ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None),
-    ``device`` (how the board is reached that is to run the artifact, or None).
+    ``device`` (how the board is reached that is to run the artifact, or None), ``quiet`` (gives a context in which
+    nothing else of the build runs on this machine, for what is timed).
     ``folder``: where `dvc repro` puts its output, below `out/`; DVC runs the stage once, or with ``per_target`` once
     for each. ``deliverables``: what of its output is for the user.
     """

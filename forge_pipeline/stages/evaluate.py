@@ -7,7 +7,8 @@ apart, with the name of the CPU they were seen on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -95,13 +96,15 @@ def run(
     library: Library,
     data: Dataset | None,
     device: Device | None = None,
+    quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Result:
     """Return Metrics: scores, noise of every output, noise by layer, latency, fallbacks' part of it, sizes.
 
     ``reference`` is the folded float model, ``model`` what was compiled to ``library``; ``device`` is how a board is
-    reached. Raises VerificationError over the budget, naming the layers that lose most; DataError and ModelError where
-    a model cannot be run, DeviceError where the board fails. Without data, where no made-up inputs are found that the
-    model runs with, sizes alone are measured, and the report says so.
+    reached; what is timed on this machine is timed in ``quiet``. Raises VerificationError over the budget, naming the
+    layers that lose most; DataError and ModelError where a model cannot be run, DeviceError where the board fails.
+    Without data, where no made-up inputs are found that the model runs with, sizes alone are measured, and the report
+    says so.
     """
     from forge_pipeline.evaluation import comparison, layers
     from forge_pipeline.evaluation.feeds import feeds_for
@@ -149,7 +152,8 @@ def run(
             models[COMPILED] = artifact.model
         most = limit(artifact.is_emulated)
         found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
-        speed = _speed(artifact, next(iter(chosen.feeds)), config.machine)
+        with quiet() if artifact.where == HOST else nullcontext():
+            speed = _speed(artifact, next(iter(chosen.feeds)), config.machine)
     del interpreter, models  # not in memory beside those that give inner values
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)

@@ -2,6 +2,7 @@
 
 from forge_pipeline.store.actions import Action
 from forge_pipeline.store.disk import Damage
+from forge_pipeline.store.notes import Note
 from forge_pipeline.store.store import Build, Collected, Contents, Store
 
-__all__ = ["Action", "Build", "Collected", "Contents", "Damage", "Store"]
+__all__ = ["Action", "Build", "Collected", "Contents", "Damage", "Note", "Store"]

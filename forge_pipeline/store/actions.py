@@ -129,7 +129,7 @@ class Index:
     def used(self, key: str) -> float:
         """Return when the action was last used, in seconds since the epoch."""
         with refusing(self.path(key)):
-            return self.path(key).stat().st_mtime
+            return self.path(key).lstat().st_mtime
 
     def _read(self, slot: Path, key: str) -> Action | None:
         try:

@@ -3,6 +3,7 @@
 objects/ab/cdef...      a file, named by the SHA-256 of its bytes
 actions/v1/ab/cdef...   a record, named by its action key
 withheld/ab/cdef...     an empty file, named by the key of an action that is not to leave this machine
+notes/ab/cdef...        what is said of an action to people, named by its key
 quarantine/             what was found damaged, kept for people until the next collection
 tmp/  locks/  session   files under construction, one lock per key being built, who has the store open
 
@@ -32,6 +33,7 @@ T = TypeVar("T")
 OBJECTS = "objects"
 ACTIONS = "actions/v1"  # another record format gets another folder, so that two versions can share one store
 WITHHELD = "withheld"
+NOTES = "notes"
 MOVE_STORE = "name a folder that you can write to in FORGE_STORE"
 MAX_RECORD = 16 << 20
 """Bytes of a record; what is larger is none."""
@@ -128,7 +130,7 @@ class Disk:
         with refusing(self.root):
             try:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in ("quarantine", OBJECTS, "actions", ACTIONS, WITHHELD, "tmp", "locks"):
+                for name in ("quarantine", OBJECTS, "actions", ACTIONS, WITHHELD, NOTES, "tmp", "locks"):
                     self.folder(self.root / name)
                 self._session: int | None = self._lock_file(session, lambda: open_lock(session))
             except OSError as error:

@@ -16,8 +16,9 @@ from forge_pipeline.content import Content
 from forge_pipeline.errors import StoreError, UntrustedError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
-from forge_pipeline.store.disk import ACTIONS, OBJECTS, WITHHELD, Damage, Disk, Draft
+from forge_pipeline.store.disk import ACTIONS, NOTES, OBJECTS, WITHHELD, Damage, Disk, Draft
 from forge_pipeline.store.notary import Notary
+from forge_pipeline.store.notes import Note, Notes
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
@@ -63,9 +64,10 @@ class Store:
         self._notary = notary or Notary()
         self._remote = remote
         self._remote_has: set[str] = set()  # keys of which it is known
+        self._fetched: set[str] = set()  # keys that came from there
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root, on_damage)
-        self._objects, self._index = Objects(self._disk), Index(self._disk)
+        self._objects, self._index, self._notes = Objects(self._disk), Index(self._disk), Notes(self._disk)
 
     def __enter__(self) -> Store:
         return self
@@ -139,6 +141,32 @@ class Store:
             return None
         self._index.touch(key)
         return action
+
+    def peek(self, key: str) -> tuple[Action, bool] | None:
+        """Return the action that `lookup` would most likely give, and whether it is here; nothing is verified or moved.
+
+        None where there is none, here or in the remote, or an object of it is missing.
+        """
+        action = self._index.get(key)
+        if isinstance(action, Action) and all(self.path(digest).exists() for digest in action.outputs.values()):
+            return action, True
+        record = self._remote.record(key) if self._remote is not None else None
+        try:
+            return None if record is None else (decode(self._notary.opened(record), key), False)
+        except (DamagedRecordError, UntrustedError):
+            return None
+
+    def was_fetched(self, key: str) -> bool:
+        """Say whether the action came from the remote while this store was open."""
+        return key in self._fetched
+
+    def note(self, key: str) -> Note | None:
+        """Return what is noted of an action; None where nothing is."""
+        return self._notes.get(key)
+
+    def take_note(self, key: str, note: Note) -> None:
+        """Note how an action came here, in the place of what was noted before."""
+        self._notes.put(key, note)
 
     @contextmanager
     def building(self, key: str) -> Iterator[None]:
@@ -219,16 +247,20 @@ class Store:
         if not delivered() and not (self._sound(digest) and delivered()):
             raise self._lost(digest)
 
-    def actions(self) -> list[Action]:
-        """Return every action, the most recently used first. Objects are not verified."""
-        found = []
+    def actions(self, most: int | None = None) -> list[Action]:
+        """Return every action, or so many at most, the most recently used first. Objects are not verified."""
+        used: dict[str, float] = {}
         for key in self._disk.digests(ACTIONS):
+            with suppress(StoreError):  # another process has just moved it
+                used[key] = self._index.used(key)
+        found = []
+        for key in sorted(used, key=lambda key: (-used[key], key))[:most]:
             action = self._index.get(key)
             if isinstance(action, Damage):
                 self._on_damage(f"damaged in the store: {action}")
             elif action is not None:
-                found.append((-self._index.used(key), key, action))
-        return [action for _, _, action in sorted(found, key=lambda entry: entry[:2])]
+                found.append(action)
+        return found
 
     def to_send(self) -> list[Action]:
         """Return the actions that may leave this machine, those that are sound."""
@@ -275,8 +307,9 @@ class Store:
                     total += sum(added.values())
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
             freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
-            for key in set(self._disk.digests(WITHHELD)) - set(self._disk.digests(ACTIONS)):
-                self._disk.remove(self._disk.slot(WITHHELD, key))
+            for area in (WITHHELD, NOTES):
+                for key in set(self._disk.digests(area)) - set(self._disk.digests(ACTIONS)):
+                    self._disk.remove(self._disk.slot(area, key))
             freed += self._disk.clear_quarantine()
         return Collected(actions=removed, objects=len(orphans), freed=freed, kept=total)
 
@@ -328,6 +361,7 @@ class Store:
             return None
         self._index.put(action)
         self._remote_has.add(key)
+        self._fetched.add(key)
         return action
 
     def _complete(self, action: Action, *, owed: bool) -> bool:

@@ -7,9 +7,10 @@ from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
@@ -22,6 +23,38 @@ class ForgePipelineSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folder under the provider name ``forge_pipeline``."""
         search_path.append(provider="forge_pipeline", path=f"file://{conf_dir()}")
+
+
+class ParallelLauncher(BasicLauncher):
+    """Hydra's own launcher, with several jobs at once in child processes (conf/hydra/launcher/parallel.yaml)."""
+
+    def __init__(self, jobs: int | None = None) -> None:
+        """Do so many ``jobs`` at once; with None, as many as this machine has cores, and memory for."""
+        super().__init__()
+        self._jobs = jobs
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run all jobs: one by one in this process where no more is asked for. Raises UsageError for ``jobs``."""
+        from forge_pipeline.pipeline.parallel.launch import run_jobs, width_of
+
+        width = width_of(self._jobs, len(job_overrides))
+        if width == 1:
+            return super().launch(job_overrides, initial_job_idx)
+
+        def one(at: int) -> JobReturn:
+            (result,) = super(ParallelLauncher, self).launch([job_overrides[at]], initial_job_idx + at)
+            return result
+
+        return [_returned(result) for result in run_jobs(job_overrides, one, width)]
+
+
+def _returned(result: Any) -> JobReturn:
+    """Return a job's result, made of what ended its process where there is none."""
+    if isinstance(result, JobReturn):
+        return result
+    failed = JobReturn()
+    failed.return_value, failed.status = result, JobStatus.FAILED
+    return failed
 
 
 class CompleteSweeper(BasicSweeper):
@@ -57,13 +90,16 @@ class _Outcomes(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch; return the jobs that succeeded."""
-        from forge_pipeline.errors import ForgeError
+        from forge_pipeline.errors import ForgeError, UsageError
+        from forge_pipeline.pipeline.sweep import EndedError
 
         self.jobs += len(job_overrides)
         if not job_overrides:
             return []
         try:
             results = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        except UsageError as wrong:  # what the launcher was told
+            raise EndedError from wrong
         except Exception as ended:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
             found = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]
             error = ForgeError("launcher", "jobs that come to an end", found, "see what it printed above")

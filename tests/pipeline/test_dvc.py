@@ -203,3 +203,13 @@ def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     digit, tag = shell(checkout, sys.executable, "-c", program).split()
     assert (digit.isdigit(), tag) == (True, "host")
+
+
+@pytest.mark.long
+def test_what_was_built_ahead_several_targets_at_once_is_a_hit_for_dvc(checkout: Path) -> None:
+    shutil.rmtree(checkout / ".forge" / "store")
+    ahead = shell(checkout, sys.executable, "-m", "stages.ahead")
+    assert lines(ahead, "built") >= {f"{stage} {target}" for target in TARGETS for stage in ("compile", "evaluate")}
+    again = shell(checkout, "dvc", "repro", "--force")
+    assert lines(again, "built") == set()
+    assert lines(again, "hit") >= {"load", "fold", *(f"encrypt {target}" for target in TARGETS)}

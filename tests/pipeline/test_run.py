@@ -268,7 +268,7 @@ def test_the_readmes_sweep_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     command = next(command for command in _readme_commands() if "-m" in command)
     jobs: list[str | None] = []
-    launch(command[1:], lambda config, folder: jobs.append(folder))
+    launch([*command[1:], "jobs=1"], lambda config, folder: jobs.append(folder))
     assert len(jobs) == 6
 
 

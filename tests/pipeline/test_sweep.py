@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +19,20 @@ import pytest
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.build import build
 from forge_pipeline.pipeline.sweep import Job, below, failure
+from forge_pipeline.store import Store
+from tests.support.paths import ROOT
+from tests.support.tiny import write_model
 
 LAUNCHERS = {
+    "parallel": ["hydra/launcher=parallel", "jobs=2"],
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "submitit": ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
     "ray": ["hydra/launcher=ray"],
 }
+SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=5", "hydra.launcher.mem_gb=null"]
 COUNT = 12
+PLAIN = ["fold=none", "compile.verify.enabled=false", "evaluate.runner=none", "target=x86-64/v3"]
+"""A build of a second or two."""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_a_failed_job_is_named_and_the_others_are_delivered(forge: Any, model: P
     assert done.returncode == 1
     assert "1 of 2 that failed" in done.stderr and "bad.onnx" in done.stderr
     assert "hunter2" not in done.stderr + done.stdout
-    assert done.stdout.count("delivered") == 1
+    assert done.stdout.count("\ndelivered") == 1
 
 
 @pytest.mark.long
@@ -84,8 +97,7 @@ def test_a_failed_job_is_named_and_the_others_are_delivered(forge: Any, model: P
 def test_of_twelve_jobs_eleven_are_delivered_and_one_is_named(
     forge: Any, model: Path, tmp_path: Path, launcher: str
 ) -> None:
-    if importlib.util.find_spec(f"hydra_plugins.hydra_{launcher}_launcher") is None:
-        pytest.skip(f"no {launcher} here: pip install 'forge-pipeline[{launcher}]'")
+    _need(launcher)
     models = [tmp_path / f"model{number}.onnx" for number in range(COUNT)]
     for path in models:
         shutil.copy(model, path)
@@ -95,3 +107,72 @@ def test_of_twelve_jobs_eleven_are_delivered_and_one_is_named(
     assert done.returncode == 1, done.stderr
     assert "1 of 12 that failed" in done.stderr and "model3.onnx" in done.stderr
     assert len(list((tmp_path / "out" / "host").rglob("model_library.so"))) == COUNT - 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "slurm"])
+def test_a_sweep_whose_driver_was_killed_builds_only_what_is_missing(launcher: str, tmp_path: Path) -> None:
+    _need(launcher)
+    models = [write_model(tmp_path / f"model{number}.onnx", seed=number) for number in range(COUNT)]
+    models[3].write_bytes(b"no model")
+    store, place = tmp_path / "store", {"FORGE_STORE": str(tmp_path / "store"), "PYTHONPATH": str(ROOT)}
+    overrides = [f"model.path={','.join(map(str, models))}", f"out={tmp_path / 'out'}", *PLAIN]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "forge_pipeline", "run", "-m", *overrides, *LAUNCHERS.get(launcher, SLURM)],
+        cwd=tmp_path, env={**os.environ, **place}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while len(_compiled(store)) < 3:
+        assert driver.poll() is None and time.monotonic() < until, driver.communicate(timeout=5)[0]
+        time.sleep(0.1)
+    driver.kill()
+    _wait_for_workers(store, driver.pid)
+    driver.communicate()
+    before, again = _compiled(store), time.time()
+    assert len(before) < COUNT - 1, "the driver was killed too late to show anything"
+    done = subprocess.run(
+        driver.args, cwd=tmp_path, env={**os.environ, **place}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "1 of 12 that failed" in done.stderr) == (1, True), done.stderr
+    after = _compiled(store)
+    assert len(after) == COUNT - 1
+    assert {key for key, when in after.items() if when < again} == set(before), "what was there is not built again"
+    assert {key: after[key] for key in before} == before
+    assert len(list((tmp_path / "out").rglob("model_library.so"))) == COUNT - 1
+
+
+def _need(launcher: str) -> None:
+    if launcher == "slurm" and (shutil.which("sinfo") is None or subprocess.run(["sinfo"], check=False).returncode):
+        pytest.skip("no Slurm runs here")
+    extra = "submitit" if launcher == "slurm" else launcher
+    if launcher != "parallel" and importlib.util.find_spec(f"hydra_plugins.hydra_{extra}_launcher") is None:
+        pytest.skip(f"no {extra} here: pip install 'forge-pipeline[{extra}]'")
+
+
+def _compiled(folder: Path) -> dict[str, float]:
+    """Return when each library in a store was built, by its action key."""
+    if not folder.is_dir():
+        return {}
+    with Store(folder) as store:
+        keys = [action.key for action in store.actions() if action.report["stage"] == "compile"]
+        return {key: note.when for key in keys if (note := store.note(key)) is not None}
+
+
+def _wait_for_workers(store: Path, driver: int) -> None:
+    """Wait until what a killed driver's launcher has started is done, or end it: some go on with what they have."""
+
+    def working() -> set[int]:
+        found = set()
+        for process in Path("/proc").iterdir():
+            with suppress(OSError):
+                if process.name.isdigit() and os.fsencode(f"FORGE_STORE={store}") in (process / "environ").read_bytes():
+                    found.add(int(process.name))
+        return found - {driver}
+
+    until = time.monotonic() + 10
+    while (left := working()) and time.monotonic() < until:
+        time.sleep(0.2)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,7 @@ def test_a_quantized_model_that_is_edited_while_others_are_built_of_it_leaves_no
                     "entropy": lambda stage: os.urandom,
                     "dump": lambda stage: None,
                     "device": lambda stage: None,
+                    "quiet": lambda stage: nullcontext,
                 },
                 announce=announce,
             )
