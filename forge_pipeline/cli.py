@@ -180,17 +180,22 @@ def store_verify(path: Path | None) -> None:
 @store.command("gc")
 @click.option("--keep-mb", type=click.IntRange(min=0), help="Keep the most recently used, up to so many megabytes.")
 @click.option("--keep-days", type=click.FloatRange(min=0), help="Keep what was used within so many days.")
+@click.option("--plaintext", is_flag=True, help="Remove also what shows a model or samples: all but what is sealed.")
 @REMOTE
 @URL
 @click.pass_obj
-def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None, remote: bool, url: str | None) -> None:
+def store_gc(
+    path: Path | None, keep_mb: int | None, keep_days: float | None, plaintext: bool, remote: bool, url: str | None
+) -> None:
     """Remove what was not used lately (of a remote: not written lately), and objects that nothing refers to."""
     from forge_pipeline.pipeline.store_commands import collect_garbage, collect_remote
 
     if remote or url:
+        if plaintext:
+            raise UsageError("store gc", "--plaintext of the folder", "--plaintext of a remote", "none of it goes there")
         click.echo(collect_remote(url, keep_mb=keep_mb, keep_days=keep_days))
     else:
-        click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days))
+        click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days, plaintext=plaintext))
 
 
 @commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")

@@ -69,7 +69,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             device=Device.of(config.get("device")),
         )
         outputs = run_stages(runner, parts, sources)
-        deliver(outputs, out)
+        deliver(outputs, out, sealed=bool(passwords))
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
 

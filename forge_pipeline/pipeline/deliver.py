@@ -52,26 +52,27 @@ def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
     return True
 
 
-def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
+def deliver(outputs: Mapping[str, Output], folder: Path, *, sealed: bool = False) -> None:
     """Put the deliverables and the manifest into ``folder``; ForgeError where it cannot be written.
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
-    with a manifest is a whole build.
+    with a manifest is a whole build. ``sealed``: of an encrypted build, so that what shows the model is for its owner
+    alone.
     """
     staged = folder / STAGING
     with _refusing(f"out={folder}"):
         _clear(staged)  # of a run that was killed
         staged.mkdir(mode=0o700)
         try:
-            _deliver(outputs, folder, staged)
+            _deliver(outputs, folder, staged, sealed)
         finally:
             _clear(staged)
 
 
-def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path) -> None:
+def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path, sealed: bool) -> None:
     for output in outputs.values():
         for name in output.stage.deliverables:
-            export(output, name, staged / name)
+            export(output, name, staged / name, private=sealed and output.discloses)
     write_atomically(staged / MANIFEST, manifest(outputs))
     (folder / MANIFEST).unlink(missing_ok=True)
     for name in (*(name for stage in STAGES.values() for name in stage.deliverables), MANIFEST):
