@@ -192,7 +192,7 @@ def store_gc(
 
     if remote or url:
         if plaintext:
-            raise UsageError("store gc", "--plaintext of the folder", "--plaintext of a remote", "none of it goes there")
+            raise UsageError("store gc", "--plaintext of the folder", "that of a remote", "none of it goes there")
         click.echo(collect_remote(url, keep_mb=keep_mb, keep_days=keep_days))
     else:
         click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days, plaintext=plaintext))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
+from forge_pipeline.limits import lower
 from forge_pipeline.pipeline.console import notes, progress_for, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.notary import notary
@@ -120,12 +122,15 @@ def make_runner(
     dump: Path | None = None,
     device: Device | None = None,
 ) -> Runner:
-    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
+    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work,
+    and leaves no core dump of this process from then on.
 
     ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. With
     ``dump``, a folder for what the compiler's steps make, no library that is there already will do. ``device`` is the
     board that runs what is built, if any.
     """
+    if passwords:
+        lower(resource.RLIMIT_CORE, 0)
     password = keys.read_password(passwords) if passwords else None
 
     return Runner(
