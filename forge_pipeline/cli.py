@@ -89,7 +89,7 @@ def password(path: Path) -> None:
 @click.option("--comment", default="", help="Whose it is: stands behind the public key.")
 def keygen(path: Path, comment: str) -> None:
     """Write a new Ed25519 key to PATH (mode 0600), and the public one, which others are to trust, to PATH.pub."""
-    from forge_pipeline.pipeline.trust_commands import keygen as make
+    from forge_pipeline.pipeline.trust.delivery import keygen as make
 
     click.echo(shown(make(path, comment), 1000))
 
@@ -104,12 +104,12 @@ def sign(path: Path, places: tuple[str, ...]) -> None:
 
     `ssh-keygen -Y sign -n forge-release -O hashalg=sha256 -f KEY PATH` writes the same, with keys in agents and tokens.
     """
-    from forge_pipeline.pipeline.trust_commands import sign as write
+    from forge_pipeline.pipeline.trust.delivery import sign as write
 
     click.echo(write(path, places))
 
 
-@commands.command(short_help="Check who built a file or a folder, and that it is whole.")
+@commands.command(short_help="Check who built a file or a folder, that it is whole, and that it builds again.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--trusted",
@@ -118,11 +118,29 @@ def sign(path: Path, places: tuple[str, ...]) -> None:
     required=True,
     help="A file of public keys, a line each.",
 )
-def verify(path: Path, trusted: tuple[Path, ...]) -> None:
+@click.option("--rebuild", is_flag=True, help="Build it anew from its provenance, and compare.")
+@click.option("--model", type=click.Path(path_type=Path), help="For --rebuild: the model that it was built from.")
+@click.option("--data", help="For --rebuild: the samples, if it was built with some.")
+@click.option("--eval-data", help="For --rebuild: the samples that it was evaluated on, if those were others.")
+@click.option("--against", type=click.Path(path_type=Path), help="Another builder's delivery, which must be the same.")
+def verify(
+    path: Path,
+    trusted: tuple[Path, ...],
+    rebuild: bool,
+    model: Path | None,
+    data: str | None,
+    eval_data: str | None,
+    against: Path | None,
+) -> None:
     """Print each file with its digest and who signed it; exit 1 where one is not what a trusted key signed."""
-    from forge_pipeline.pipeline.trust_commands import verify as check
+    from forge_pipeline.pipeline.trust.rebuild import Materials
+    from forge_pipeline.pipeline.trust.verify import Checks
+    from forge_pipeline.pipeline.trust.verify import verify as check
 
-    click.echo(check(path, trusted))
+    if rebuild and model is None:
+        raise UsageError("verify --rebuild", "the model that it was built from", "no --model", "give --model FILE")
+    materials = Materials(model=model, data=data, eval_data=eval_data) if rebuild and model is not None else None
+    click.echo(check(path, trusted, Checks(rebuild=materials, against=against)))
 
 
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")

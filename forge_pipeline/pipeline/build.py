@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -71,19 +71,24 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             device=Device.of(config.get("device")),
         )
         outputs = run_stages(runner, parts, sources)
-        deliver(outputs, out, sealed=bool(passwords))
+        deliver(outputs, parts, out, sealed=bool(passwords))
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
 
 
-def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
+def run_stages(
+    runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None], *, without: Container[str] = ()
+) -> dict[str, Output]:
     """Run every stage that this configuration needs, each on the outputs of those before it.
 
+    ``without`` these, which no other of them takes.
     Before one between load and compile has to do any work, a model that cannot be compiled is refused.
     """
     done: dict[str, Output] = {}
     check = refusal(parts, lambda: done[LOAD])
     for name, read in plan(parts).items():
+        if name in without:
+            continue
         inputs = {
             parameter: None if origin is None else done.get(origin) or sources[origin]
             for parameter, origin in read.items()

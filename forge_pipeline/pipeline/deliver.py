@@ -11,9 +11,11 @@ from tempfile import TemporaryFile
 
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.pipeline.provenance import PROVENANCE, statement_bytes
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import PROGRAMS
+from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
@@ -52,8 +54,10 @@ def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
     return True
 
 
-def deliver(outputs: Mapping[str, Output], folder: Path, *, sealed: bool = False) -> None:
-    """Put the deliverables and the manifest into ``folder``; ForgeError where it cannot be written.
+def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: Path, *, sealed: bool) -> None:
+    """Put the deliverables of a build, made from ``parts``, its provenance and its manifest into ``folder``.
+
+    Raises ForgeError where it cannot be written.
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
     with a manifest is a whole build. ``sealed``: of an encrypted build, so that what shows the model is for its owner
@@ -64,18 +68,24 @@ def deliver(outputs: Mapping[str, Output], folder: Path, *, sealed: bool = False
         _clear(staged)  # of a run that was killed
         staged.mkdir(mode=0o700)
         try:
-            _deliver(outputs, folder, staged, sealed)
+            _stage(outputs, staged, sealed)
+            write_atomically(staged / PROVENANCE, statement_bytes(outputs, parts), private=sealed)
+            write_atomically(staged / MANIFEST, manifest(outputs), private=sealed)
+            _place(staged, folder)
         finally:
             _clear(staged)
 
 
-def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path, sealed: bool) -> None:
+def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
     for output in outputs.values():
         for name in output.stage.deliverables:
             export(output, name, staged / name, private=sealed and output.discloses)
-    write_atomically(staged / MANIFEST, manifest(outputs))
+
+
+def _place(staged: Path, folder: Path) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
-    for name in (*(name for stage in STAGES.values() for name in stage.deliverables), MANIFEST):
+    delivered = (name for stage in STAGES.values() for name in stage.deliverables)
+    for name in (*delivered, PROVENANCE, MANIFEST):
         if (staged / name).exists():
             (staged / name).replace(folder / name)
         else:

@@ -29,6 +29,7 @@ PLAIN = {
     "layers.json",
     "layers.svg",
     "manifest.json",
+    "provenance.json",
 }
 
 
@@ -86,7 +87,7 @@ def test_what_an_encrypted_build_leaves_in_clear_is_its_owners_alone_and_can_be_
     _run(forge, model, data, out, "encrypt=password", env=sealed)
     shipped = {"model_library.so", "modelKey.bin", "metadata.json"}
     closed = {path.name for path in out.iterdir() if not path.stat().st_mode & 0o077}
-    assert closed == (PLAIN | {"ranges.svg"}) - shipped - {"manifest.json"}
+    assert closed == (PLAIN | {"ranges.svg"}) - shipped
     assert forge("store", "gc", "--plaintext").returncode == 0
     left = [path.read_bytes() for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file()]
     assert (out / "model_library.so").read_bytes() in left

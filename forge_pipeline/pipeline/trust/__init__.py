@@ -1,0 +1,1 @@
+"""Who built it, from what, and does it come out the same again."""

@@ -1,0 +1,54 @@
+"""What `forge-pipeline verify` does: signatures and digests, then whatever else is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_pipeline.crypto import signing
+from forge_pipeline.errors import UsageError, VerificationError
+from forge_pipeline.pipeline.trust import delivery
+from forge_pipeline.pipeline.trust.rebuild import Materials, check_rebuild
+from forge_pipeline.pipeline.trust.statements import MEASURING, difference, measured_elsewhere
+from forge_runtime.text import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """What to check beside signatures and digests: that it builds again, and that another builder says the same."""
+
+    rebuild: Materials | None = None
+    against: Path | None = None
+
+
+def verify(path: Path, trusted_files: Sequence[Path], checks: Checks) -> str:
+    """Return what was checked, a line each, all of it sound. Raises ForgeError for the first that is not."""
+    trusted = signing.read_trusted(trusted_files)
+    lines = [delivery.verify(path, trusted)]
+    if checks.rebuild is None and checks.against is None:
+        return lines[0]
+    if not path.is_dir():
+        raise UsageError("verify", "a folder that was delivered to", "a file", "name the folder")
+    statement, _ = delivery.attested(path, trusted)
+    if checks.against is not None:
+        lines.append(_against(path, checks.against, trusted))
+    if checks.rebuild is not None:
+        lines += check_rebuild(path, statement, checks.rebuild)
+    return "\n".join(lines)
+
+
+def _against(path: Path, other: Path, trusted: Mapping[str, str]) -> str:
+    """Compare the statements about two deliveries, each signed by a trusted key of its own."""
+    (one, signer), (two, second) = (delivery.attested(folder, trusted) for folder in (path, other))
+    names = f"in {os.fspath(path)}", f"in {os.fspath(other)}"
+    if signer == second:
+        fix = "take the statement of another builder; give both public keys with --trusted"
+        raise VerificationError("--against", "a statement that another key signed", f"one of {signer}, too", fix)
+    without = {MEASURING} if measured_elsewhere(one, two) else set()
+    found = difference(one, two, names=names, without=without)
+    if found is not None:
+        told, fix = "; ".join(found.lines), "release nothing that one of the builders cannot explain"
+        raise VerificationError(f"stage {found.stage}", "two builders that agree", told, fix)
+    return shown(f"agreed    {second} built the same")
