@@ -115,9 +115,9 @@ def sign(path: Path, places: tuple[str, ...]) -> None:
     "--trusted",
     type=click.Path(path_type=Path),
     multiple=True,
-    required=True,
     help="A file of public keys, a line each.",
 )
+@click.option("--policy", type=click.Path(path_type=Path), help="A file of rules that it must obey, keys among them.")
 @click.option("--rebuild", is_flag=True, help="Build it anew from its provenance, and compare.")
 @click.option("--model", type=click.Path(path_type=Path), help="For --rebuild: the model that it was built from.")
 @click.option("--data", help="For --rebuild: the samples, if it was built with some.")
@@ -126,6 +126,7 @@ def sign(path: Path, places: tuple[str, ...]) -> None:
 def verify(
     path: Path,
     trusted: tuple[Path, ...],
+    policy: Path | None,
     rebuild: bool,
     model: Path | None,
     data: str | None,
@@ -140,7 +141,7 @@ def verify(
     if rebuild and model is None:
         raise UsageError("verify --rebuild", "the model that it was built from", "no --model", "give --model FILE")
     materials = Materials(model=model, data=data, eval_data=eval_data) if rebuild and model is not None else None
-    click.echo(check(path, trusted, Checks(rebuild=materials, against=against)))
+    click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy)))
 
 
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")

@@ -21,6 +21,7 @@ from typing import Any
 from forge_pipeline.children import environment
 from forge_pipeline.digest import canonical_json, digest_json
 from forge_pipeline.pipeline.runner import Output, tool_version
+from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.stages.contract import Slice
 
 PROVENANCE = "provenance.json"
@@ -56,7 +57,7 @@ def statement(outputs: Mapping[str, Output], parts: Mapping[str, Slice]) -> dict
                     "version": {_OWN: tool_version(_OWN), "python": platform.python_version()},
                 },
                 "byproducts": [
-                    _file(f"{name}/{file}", digest)
+                    _file(f"{name}/{file}", digest) | _annotations(output, file)
                     for name, output in outputs.items()
                     for file, digest in sorted(output.action.outputs.items())
                     if file not in output.kind.fresh or _repeats(output)
@@ -74,6 +75,13 @@ def statement_bytes(outputs: Mapping[str, Output], parts: Mapping[str, Slice]) -
 def _repeats(output: Output) -> bool:
     """Whether even what may be new each time is not: a library that is delivered in clear."""
     return output.stage.gives == "sealed" and output.config()["method"] == "none"
+
+
+def _annotations(output: Output, file: str) -> dict[str, Any]:
+    """Return what a sealed library's public description does not tell."""
+    if output.stage.gives != "library" or file != REPORT:
+        return {}
+    return {"annotations": {"fallbacks": len(output.report()["fallbacks"])}}
 
 
 def _made(output: Output) -> dict[str, Any]:

@@ -34,11 +34,13 @@ class Statement:
     """A statement of `provenance.json`, checked for its form: digests of what was delivered and of what it came from.
 
     ``options`` are the portable slices of all stages; ``is_on_board``: it was measured on a board of the builder's.
+    ``fallbacks``: kernels without a schedule of their own.
     """
 
     subject: dict[str, str]
     is_sealed: bool
     is_on_board: bool
+    fallbacks: int
     options: dict[str, Any]
     stages: dict[str, Made]
     sources: dict[str, str]
@@ -80,6 +82,7 @@ def _statement(text: Any) -> Statement:
         subject={item["name"]: str(item["digest"]["sha256"]) for item in text["subject"]},
         is_sealed=options[SEALING]["method"] != "none",
         is_on_board=options[MEASURING]["device"] is not None,
+        fallbacks=sum(item.get("annotations", {}).get("fallbacks", 0) for item in details["byproducts"]),
         options=dict(options),
         stages={
             name: Made(ingredients=_ingredients(made[name]), outputs=given[name]) for name in STAGES if name in made

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_pipeline.crypto import signing
 from forge_pipeline.errors import UsageError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
+from forge_pipeline.pipeline.trust.policy import Policy, check_policy, read_policy, trusted_keys
 from forge_pipeline.pipeline.trust.rebuild import Materials, check_rebuild
 from forge_pipeline.pipeline.trust.statements import MEASURING, difference, measured_elsewhere
 from forge_runtime.text import shown
@@ -17,21 +17,25 @@ from forge_runtime.text import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What to check beside signatures and digests: that it builds again, and that another builder says the same."""
+    """What to check beside signatures and digests: that it builds again, another builder, a policy's rules."""
 
     rebuild: Materials | None = None
     against: Path | None = None
+    policy: Path | None = None
 
 
 def verify(path: Path, trusted_files: Sequence[Path], checks: Checks) -> str:
     """Return what was checked, a line each, all of it sound. Raises ForgeError for the first that is not."""
-    trusted = signing.read_trusted(trusted_files)
+    policy = Policy() if checks.policy is None else read_policy(checks.policy)
+    trusted = trusted_keys(policy, checks.policy or path, trusted_files)
     lines = [delivery.verify(path, trusted)]
-    if checks.rebuild is None and checks.against is None:
+    if checks == Checks():
         return lines[0]
     if not path.is_dir():
         raise UsageError("verify", "a folder that was delivered to", "a file", "name the folder")
     statement, _ = delivery.attested(path, trusted)
+    if checks.policy is not None:
+        lines.append(check_policy(path, statement, policy))
     if checks.against is not None:
         lines.append(_against(path, checks.against, trusted))
     if checks.rebuild is not None:

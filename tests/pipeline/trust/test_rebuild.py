@@ -138,7 +138,7 @@ def test_what_was_not_signed_is_no_provenance(built: Callable[..., Path], keys: 
         checked(out, keys)
     _replace(out / "provenance.json", statement)
     (out / "provenance.intoto.jsonl").unlink()
-    with pytest.raises(UntrustedError, match="no provenance.intoto.jsonl beside it"):
+    with pytest.raises(UntrustedError, match=r"no provenance\.intoto\.jsonl beside it"):
         checked(out, keys)
 
 
