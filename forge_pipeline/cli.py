@@ -64,6 +64,7 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   target=raspberry-pi/5       the hardware; `forge-pipeline targets` lists them
   quantize=none|static|dynamic|weights|float16    and its options: quantize.per_channel=false
   encrypt=none|password
+  sign=none|key               sign what is delivered; sign.key=[file:PATH]
   out=FOLDER                  where the deliverables go
   fold=..., compile=..., store.remote=URL, experiment=digits ...
 
@@ -100,13 +101,14 @@ def keygen(path: Path, comment: str) -> None:
     "--key", "places", multiple=True, required=True, help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..."
 )
 def sign(path: Path, places: tuple[str, ...]) -> None:
-    """Write PATH.sig; in a folder, one for the manifest and for each model.
+    """Write PATH.sig; in a folder, one for the manifest and for each model, and the provenance in an envelope.
 
     `ssh-keygen -Y sign -n forge-release -O hashalg=sha256 -f KEY PATH` writes the same, with keys in agents and tokens.
     """
+    from forge_pipeline.crypto.signing import read_key
     from forge_pipeline.pipeline.trust.delivery import sign as write
 
-    click.echo(write(path, places))
+    click.echo(write(path, read_key(places)))
 
 
 @commands.command(short_help="Check who built a file or a folder, that it is whole, and that it builds again.")
@@ -134,9 +136,9 @@ def verify(
     against: Path | None,
 ) -> None:
     """Print each file with its digest and who signed it; exit 1 where one is not what a trusted key signed."""
-    from forge_pipeline.pipeline.trust.rebuild import Materials
-    from forge_pipeline.pipeline.trust.verify import Checks
-    from forge_pipeline.pipeline.trust.verify import verify as check
+    from forge_pipeline.pipeline.verify.checks import Checks
+    from forge_pipeline.pipeline.verify.checks import verify as check
+    from forge_pipeline.pipeline.verify.rebuild import Materials
 
     if rebuild and model is None:
         raise UsageError("verify --rebuild", "the model that it was built from", "no --model", "give --model FILE")

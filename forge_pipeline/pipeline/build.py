@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
-from forge_pipeline.crypto import keys
+from forge_pipeline.crypto import keys, signing
 from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
@@ -25,8 +25,9 @@ from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
 from forge_pipeline.pipeline.sweep import below
+from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
@@ -57,6 +58,9 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             "give data.path=FILE.npz, or choose quantize=dynamic or quantize=none",
         )  # fmt: skip
 
+    signing_places = key_sources(config)
+    key = signing.read_key(signing_places, option="sign.key") if signing_places else None
+
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
 
@@ -72,6 +76,8 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
         )
         outputs = run_stages(runner, parts, sources)
         deliver(outputs, parts, out, sealed=bool(passwords))
+        if key is not None:
+            sign(out, key)
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
 

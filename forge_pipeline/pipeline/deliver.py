@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from forge_pipeline.crypto.signing import SUFFIX
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.pipeline.provenance import PROVENANCE, statement_bytes
+from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE, statement_bytes
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import PROGRAMS
@@ -83,9 +84,11 @@ def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
 
 
 def _place(staged: Path, folder: Path) -> None:
-    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in (MANIFEST, ENVELOPE):
+        (folder / name).unlink(missing_ok=True)
     delivered = (name for stage in STAGES.values() for name in stage.deliverables)
     for name in (*delivered, PROVENANCE, MANIFEST):
+        (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)  # of what was there before
         if (staged / name).exists():
             (staged / name).replace(folder / name)
         else:

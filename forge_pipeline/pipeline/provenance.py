@@ -25,6 +25,8 @@ from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.stages.contract import Slice
 
 PROVENANCE = "provenance.json"
+ENVELOPE = "provenance.intoto.jsonl"
+"""The statement as it is signed."""
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:forge-pipeline:build:1"

@@ -1,1 +1,1 @@
-"""Who built it, from what, and does it come out the same again."""
+"""Who built it, and from what: signatures beside what is delivered, and what they say."""

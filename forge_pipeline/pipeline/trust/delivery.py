@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,13 +14,12 @@ from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
-from forge_pipeline.pipeline.provenance import PROVENANCE
+from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
 from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse
 from forge_pipeline.stages import STAGES, giving
 from forge_pipeline.stages.artifacts import MODEL_FILES
 from forge_runtime.text import shown
 
-ENVELOPE = "provenance.intoto.jsonl"
 MAX_MANIFEST = 16 << 20
 """Bytes of a manifest; what is larger is none."""
 
@@ -30,9 +29,8 @@ def keygen(path: Path, comment: str) -> str:
     return signing.generate_key(path, comment)
 
 
-def sign(path: Path, sources: Sequence[str]) -> str:
-    """Sign a file, or what was delivered into a folder: its models and its manifest. Return a line for each."""
-    key = signing.read_key(sources)
+def sign(path: Path, key: signing.PrivateKey) -> str:
+    """Sign a file, or what was delivered into a folder: models, manifest and provenance. Return a line for each."""
     files = [path]
     if path.is_dir():
         files = [path / name for name in (*MODEL_FILES.values(), MANIFEST) if os.path.lexists(path / name)]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from forge_pipeline.crypto.signing import read_trusted
+from forge_pipeline.crypto.signing import read_key, read_trusted
 from forge_pipeline.errors import ArtifactError, ConfigError, ForgeError, UntrustedError
 from forge_pipeline.pipeline.trust import delivery
-from forge_pipeline.pipeline.trust.verify import Checks, verify
+from forge_pipeline.pipeline.verify.checks import Checks, verify
 from forge_runtime.engine import Engine
 
 
@@ -28,7 +28,7 @@ def key(tmp_path: Path) -> Path:
 def out(finished: Any, key: Path, tmp_path: Path) -> Path:
     """Return a folder that a build delivered to, signed."""
     folder = Path(shutil.copytree(finished.out, tmp_path / "out"))
-    delivery.sign(folder, [f"file:{key}"])
+    delivery.sign(folder, read_key([f"file:{key}"]))
     return folder
 
 
@@ -115,7 +115,7 @@ def test_a_file_of_another_signed_build_is_refused(out: Path, key: Path) -> None
     """Each is signed by the right key: together they are no build."""
     (out / "model_library.so").chmod(0o600)
     (out / "model_library.so").write_bytes(b"an older library")
-    delivery.sign(out / "model_library.so", [f"file:{key}"])
+    delivery.sign(out / "model_library.so", read_key([f"file:{key}"]))
     with pytest.raises(ArtifactError, match="expected the file of this build"):
         verified(out, key)
 
@@ -141,3 +141,24 @@ def test_the_commands(forge: Any, out: Path, tmp_path: Path) -> None:
 def test_trusted_keys_are_needed(out: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         verify(out, [tmp_path / "missing"], Checks())
+
+
+def test_a_build_signs_what_it_delivers_and_leaves_no_older_signature(
+    forge: Any, warm: Any, key: Path, tmp_path: Path
+) -> None:
+    folder, out = warm.out.parent, tmp_path / "signed"
+    build = (
+        f"model.path={folder / 'tiny.onnx'}",
+        f"data.path={folder / 'samples.npz'}",
+        "quantize=static",
+        f"out={out}",
+    )
+    done = forge("run", *build, "sign=key", env={"FORGE_SIGNING_KEY": key.read_text()})
+    assert done.returncode == 0, done.stderr
+    assert "the release team" in verified(out, key)
+    assert forge("run", *build).returncode == 0
+    assert [path.name for path in out.iterdir() if path.suffix in (".sig", ".jsonl")] == []
+    done = forge("run", *build, "sign=key", "sign.key=[file:missing]", f"out={tmp_path / 'other'}")
+    assert done.returncode == 1 and "file:missing" in done.stderr and not (tmp_path / "other").exists()
+    done = forge("run", *build, "sign.key=[hunter2]")
+    assert done.returncode == 1 and "hunter2" not in done.stderr and "sign.key" in done.stderr

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from forge_pipeline.crypto.signing import read_key
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ConfigError, UntrustedError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
-from forge_pipeline.pipeline.trust.verify import Checks, verify
+from forge_pipeline.pipeline.verify.checks import Checks, verify
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def out(finished: Any, tmp_path: Path) -> Path:
     """Return a delivery that is signed by the key `key`."""
     delivery.keygen(tmp_path / "key", "us")
     folder = Path(shutil.copytree(finished.out, tmp_path / "out"))
-    delivery.sign(folder, [f"file:{tmp_path / 'key'}"])
+    delivery.sign(folder, read_key([f"file:{tmp_path / 'key'}"]))
     return folder
 
 

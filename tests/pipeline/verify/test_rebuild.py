@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from forge_pipeline.crypto.signing import read_key
 from forge_pipeline.digest import canonical_json, digest_file
 from forge_pipeline.errors import ForgeError, UntrustedError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
-from forge_pipeline.pipeline.trust.rebuild import Materials
-from forge_pipeline.pipeline.trust.verify import Checks, verify
+from forge_pipeline.pipeline.verify.checks import Checks, verify
+from forge_pipeline.pipeline.verify.rebuild import Materials
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def built(finished: Any, keys: list[Path], tmp_path: Path) -> Callable[..., Path
         statement = json.loads((out / "provenance.json").read_text())
         edit(statement, out)
         _replace(out / "provenance.json", canonical_json(statement) + b"\n")
-        delivery.sign(out, [f"file:{keys[builder]}"])
+        delivery.sign(out, read_key([f"file:{keys[builder]}"]))
         return out
 
     return deliver

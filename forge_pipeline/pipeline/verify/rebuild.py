@@ -22,8 +22,6 @@ from forge_pipeline.data import Dataset
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, VerificationError
 from forge_pipeline.frontends import Source
-from forge_pipeline.pipeline.trust import rebuild_worker
-from forge_pipeline.pipeline.trust.places import first_difference
 from forge_pipeline.pipeline.trust.statements import (
     MEASURING,
     SEALING,
@@ -33,6 +31,8 @@ from forge_pipeline.pipeline.trust.statements import (
     measured_elsewhere,
     parse,
 )
+from forge_pipeline.pipeline.verify import rebuild_worker
+from forge_pipeline.pipeline.verify.places import first_difference
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
 

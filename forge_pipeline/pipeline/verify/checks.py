@@ -9,9 +9,9 @@ from pathlib import Path
 
 from forge_pipeline.errors import UsageError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
-from forge_pipeline.pipeline.trust.policy import Policy, check_policy, read_policy, trusted_keys
-from forge_pipeline.pipeline.trust.rebuild import Materials, check_rebuild
 from forge_pipeline.pipeline.trust.statements import MEASURING, difference, measured_elsewhere
+from forge_pipeline.pipeline.verify.policy import Policy, check_policy, read_policy, trusted_keys
+from forge_pipeline.pipeline.verify.rebuild import Materials, check_rebuild
 from forge_runtime.text import shown
 
 
