@@ -100,7 +100,13 @@ def keygen(path: Path, comment: str) -> None:
 @click.option(
     "--key", "places", multiple=True, required=True, help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..."
 )
-def sign(path: Path, places: tuple[str, ...]) -> None:
+@click.option(
+    "--model-signing-key",
+    "pem_places",
+    multiple=True,
+    help="Write an OpenSSF model signature of the folder as well: where its key is, a PEM file of P-256.",
+)
+def sign(path: Path, places: tuple[str, ...], pem_places: tuple[str, ...]) -> None:
     """Write PATH.sig; in a folder, one for the manifest and for each model, and the provenance in an envelope.
 
     `ssh-keygen -Y sign -n forge-release -O hashalg=sha256 -f KEY PATH` writes the same, with keys in agents and tokens.
@@ -108,7 +114,13 @@ def sign(path: Path, places: tuple[str, ...]) -> None:
     from forge_pipeline.crypto.signing import read_key
     from forge_pipeline.pipeline.trust.delivery import sign as write
 
+    if pem_places and not path.is_dir():
+        raise UsageError("sign --model-signing-key", "a folder that was delivered to", "a file", "name the folder")
     click.echo(write(path, read_key(places)))
+    if pem_places:
+        from forge_pipeline.pipeline.trust.model_signing import sign_folder
+
+        click.echo(shown(f"signed    {sign_folder(path, pem_places)}"))
 
 
 @commands.command(short_help="Check who built a file or a folder, that it is whole, and that it builds again.")

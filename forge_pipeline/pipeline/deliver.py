@@ -20,6 +20,7 @@ from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
+BUNDLE = "model.oms.json"  # what `sign --model-signing-key` writes
 STAGING = ".delivery"  # in the folder, while it is delivered to
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 
@@ -84,7 +85,7 @@ def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
 
 
 def _place(staged: Path, folder: Path) -> None:
-    for name in (MANIFEST, ENVELOPE):
+    for name in (MANIFEST, ENVELOPE, BUNDLE):
         (folder / name).unlink(missing_ok=True)
     delivered = (name for stage in STAGES.values() for name in stage.deliverables)
     for name in (*delivered, PROVENANCE, MANIFEST):
