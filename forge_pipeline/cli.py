@@ -136,6 +136,7 @@ def sign(path: Path, places: tuple[str, ...], pem_places: tuple[str, ...]) -> No
 @click.option("--model", type=click.Path(path_type=Path), help="For --rebuild: the model that it was built from.")
 @click.option("--data", help="For --rebuild: the samples, if it was built with some.")
 @click.option("--eval-data", help="For --rebuild: the samples that it was evaluated on, if those were others.")
+@click.option("--password", multiple=True, help="Look into what is sealed: where the password is, file:PATH, env:NAME.")
 @click.option("--against", type=click.Path(path_type=Path), help="Another builder's delivery, which must be the same.")
 def verify(
     path: Path,
@@ -146,6 +147,7 @@ def verify(
     data: str | None,
     eval_data: str | None,
     against: Path | None,
+    password: tuple[str, ...],
 ) -> None:
     """Print each file with its digest and who signed it; exit 1 where one is not what a trusted key signed."""
     from forge_pipeline.pipeline.verify.checks import Checks
@@ -155,7 +157,7 @@ def verify(
     if rebuild and model is None:
         raise UsageError("verify --rebuild", "the model that it was built from", "no --model", "give --model FILE")
     materials = Materials(model=model, data=data, eval_data=eval_data) if rebuild and model is not None else None
-    click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy)))
+    click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy, password=password)))
 
 
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")

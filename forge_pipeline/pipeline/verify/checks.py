@@ -7,21 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge_pipeline.crypto.keys import read_password
 from forge_pipeline.errors import UsageError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
 from forge_pipeline.pipeline.trust.statements import MEASURING, difference, measured_elsewhere
 from forge_pipeline.pipeline.verify.policy import Policy, check_policy, read_policy, trusted_keys
 from forge_pipeline.pipeline.verify.rebuild import Materials, check_rebuild
+from forge_pipeline.pipeline.verify.sealed import check_sealed
 from forge_runtime.text import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What to check beside signatures and digests: that it builds again, another builder, a policy's rules."""
+    """What to check beside signatures and digests.
+
+    ``rebuild``: that it builds again from these materials. ``against``: the folder of another builder, which must be the
+    same. ``policy``: the file of rules to obey. ``password``: places of the one that opens it, to look what is sealed.
+    """
 
     rebuild: Materials | None = None
     against: Path | None = None
     policy: Path | None = None
+    password: tuple[str, ...] = ()
 
 
 def verify(path: Path, trusted_files: Sequence[Path], checks: Checks) -> str:
@@ -34,6 +41,8 @@ def verify(path: Path, trusted_files: Sequence[Path], checks: Checks) -> str:
     if not path.is_dir():
         raise UsageError("verify", "a folder that was delivered to", "a file", "name the folder")
     statement, _ = delivery.attested(path, trusted)
+    if checks.password:
+        lines.append(check_sealed(path, statement, read_password(checks.password)))
     if checks.policy is not None:
         lines.append(check_policy(path, statement, policy))
     if checks.against is not None:
