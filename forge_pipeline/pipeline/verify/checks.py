@@ -21,8 +21,8 @@ from forge_runtime.text import shown
 class Checks:
     """What to check beside signatures and digests.
 
-    ``rebuild``: that it builds again from these materials. ``against``: the folder of another builder, which must be the
-    same. ``policy``: the file of rules to obey. ``password``: places of the one that opens it, to look what is sealed.
+    ``rebuild``: that it builds again from these materials. ``against``: the folder of another builder, which must be
+    the same. ``policy``: the file of rules to obey. ``password``: places of the one that opens what is sealed.
     """
 
     rebuild: Materials | None = None
