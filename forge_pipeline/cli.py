@@ -160,6 +160,16 @@ def verify(
     click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy, password=password)))
 
 
+@commands.command(short_help="Print the model card of a delivery, as Markdown or HTML.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--html", "as_html", is_flag=True, help="As a page of HTML.")
+def card(path: Path, as_html: bool) -> None:
+    """Print what the bill of materials of the delivery in folder PATH says: interface, metrics, data, tools."""
+    from forge_pipeline.pipeline.card import card as page
+
+    click.echo(page(path, as_html=as_html))
+
+
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")
 @click.option("--path", type=click.Path(path_type=Path), help="Its folder; else FORGE_STORE, else .forge/store.")
 @click.pass_context

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from forge_pipeline.crypto.signing import SUFFIX
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.pipeline.bom import BOM, bom_bytes
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE, statement_bytes
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
@@ -57,8 +58,9 @@ def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
 
 
 def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: Path, *, sealed: bool) -> None:
-    """Put the deliverables of a build, made from ``parts``, its provenance and its manifest into ``folder``.
+    """Put the deliverables of a build into ``folder``, with its manifest, provenance and bill of materials.
 
+    ``parts`` are the portable slices that it was made from.
     Raises ForgeError where it cannot be written.
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
@@ -72,6 +74,7 @@ def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: P
         try:
             _stage(outputs, staged, sealed)
             write_atomically(staged / PROVENANCE, statement_bytes(outputs, parts), private=sealed)
+            write_atomically(staged / BOM, bom_bytes(outputs, parts), private=sealed)
             write_atomically(staged / MANIFEST, manifest(outputs), private=sealed)
             _place(staged, folder)
         finally:
@@ -88,7 +91,7 @@ def _place(staged: Path, folder: Path) -> None:
     for name in (MANIFEST, ENVELOPE, BUNDLE):
         (folder / name).unlink(missing_ok=True)
     delivered = (name for stage in STAGES.values() for name in stage.deliverables)
-    for name in (*delivered, PROVENANCE, MANIFEST):
+    for name in (*delivered, PROVENANCE, BOM, MANIFEST):
         (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)  # of what was there before
         if (staged / name).exists():
             (staged / name).replace(folder / name)

@@ -30,6 +30,7 @@ PLAIN = {
     "layers.svg",
     "manifest.json",
     "provenance.json",
+    "bom.cdx.json",
 }
 
 

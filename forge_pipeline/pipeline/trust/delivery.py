@@ -13,6 +13,7 @@ from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
+from forge_pipeline.pipeline.bom import BOM
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
 from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse
@@ -33,7 +34,7 @@ def sign(path: Path, key: signing.PrivateKey) -> str:
     """Sign a file, or what was delivered into a folder: models, manifest and provenance. Return a line for each."""
     files = [path]
     if path.is_dir():
-        files = [path / name for name in (*MODEL_FILES.values(), MANIFEST) if os.path.lexists(path / name)]
+        files = [path / name for name in (*MODEL_FILES.values(), BOM, MANIFEST) if os.path.lexists(path / name)]
         if path / MANIFEST not in files:
             raise _no_manifest(path)
     signatures = {_beside(file): signing.sign(bytes.fromhex(_digest(file)), key) for file in files}
@@ -52,8 +53,8 @@ def _is_private(path: Path) -> bool:
 def verify(path: Path, trusted: Mapping[str, str]) -> str:
     """Return a line for each file with its digest and who signed it, all of them sound.
 
-    A file must be signed by a trusted key. Of a folder, the manifest, the provenance if there is one, and the models
-    must be, and every deliverable must be what the manifest says: all of one build, none missing, none added.
+    A file must be signed by a trusted key. Of a folder, manifest, models, and provenance and bill of materials if there
+    are any, must be, and every deliverable must be what the manifest says: all of one build, none missing, none added.
     ``trusted`` has the keys as `signing.read_trusted` returns them. Raises ForgeError.
     """
     if not path.is_dir():
@@ -75,6 +76,9 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
         if statement.subject != {name: digest for name, digest in wanted.items() if name in artifact}:
             raise _another(folder / PROVENANCE, "the provenance of this build", "that of another")
         yield _line(folder / PROVENANCE, _digest(folder / PROVENANCE), signer)
+    if os.path.lexists(folder / BOM):
+        bill = _digest(folder / BOM)
+        yield _line(folder / BOM, bill, _signer(folder / BOM, bill, trusted))
     for name in sorted({name for stage in STAGES.values() for name in stage.deliverables} | wanted.keys()):
         file, digest = folder / name, wanted.get(name)
         if digest is None:
