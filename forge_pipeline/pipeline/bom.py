@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge_pipeline.digest import canonical_json, digest_bytes
+from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.provenance import statement
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import giving
@@ -27,9 +28,9 @@ _SCORES = ("float", "quantized", "compiled")
 
 def bom_bytes(outputs: Mapping[str, Output], parts: Mapping[str, Slice]) -> bytes:
     """Return `bom.cdx.json` for ``outputs``, the stages of one build, and the portable slices ``parts``."""
-    described = statement(outputs, parts)["predicate"]["buildDefinition"]["resolvedDependencies"]
-    tools = [_tool(item) for item in described if "uri" in item]
-    digests = {item["name"]: item["digest"].get("sha256") for item in described if "uri" not in item}
+    origins = statement(outputs, parts)["predicate"]["buildDefinition"]["resolvedDependencies"]
+    tools = [_tool(item) for item in origins if "uri" in item]
+    digests = {item["name"]: item["digest"].get("sha256") for item in origins if "uri" not in item}
     sources = {name: digest for name, digest in digests.items() if digest is not None}
     content = {
         "bomFormat": "CycloneDX",
@@ -40,6 +41,16 @@ def bom_bytes(outputs: Mapping[str, Output], parts: Mapping[str, Slice]) -> byte
     }
     serial = uuid.UUID(digest_bytes(canonical_json(content))[:32], version=5)
     return canonical_json({**content, "serialNumber": f"urn:uuid:{serial}"}) + b"\n"
+
+
+def described(content: bytes, where: str) -> dict[str, str]:
+    """Return the name and the digest of the model that a `bom.cdx.json` describes. Raises ArtifactError."""
+    try:
+        model = json.loads(content)["metadata"]["component"]
+        return {str(model["name"]): str(model["hashes"][0]["content"])}
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        expected, fix = "a bill of materials of forge-pipeline", "deliver the build again"
+        raise ArtifactError(where, expected, "another form", fix) from error
 
 
 def _model(outputs: Mapping[str, Output], parts: Mapping[str, Slice], digests: Mapping[str, str]) -> dict[str, Any]:
@@ -92,15 +103,15 @@ def _limits(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"evaluated on {found['samples']} samples; what others look like is not known"
 
 
-def _tool(described: Mapping[str, Any]) -> dict[str, Any]:
-    name, version = described["name"], described["uri"].partition("@")[2]
+def _tool(origin: Mapping[str, Any]) -> dict[str, Any]:
+    name, version = origin["name"], origin["uri"].partition("@")[2]
     licence = _licence(name)
     return {
         "type": "library",
-        "bom-ref": described["uri"],
+        "bom-ref": origin["uri"],
         "name": name,
         "version": version,
-        "purl": described["uri"],
+        "purl": origin["uri"],
         "scope": "excluded",  # it built the model, and is not in it
         **({"licenses": [licence]} if licence else {}),
     }

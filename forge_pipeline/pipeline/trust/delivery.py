@@ -13,7 +13,7 @@ from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
-from forge_pipeline.pipeline.bom import BOM
+from forge_pipeline.pipeline.bom import BOM, described
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
 from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse
@@ -77,8 +77,11 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
             raise _another(folder / PROVENANCE, "the provenance of this build", "that of another")
         yield _line(folder / PROVENANCE, _digest(folder / PROVENANCE), signer)
     if os.path.lexists(folder / BOM):
-        bill = _digest(folder / BOM)
-        yield _line(folder / BOM, bill, _signer(folder / BOM, bill, trusted))
+        bill = _read(folder / BOM, MAX_STATEMENT)
+        signer = _signer(folder / BOM, digest_bytes(bill), trusted)
+        if described(bill, str(folder / BOM)).items() - wanted.items():
+            raise _another(folder / BOM, "the bill of materials of this build", "that of another")
+        yield _line(folder / BOM, digest_bytes(bill), signer)
     for name in sorted({name for stage in STAGES.values() for name in stage.deliverables} | wanted.keys()):
         file, digest = folder / name, wanted.get(name)
         if digest is None:

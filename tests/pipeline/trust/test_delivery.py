@@ -120,6 +120,16 @@ def test_a_file_of_another_signed_build_is_refused(out: Path, key: Path) -> None
         verified(out, key)
 
 
+def test_a_bill_of_materials_of_another_signed_build_is_refused(out: Path, key: Path) -> None:
+    bill = json.loads((out / "bom.cdx.json").read_text())
+    for wrong in ("0" * 64, None):
+        bill["metadata"]["component"]["hashes"] = [] if wrong is None else [{"alg": "SHA-256", "content": wrong}]
+        (out / "bom.cdx.json").write_text(json.dumps(bill))
+        delivery.sign(out / "bom.cdx.json", read_key([f"file:{key}"]))
+        with pytest.raises(ArtifactError, match=r"bom\.cdx\.json: expected (the|a) bill of materials of"):
+            verified(out, key)
+
+
 def test_another_keys_delivery_is_refused(out: Path, tmp_path: Path) -> None:
     delivery.keygen(tmp_path / "other", "")
     with pytest.raises(UntrustedError, match="a signature of ssh-ed25519"):
