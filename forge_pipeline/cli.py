@@ -74,6 +74,7 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   target=raspberry-pi/5       the hardware; `forge-pipeline targets` lists them
   quantize=none|static|dynamic|weights|float16    and its options: quantize.per_channel=false
   encrypt=none|password
+  sign=none|key               sign what is delivered; sign.key=[file:PATH]
   out=FOLDER                  where the deliverables go
   fold=..., compile=..., store.remote=URL, experiment=digits ...
 
@@ -113,7 +114,7 @@ def password(path: Path) -> None:
 @click.option("--comment", default="", help="Whose it is: stands behind the public key.")
 def keygen(path: Path, comment: str) -> None:
     """Write a new Ed25519 key to PATH (mode 0600), and the public one, which others are to trust, to PATH.pub."""
-    from forge_pipeline.pipeline.trust_commands import keygen as make
+    from forge_pipeline.pipeline.trust.delivery import keygen as make
 
     click.echo(shown(make(path, comment), 1000))
 
@@ -123,30 +124,74 @@ def keygen(path: Path, comment: str) -> None:
 @click.option(
     "--key", "places", multiple=True, required=True, help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..."
 )
-def sign(path: Path, places: tuple[str, ...]) -> None:
-    """Write PATH.sig; in a folder, one for the manifest and for each model.
+@click.option(
+    "--model-signing-key",
+    "pem_places",
+    multiple=True,
+    help="Write an OpenSSF model signature of the folder as well: where its key is, a PEM file of P-256.",
+)
+def sign(path: Path, places: tuple[str, ...], pem_places: tuple[str, ...]) -> None:
+    """Write PATH.sig; in a folder, one for the manifest and for each model, and the provenance in an envelope.
 
     `ssh-keygen -Y sign -n forge-release -O hashalg=sha256 -f KEY PATH` writes the same, with keys in agents and tokens.
     """
-    from forge_pipeline.pipeline.trust_commands import sign as write
+    from forge_pipeline.crypto.signing import read_key
+    from forge_pipeline.pipeline.trust.delivery import sign as write
 
-    click.echo(write(path, places))
+    if pem_places and not path.is_dir():
+        raise UsageError("sign --model-signing-key", "a folder that was delivered to", "a file", "name the folder")
+    click.echo(write(path, read_key(places)))
+    if pem_places:
+        from forge_pipeline.pipeline.trust.model_signing import sign_folder
+
+        click.echo(shown(f"signed    {sign_folder(path, pem_places)}"))
 
 
-@commands.command(short_help="Check who built a file or a folder, and that it is whole.")
+@commands.command(short_help="Check who built a file or a folder, that it is whole, and that it builds again.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--trusted",
     type=click.Path(path_type=Path),
     multiple=True,
-    required=True,
     help="A file of public keys, a line each.",
 )
-def verify(path: Path, trusted: tuple[Path, ...]) -> None:
+@click.option("--policy", type=click.Path(path_type=Path), help="A file of rules that it must obey, keys among them.")
+@click.option("--rebuild", is_flag=True, help="Build it anew from its provenance, and compare.")
+@click.option("--model", type=click.Path(path_type=Path), help="For --rebuild: the model that it was built from.")
+@click.option("--data", help="For --rebuild: the samples, if it was built with some.")
+@click.option("--eval-data", help="For --rebuild: the samples that it was evaluated on, if those were others.")
+@click.option("--password", multiple=True, help="Look into what is sealed: where the password is, file:PATH, env:NAME.")
+@click.option("--against", type=click.Path(path_type=Path), help="Another builder's delivery, which must be the same.")
+def verify(
+    path: Path,
+    trusted: tuple[Path, ...],
+    policy: Path | None,
+    rebuild: bool,
+    model: Path | None,
+    data: str | None,
+    eval_data: str | None,
+    against: Path | None,
+    password: tuple[str, ...],
+) -> None:
     """Print each file with its digest and who signed it; exit 1 where one is not what a trusted key signed."""
-    from forge_pipeline.pipeline.trust_commands import verify as check
+    from forge_pipeline.pipeline.verify.checks import Checks
+    from forge_pipeline.pipeline.verify.checks import verify as check
+    from forge_pipeline.pipeline.verify.rebuild import Materials
 
-    click.echo(check(path, trusted))
+    if rebuild and model is None:
+        raise UsageError("verify --rebuild", "the model that it was built from", "no --model", "give --model FILE")
+    materials = Materials(model=model, data=data, eval_data=eval_data) if rebuild and model is not None else None
+    click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy, password=password)))
+
+
+@commands.command(short_help="Print the model card of a delivery, as Markdown or HTML.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--html", "as_html", is_flag=True, help="As a page of HTML.")
+def card(path: Path, as_html: bool) -> None:
+    """Print what the bill of materials of the delivery in folder PATH says: interface, metrics, data, tools."""
+    from forge_pipeline.pipeline.card import card as page
+
+    click.echo(page(path, as_html=as_html))
 
 
 @commands.group(cls=Commands, short_help="Look at, check and tidy the store of build results.")
@@ -204,17 +249,22 @@ def store_verify(path: Path | None) -> None:
 @store.command("gc")
 @click.option("--keep-mb", type=click.IntRange(min=0), help="Keep the most recently used, up to so many megabytes.")
 @click.option("--keep-days", type=click.FloatRange(min=0), help="Keep what was used within so many days.")
+@click.option("--plaintext", is_flag=True, help="Remove also what shows a model or samples: all but what is sealed.")
 @REMOTE
 @URL
 @click.pass_obj
-def store_gc(path: Path | None, keep_mb: int | None, keep_days: float | None, remote: bool, url: str | None) -> None:
+def store_gc(
+    path: Path | None, keep_mb: int | None, keep_days: float | None, plaintext: bool, remote: bool, url: str | None
+) -> None:
     """Remove what was not used lately (of a remote: not written lately), and objects that nothing refers to."""
     from forge_pipeline.pipeline.store_commands import collect_garbage, collect_remote
 
     if remote or url:
+        if plaintext:
+            raise UsageError("store gc", "--plaintext of the folder", "that of a remote", "none of it goes there")
         click.echo(collect_remote(url, keep_mb=keep_mb, keep_days=keep_days))
     else:
-        click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days))
+        click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days, plaintext=plaintext))
 
 
 @commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")

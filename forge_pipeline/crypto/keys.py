@@ -35,12 +35,12 @@ Reader = Callable[[], Secret | None]
 _OPTION = "encrypt.password"
 
 
-def checked_sources(sources: Sequence[str]) -> list[Reader]:
+def checked_sources(sources: Sequence[str], option: str = _OPTION) -> list[Reader]:
     """Return what reads each of ``sources``, having read none of them yet.
 
     Raises ConfigError for one of unknown form, without repeating it: it might be a password put there by mistake.
     """
-    return [_reader(source) for source in sources]
+    return [_reader(source, option) for source in sources]
 
 
 def read_password(sources: Sequence[str]) -> Secret:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import resource
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -13,19 +14,21 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.config import bind
-from forge_pipeline.crypto import keys
+from forge_pipeline.crypto import keys, signing
 from forge_pipeline.data import Dataset
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
+from forge_pipeline.limits import lower
 from forge_pipeline.pipeline.console import notes, stage_line, warn
 from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.listener import LISTENER
 from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
-from forge_pipeline.pipeline.stage_configs import Model, dump_folder, password_sources, plan, slices
+from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
 from forge_pipeline.pipeline.sweep import below
+from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
@@ -51,6 +54,9 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
     dump = dump_folder(config)
     sources = _checked_sources(config, parts)
 
+    signing_places = key_sources(config)
+    key = signing.read_key(signing_places, option="sign.key") if signing_places else None
+
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
 
@@ -66,7 +72,9 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             device=Device.of(config.get("device")),
         )
         outputs = run_stages(runner, parts, sources)
-        deliver(outputs, out)
+        deliver(outputs, parts, out, sealed=bool(passwords))
+        if key is not None:
+            sign(out, key)
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
 
@@ -94,14 +102,19 @@ def _checked_sources(config: Mapping[str, Any], parts: Mapping[str, Slice]) -> d
     return sources
 
 
-def run_stages(runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None]) -> dict[str, Output]:
+def run_stages(
+    runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None], *, without: Container[str] = ()
+) -> dict[str, Output]:
     """Run every stage that this configuration needs, each on the outputs of those before it.
 
+    ``without`` these, which no other of them takes.
     Before one between load and compile has to do any work, a model that cannot be compiled is refused.
     """
     done: dict[str, Output] = {}
     check = refusal(parts, lambda: done[LOAD])
     for name, read in plan(parts).items():
+        if name in without:
+            continue
         inputs = {
             parameter: None if origin is None else done.get(origin) or sources[origin]
             for parameter, origin in read.items()
@@ -146,12 +159,15 @@ def make_runner(
     dump: Path | None = None,
     device: Device | None = None,
 ) -> Runner:
-    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work.
+    """Return a runner that prints a line a stage; asks for the password now, so that a missing one costs no work,
+    and leaves no core dump of this process from then on.
 
     ``sealed`` says that encryption is asked for: what a stage gives then stays here if it shows the model. ``model`` is
     its file's name. With ``dump``, a folder for what the compiler's steps make, no library that is there already will
     do. ``device`` is the board that runs what is built, if any.
     """
+    if passwords:
+        lower(resource.RLIMIT_CORE, 0)
     password = keys.read_password(passwords) if passwords else None
     listener = LISTENER.get()
 

@@ -9,14 +9,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from forge_pipeline.crypto.signing import SUFFIX
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.pipeline.bom import BOM, bom_bytes
+from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE, statement_bytes
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import PROGRAMS
+from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store.locks import locked
 
 MANIFEST = "manifest.json"
+BUNDLE = "model.oms.json"  # what `sign --model-signing-key` writes
 STAGING = ".delivery"  # in the folder, while it is delivered to
 LOCK = ".delivering"  # held while a run works for the folder; gone afterwards
 
@@ -52,29 +57,42 @@ def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
     return True
 
 
-def deliver(outputs: Mapping[str, Output], folder: Path) -> None:
-    """Put the deliverables and the manifest into ``folder``; ForgeError where it cannot be written.
+def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: Path, *, sealed: bool) -> None:
+    """Put the deliverables of a build into ``folder``, with its manifest, provenance and bill of materials.
+
+    ``parts`` are the portable slices that it was made from.
+    Raises ForgeError where it cannot be written.
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
-    with a manifest is a whole build.
+    with a manifest is a whole build. ``sealed``: of an encrypted build, so that what shows the model is for its owner
+    alone.
     """
     staged = folder / STAGING
     with _refusing(f"out={folder}"):
         _clear(staged)  # of a run that was killed
         staged.mkdir(mode=0o700)
         try:
-            _deliver(outputs, folder, staged)
+            _stage(outputs, staged, sealed)
+            write_atomically(staged / PROVENANCE, statement_bytes(outputs, parts), private=sealed)
+            write_atomically(staged / BOM, bom_bytes(outputs, parts), private=sealed)
+            write_atomically(staged / MANIFEST, manifest(outputs), private=sealed)
+            _place(staged, folder)
         finally:
             _clear(staged)
 
 
-def _deliver(outputs: Mapping[str, Output], folder: Path, staged: Path) -> None:
+def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
     for output in outputs.values():
         for name in output.stage.deliverables:
-            export(output, name, staged / name)
-    write_atomically(staged / MANIFEST, manifest(outputs))
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for name in (*(name for stage in STAGES.values() for name in stage.deliverables), MANIFEST):
+            export(output, name, staged / name, private=sealed and output.discloses)
+
+
+def _place(staged: Path, folder: Path) -> None:
+    for name in (MANIFEST, ENVELOPE, BUNDLE):
+        (folder / name).unlink(missing_ok=True)
+    delivered = (name for stage in STAGES.values() for name in stage.deliverables)
+    for name in (*delivered, PROVENANCE, BOM, MANIFEST):
+        (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)  # of what was there before
         if (staged / name).exists():
             (staged / name).replace(folder / name)
         else:

@@ -125,11 +125,12 @@ def run_stage(name: str, target: str | None = None) -> Output:
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
         output = runner.run(name, portable, inputs)
         folder, between = folder_of(name, target), not stage.is_last
+        private = between or (places["sealed"] and output.discloses)
         if between:
             make_private(folder)
         for file in (*output.kind.files, *((REPORT,) if between else ())):
-            export(output, file, folder / file, private=between)
-        write_receipt(output, target, private=between)
+            export(output, file, folder / file, private=private)
+        write_receipt(output, target, private=private)
     return output
 
 

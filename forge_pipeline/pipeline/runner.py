@@ -89,6 +89,11 @@ class Output:
         """How the files are read."""
         return KINDS[self.stage.gives]
 
+    @property
+    def discloses(self) -> bool:
+        """Whether the files show the model or the samples to whoever reads them without a password."""
+        return self.kind.discloses(self.action.outputs)
+
     def digest(self) -> dict[str, str]:
         """Return the digests of the identity files."""
         outputs = self.action.outputs

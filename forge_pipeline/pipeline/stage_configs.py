@@ -25,7 +25,20 @@ from forge_pipeline.target import HOST, Target
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
-SECTIONS = ("model", "data", "package", "store", "matrix", "target", "device", "out", "jobs", "experiment", *STAGES)
+SECTIONS = (
+    "model",
+    "data",
+    "package",
+    "store",
+    "matrix",
+    "target",
+    "device",
+    "out",
+    "sign",
+    "jobs",
+    "experiment",
+    *STAGES,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,13 @@ class Model:
     path: str | None
     inputs: tuple[Declared, ...] = ()
     dims: dict[str, int | list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """conf/sign/*.yaml."""
+
+    key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +91,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         device=_known(Device.of(config.get("device"))),
     )
     password_sources(config)
+    key_sources(config)
     dump_folder(config)
     raw = {name: stage.sliced(dict(_section(config, name)), rest) for name, stage in STAGES.items()}
     checked = {name: localized(name, values) for name, values in raw.items()}
@@ -121,6 +142,13 @@ def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
         )  # fmt: skip
     checked_sources(sources)  # a password pasted here goes no further, into a file or an error
     return tuple(sources)
+
+
+def key_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where the key that signs what is delivered may be, most preferred first; empty to sign nothing."""
+    sources = bind(Sign, config.get("sign", {}), where="sign").key
+    checked_sources(sources, "sign.key")
+    return sources
 
 
 def dump_folder(config: Mapping[str, Any]) -> Path | None:

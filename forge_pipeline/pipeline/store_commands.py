@@ -17,6 +17,8 @@ from forge_pipeline.pipeline.console import progress_for, warn
 from forge_pipeline.pipeline.explain import day
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.report.figures import size
+from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.store import Action, Note, Store
 from forge_pipeline.store.disk import refusing
 from forge_runtime.text import shown
@@ -75,14 +77,23 @@ def verify_store(path: Path | None) -> str:
     return f"{count} actions, all sound"
 
 
-def collect_garbage(path: Path | None, *, keep_mb: int | None, keep_days: float | None) -> str:
-    """Remove what the limits do not keep; without limits, only what no action refers to. Return what was freed."""
+def collect_garbage(path: Path | None, *, keep_mb: int | None, keep_days: float | None, plaintext: bool) -> str:
+    """Remove what the limits do not keep; without limits, only what no action refers to. Return what was freed.
+
+    ``plaintext``: all that shows a model or samples as well, so that of builds only what is sealed stays.
+    """
     with _existing(path) as store:
         done = store.gc(
             keep_bytes=None if keep_mb is None else keep_mb * 1_000_000,
             keep_seconds=None if keep_days is None else keep_days * DAY,
+            keep=_is_sealed if plaintext else lambda action: True,
         )
     return f"freed {size(done.freed)}: {done.actions} actions, {done.objects} objects"
+
+
+def _is_sealed(action: Action) -> bool:
+    stage = _text(action.report, "stage")
+    return stage in STAGES and not KINDS[STAGES[stage].gives].discloses(action.outputs)
 
 
 def push_store(path: Path | None, url: str | None) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NOT_SHOWN = "not shown: it might be a secret"
 PASSWORD = f"{SEALING}.password"
-NOWHERE = ("model.path", "data.path", "data.eval_path", "out", "store", "matrix", PASSWORD)
+NOWHERE = ("model.path", "data.path", "data.eval_path", "out", "store", "matrix", "sign.key", PASSWORD)
 """Options that say where things are: of no record and no key, and so free to come from the environment."""
 _TELLING = re.compile(r"encrypt|passw|secret|token|credential", re.IGNORECASE)
 

@@ -283,10 +283,17 @@ class Store:
                 damaged.append(damage)
         return damaged
 
-    def gc(self, *, keep_bytes: int | None = None, keep_seconds: float | None = None) -> Collected:
+    def gc(
+        self,
+        *,
+        keep_bytes: int | None = None,
+        keep_seconds: float | None = None,
+        keep: Callable[[Action], bool] = lambda action: True,
+    ) -> Collected:
         """Remove actions unused for ``keep_seconds``, and the least recently used that do not fit ``keep_bytes``.
 
-        Then objects of no action, what is in quarantine, and what killed processes left. What two actions share
+        Those that ``keep`` refuses go, too. Then objects of no action, what is in quarantine, and what killed processes
+        left. What two actions share
         counts once. Raises StoreError, at once, while another process has the store open: nothing that a build
         relies on can go (this process must not be building either). The remote is left as it is.
         """
@@ -299,7 +306,7 @@ class Store:
             for action in self.actions():
                 added = {digest: action.sizes[name] for name, digest in action.outputs.items() if digest not in kept}
                 old = keep_seconds is not None and now - self._index.used(action.key) > keep_seconds
-                if old or (keep_bytes is not None and total + sum(added.values()) > keep_bytes):
+                if old or not keep(action) or (keep_bytes is not None and total + sum(added.values()) > keep_bytes):
                     freed += self._disk.remove(self._index.path(action.key))
                     removed += 1
                 else:

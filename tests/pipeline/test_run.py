@@ -29,6 +29,8 @@ PLAIN = {
     "layers.json",
     "layers.svg",
     "manifest.json",
+    "provenance.json",
+    "bom.cdx.json",
 }
 
 
@@ -75,6 +77,24 @@ def test_an_encrypted_run_delivers_a_sealed_library_its_key_and_the_quantized_mo
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
     engine = Engine(out / "model_library.so", key=out / "modelKey.bin", password="correct horse")
     assert engine(np.load(data)["x"][:1])[0].shape == (1, 5)
+
+
+@pytest.mark.usefixtures("warm")
+def test_what_an_encrypted_build_leaves_in_clear_is_its_owners_alone_and_can_be_removed(
+    forge: Any, model: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    sealed = {"FORGE_PASSWORD": "correct horse"}
+    _run(forge, model, data, out, "encrypt=password", env=sealed)
+    shipped = {"model_library.so", "modelKey.bin", "metadata.json"}
+    closed = {path.name for path in out.iterdir() if not path.stat().st_mode & 0o077}
+    assert closed == (PLAIN | {"ranges.svg"}) - shipped
+    assert forge("store", "gc", "--plaintext").returncode == 0
+    left = [path.read_bytes() for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file()]
+    assert (out / "model_library.so").read_bytes() in left
+    assert not {(out / name).read_bytes() for name in closed} & set(left)
+    assert forge("store", "ls").stdout.split()[0] == "encrypt" and len(left) == 4
+    assert forge("store", "gc", "--plaintext", "--remote").returncode == 2
 
 
 def test_a_second_run_is_all_hits_and_delivers_the_same_bytes(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +151,22 @@ def test_what_comes_from_the_environment_by_another_option_is_found_too(forge: A
     assert done.returncode == 1
     assert "error: encrypt.key_ref: expected a value of its own" in done.stderr
     assert CANARY not in done.stderr
+
+
+def test_a_process_that_has_the_password_leaves_no_core_dump(tmp_path: Path) -> None:
+    code = (
+        "import resource; from pathlib import Path; from forge_pipeline.pipeline.build import make_runner;"
+        "from forge_pipeline.store import Store;"
+        f"make_runner(Store(Path({str(tmp_path)!r})), ('env:CANARY',), label='', sealed=True);"
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    )
+
+    def raised() -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (min(4096, hard) if hard >= 0 else 4096, hard))
+
+    environment = {**os.environ, "CANARY": CANARY, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, preexec_fn=raised, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -1,20 +1,23 @@
-"""What `forge-pipeline keygen`, `sign` and `verify` do: who built a file, and whether a build is whole."""
+"""Keys, signatures, and what is signed of a delivery: who built a file, and whether a build is whole."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from forge_pipeline.content import open_stream
-from forge_pipeline.crypto import signing
+from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
+from forge_pipeline.pipeline.bom import BOM, described
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
-from forge_pipeline.stages import STAGES
+from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
+from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse
+from forge_pipeline.stages import STAGES, giving
 from forge_pipeline.stages.artifacts import MODEL_FILES
 from forge_runtime.text import shown
 
@@ -27,27 +30,33 @@ def keygen(path: Path, comment: str) -> str:
     return signing.generate_key(path, comment)
 
 
-def sign(path: Path, sources: Sequence[str]) -> str:
-    """Sign a file, or what was delivered into a folder: its models and its manifest. Return a line for each."""
-    key = signing.read_key(sources)
+def sign(path: Path, key: signing.PrivateKey) -> str:
+    """Sign a file, or what was delivered into a folder: models, manifest and provenance. Return a line for each."""
     files = [path]
     if path.is_dir():
-        files = [path / name for name in (*MODEL_FILES.values(), MANIFEST) if os.path.lexists(path / name)]
+        files = [path / name for name in (*MODEL_FILES.values(), BOM, MANIFEST) if os.path.lexists(path / name)]
         if path / MANIFEST not in files:
             raise _no_manifest(path)
-    signatures = {file: signing.sign(bytes.fromhex(_digest(file)), key) for file in files}
+    signatures = {_beside(file): signing.sign(bytes.fromhex(_digest(file)), key) for file in files}
+    if path.is_dir() and os.path.lexists(path / PROVENANCE):
+        signatures[path / ENVELOPE] = dsse.enclose(_read(path / PROVENANCE, MAX_STATEMENT), key)
+        files.append(path / PROVENANCE)
     for file, signature in signatures.items():
-        write_atomically(_beside(file), signature)
+        write_atomically(file, signature, private=file.name == ENVELOPE and _is_private(path / PROVENANCE))
     return "\n".join(shown(f"signed    {file}") for file in files)
 
 
-def verify(path: Path, trusted_files: Sequence[Path]) -> str:
+def _is_private(path: Path) -> bool:
+    return not path.stat().st_mode & 0o077
+
+
+def verify(path: Path, trusted: Mapping[str, str]) -> str:
     """Return a line for each file with its digest and who signed it, all of them sound.
 
-    A file must be signed by a trusted key. Of a folder, the manifest and the models must be, and every deliverable must
-    be what the manifest says: all of one build, none missing, none added. Raises ForgeError.
+    A file must be signed by a trusted key. Of a folder, manifest, models, and provenance and bill of materials if there
+    are any, must be, and every deliverable must be what the manifest says: all of one build, none missing, none added.
+    ``trusted`` has the keys as `signing.read_trusted` returns them. Raises ForgeError.
     """
-    trusted = signing.read_trusted(trusted_files)
     if not path.is_dir():
         digest = _digest(path)
         return _line(path, digest, _signer(path, digest, trusted))
@@ -61,6 +70,18 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
     signer = _signer(folder / MANIFEST, digest_bytes(content), trusted)
     yield _line(folder / MANIFEST, digest_bytes(content), signer)
     wanted = _deliverables(folder / MANIFEST, content)
+    if os.path.lexists(folder / PROVENANCE):
+        statement, signer = attested(folder, trusted)
+        artifact = giving("sealed").deliverables
+        if statement.subject != {name: digest for name, digest in wanted.items() if name in artifact}:
+            raise _another(folder / PROVENANCE, "the provenance of this build", "that of another")
+        yield _line(folder / PROVENANCE, _digest(folder / PROVENANCE), signer)
+    if os.path.lexists(folder / BOM):
+        bill = _read(folder / BOM, MAX_STATEMENT)
+        signer = _signer(folder / BOM, digest_bytes(bill), trusted)
+        if described(bill, str(folder / BOM)).items() - wanted.items():
+            raise _another(folder / BOM, "the bill of materials of this build", "that of another")
+        yield _line(folder / BOM, digest_bytes(bill), signer)
     for name in sorted({name for stage in STAGES.values() for name in stage.deliverables} | wanted.keys()):
         file, digest = folder / name, wanted.get(name)
         if digest is None:
@@ -71,6 +92,23 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
         if found != digest:
             raise _another(file, f"the file of this build, with digest {digest}", found)
         yield _line(file, found, _signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
+
+
+def attested(folder: Path, trusted: Mapping[str, str]) -> tuple[Statement, str]:
+    """Return what a trusted key signed of how the delivery in a folder came to be, and what to call the key.
+
+    Raises UntrustedError where none did, and ArtifactError where that is another statement than the file of it.
+    """
+    content = _read(folder / PROVENANCE, MAX_STATEMENT)
+    if not os.path.lexists(folder / ENVELOPE):
+        raise _untrusted(folder / PROVENANCE, f"no {ENVELOPE} beside it")
+    try:
+        signed, key = dsse.disclose(_read(folder / ENVELOPE, 2 * MAX_STATEMENT), trusted)
+    except ArtifactError as error:
+        raise _untrusted(folder / PROVENANCE, error.found) from error
+    if signed != content:
+        raise _another(folder / PROVENANCE, "the statement that was signed", "another")
+    return parse(content, str(folder / PROVENANCE)), trusted[key] or key
 
 
 def _deliverables(path: Path, content: bytes) -> dict[str, str]:

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from forge_pipeline.crypto.signing import read_key, read_trusted
 from forge_pipeline.errors import ArtifactError, ConfigError, ForgeError, UntrustedError
-from forge_pipeline.pipeline import trust_commands
+from forge_pipeline.pipeline.trust import delivery
+from forge_pipeline.pipeline.verify.checks import Checks, verify
 from forge_runtime.engine import Engine
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    trust_commands.keygen(tmp_path / "key", "the release team")
+    delivery.keygen(tmp_path / "key", "the release team")
     return tmp_path / "key"
 
 
@@ -26,17 +28,19 @@ def key(tmp_path: Path) -> Path:
 def out(finished: Any, key: Path, tmp_path: Path) -> Path:
     """Return a folder that a build delivered to, signed."""
     folder = Path(shutil.copytree(finished.out, tmp_path / "out"))
-    trust_commands.sign(folder, [f"file:{key}"])
+    delivery.sign(folder, read_key([f"file:{key}"]))
     return folder
 
 
 def verified(path: Path, key: Path) -> str:
-    return trust_commands.verify(path, [key.with_name(f"{key.name}.pub")])
+    return delivery.verify(path, read_trusted([key.with_name(f"{key.name}.pub")]))
 
 
 def test_a_signed_delivery_is_verified(out: Path, key: Path) -> None:
     lines = verified(out, key).splitlines()
-    assert {line.split()[0] for line in lines} == {path.name for path in out.iterdir() if path.suffix != ".sig"}
+    assert {line.split()[0] for line in lines} == {
+        path.name for path in out.iterdir() if path.suffix not in (".sig", ".jsonl")
+    }
     assert next(line for line in lines if line.startswith("model_library.so ")).endswith("the release team")
     assert "the release team" in verified(out / "model_library.so", key)
     Engine(out / "model_library.so", trusted=[key.with_name("key.pub")])
@@ -111,13 +115,23 @@ def test_a_file_of_another_signed_build_is_refused(out: Path, key: Path) -> None
     """Each is signed by the right key: together they are no build."""
     (out / "model_library.so").chmod(0o600)
     (out / "model_library.so").write_bytes(b"an older library")
-    trust_commands.sign(out / "model_library.so", [f"file:{key}"])
+    delivery.sign(out / "model_library.so", read_key([f"file:{key}"]))
     with pytest.raises(ArtifactError, match="expected the file of this build"):
         verified(out, key)
 
 
+def test_a_bill_of_materials_of_another_signed_build_is_refused(out: Path, key: Path) -> None:
+    bill = json.loads((out / "bom.cdx.json").read_text())
+    for wrong in ("0" * 64, None):
+        bill["metadata"]["component"]["hashes"] = [] if wrong is None else [{"alg": "SHA-256", "content": wrong}]
+        (out / "bom.cdx.json").write_text(json.dumps(bill))
+        delivery.sign(out / "bom.cdx.json", read_key([f"file:{key}"]))
+        with pytest.raises(ArtifactError, match=r"bom\.cdx\.json: expected (the|a) bill of materials of"):
+            verified(out, key)
+
+
 def test_another_keys_delivery_is_refused(out: Path, tmp_path: Path) -> None:
-    trust_commands.keygen(tmp_path / "other", "")
+    delivery.keygen(tmp_path / "other", "")
     with pytest.raises(UntrustedError, match="a signature of ssh-ed25519"):
         verified(out, tmp_path / "other")
 
@@ -136,4 +150,25 @@ def test_the_commands(forge: Any, out: Path, tmp_path: Path) -> None:
 
 def test_trusted_keys_are_needed(out: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        trust_commands.verify(out, [tmp_path / "missing"])
+        verify(out, [tmp_path / "missing"], Checks())
+
+
+def test_a_build_signs_what_it_delivers_and_leaves_no_older_signature(
+    forge: Any, warm: Any, key: Path, tmp_path: Path
+) -> None:
+    folder, out = warm.out.parent, tmp_path / "signed"
+    build = (
+        f"model.path={folder / 'tiny.onnx'}",
+        f"data.path={folder / 'samples.npz'}",
+        "quantize=static",
+        f"out={out}",
+    )
+    done = forge("run", *build, "sign=key", env={"FORGE_SIGNING_KEY": key.read_text()})
+    assert done.returncode == 0, done.stderr
+    assert "the release team" in verified(out, key)
+    assert forge("run", *build).returncode == 0
+    assert [path.name for path in out.iterdir() if path.suffix in (".sig", ".jsonl")] == []
+    done = forge("run", *build, "sign=key", "sign.key=[file:missing]", f"out={tmp_path / 'other'}")
+    assert done.returncode == 1 and "file:missing" in done.stderr and not (tmp_path / "other").exists()
+    done = forge("run", *build, "sign.key=[hunter2]")
+    assert done.returncode == 1 and "hunter2" not in done.stderr and "sign.key" in done.stderr

@@ -1,0 +1,93 @@
+"""What is signed here is verified by others' tools: securesystemslib, in-toto's attestation package, model_signing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from forge_pipeline.crypto.signing import read_key
+from forge_pipeline.errors import SecretError
+from forge_pipeline.pipeline.trust import delivery
+
+
+@pytest.fixture
+def out(finished: Any, tmp_path: Path) -> Path:
+    """Return a delivery that is signed by the key `key`."""
+    delivery.keygen(tmp_path / "key", "us")
+    folder = Path(shutil.copytree(finished.out, tmp_path / "out"))
+    delivery.sign(folder, read_key([f"file:{tmp_path / 'key'}"]))
+    return folder
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Path:
+    """Return a private key on P-256, with its public one beside it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(*form))
+    (tmp_path / "key.pem").chmod(0o600)
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public.pem").write_bytes(public)
+    return tmp_path / "key.pem"
+
+
+def test_the_envelope_is_one_for_securesystemslib(out: Path) -> None:
+    dsse = pytest.importorskip("securesystemslib.dsse")
+    signer = pytest.importorskip("securesystemslib.signer")
+    exceptions = pytest.importorskip("securesystemslib.exceptions")
+    content = json.loads((out / "provenance.intoto.jsonl").read_text())
+    key = serialization.load_ssh_public_key(out.with_name("key.pub").read_bytes())
+    known = signer.SSlibKey.from_crypto(key, keyid=content["signatures"][0]["keyid"])
+    envelope = dsse.Envelope.from_dict(content)
+    assert envelope.verify([known], 1)
+    assert envelope.payload == (out / "provenance.json").read_bytes()
+    envelope.payload += b" "
+    with pytest.raises(exceptions.VerificationError):
+        envelope.verify([known], 1)
+
+
+def test_the_statement_is_one_for_in_toto(out: Path) -> None:
+    statements = pytest.importorskip("in_toto_attestation.v1.statement")
+    statement_pb2 = pytest.importorskip("in_toto_attestation.v1.statement_pb2")
+    provenance_pb2 = pytest.importorskip("in_toto_attestation.predicates.provenance.v1.provenance_pb2")
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    text = (out / "provenance.json").read_text()
+    statements.Statement.copy_from_pb(json_format.Parse(text, statement_pb2.Statement())).validate()
+    predicate = json_format.ParseDict(
+        json.loads(text)["predicate"], provenance_pb2.Provenance()
+    )  # refuses other fields
+    assert predicate.run_details.builder.id == "pkg:pypi/forge-pipeline"
+
+
+def test_the_bundle_is_verified_by_model_signings_own_command_line(out: Path, pem: Path) -> None:
+    pytest.importorskip("model_signing")
+    from forge_pipeline.pipeline.trust.model_signing import sign_folder
+
+    bundle = sign_folder(out, [f"file:{pem}"])
+    options = ["--signature", str(bundle), "--public_key", str(pem.with_name("public.pem"))]
+
+    def verified() -> bool:
+        command = [sys.executable, "-m", "model_signing", "verify", "key", str(out), *options]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    assert verified()
+    (out / "metrics.json").chmod(0o600)
+    (out / "metrics.json").write_text("{}")
+    assert not verified()
+
+
+def test_a_key_of_another_kind_is_refused_and_not_shown(out: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    from forge_pipeline.pipeline.trust.model_signing import sign_folder
+
+    with pytest.raises(SecretError, match=r"expected a PEM key of P-256, P-384 or P-521, found something else"):
+        sign_folder(out, [f"file:{tmp_path / 'key'}"])
+    assert not (out / "model.oms.json").exists()

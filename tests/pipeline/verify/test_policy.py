@@ -1,0 +1,76 @@
+"""A policy's rules on a real delivery: each is obeyed, or named with what was found."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forge_pipeline.crypto.signing import read_key
+from forge_pipeline.digest import digest_file
+from forge_pipeline.errors import ConfigError, UntrustedError, VerificationError
+from forge_pipeline.pipeline.trust import delivery
+from forge_pipeline.pipeline.verify.checks import Checks, verify
+
+
+@pytest.fixture
+def out(finished: Any, tmp_path: Path) -> Path:
+    """Return a delivery that is signed by the key `key`."""
+    delivery.keygen(tmp_path / "key", "us")
+    folder = Path(shutil.copytree(finished.out, tmp_path / "out"))
+    delivery.sign(folder, read_key([f"file:{tmp_path / 'key'}"]))
+    return folder
+
+
+def checked(out: Path, **rules: Any) -> str:
+    path = out.with_name("policy.yaml")
+    path.write_text(yaml.safe_dump({"trusted": ["key.pub"], **rules}))
+    return verify(out, [], Checks(policy=path)).splitlines()[-1]
+
+
+def test_a_delivery_that_obeys_is_let_out(finished: Any, out: Path) -> None:
+    model = digest_file(finished.out.parent / "tiny.onnx")
+    tools = {"apache-tvm": ">=0.27,<0.28", "ziglang": "==0.17.*"}
+    rules = {"models": [model], "minimum_accuracy": 10.0, "maximum_drop": 1.0, "fallbacks": False, "tools": tools}
+    assert checked(out, **rules) == "policy    obeyed"
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ({"models": ["0" * 64]}, r"models: built from [0-9a-f]{64}"),
+        ({"minimum_accuracy": 99.5}, r"minimum_accuracy: 16\.\d+, not 99\.5"),
+        ({"maximum_drop": -1.0}, r"maximum_drop: 0\.0, not -1\.0"),
+        ({"tools": {"ziglang": "<0.17"}}, r"tools\.ziglang: 0\.17\.0, not <0\.17"),
+        ({"tools": {"gcc": ">1"}}, r"tools\.gcc: not used"),
+        ({"models": ["0" * 64], "tools": {"gcc": ">1"}}, r"models: built from [0-9a-f]{64}; tools\.gcc: not used"),
+    ],
+)
+def test_each_rule_refuses_by_name(out: Path, rules: dict[str, Any], found: str) -> None:
+    with pytest.raises(VerificationError, match=rf"^policy: expected a delivery that obeys it, found {found}\n"):
+        checked(out, **rules)
+
+
+def test_a_revoked_key_is_not_trusted(out: Path) -> None:
+    delivery.keygen(out.with_name("new"), "us, later")
+    with pytest.raises(UntrustedError):
+        checked(out, trusted=["key.pub", "new.pub"], revoked=["key.pub"])
+
+
+@pytest.mark.parametrize("text", ["trusted: [key.pub]\ntypo: 1", "[]", "a: [", "tools: {numpy: newest}", "\x00"])
+def test_what_is_no_policy_is_refused(out: Path, text: str) -> None:
+    path = out.with_name("policy.yaml")
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        verify(out, [out.with_name("key.pub")], Checks(policy=path))
+
+
+def test_the_command_needs_a_key_from_somewhere(forge: Any, out: Path) -> None:
+    done = forge("verify", str(out))
+    assert done.returncode == 1 and "expected at least one public key" in done.stderr
+    checked(out)
+    done = forge("verify", str(out), "--policy", str(out.with_name("policy.yaml")))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "policy    obeyed")
