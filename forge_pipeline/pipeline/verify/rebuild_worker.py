@@ -40,7 +40,7 @@ def _rebuild(request: dict[str, Any]) -> None:
     parts = request["options"]
     sources: dict[str, Input | None] = {"source": model_input(Path(request["model"])), **data_inputs(request["data"])}
     with Store(Path(STORE)) as store:
-        runner = make_runner(store, (), label="", sealed=False)
+        runner = make_runner(store, (), label="", sealed=False, model=Path(request["model"]).name)
         outputs = run_stages(runner, parts, sources, without=request["without"])
         Path(ANSWER).write_bytes(statement_bytes(outputs, parts))
         files = {name: {file: str(path) for file, path in output.files().items()} for name, output in outputs.items()}
