@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 .PHONY: repro test test-all servers lint docs runtime clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
-	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
+	$(BIN)/forge-pipeline stage resolve  # DVC reads file names from resolved/ before it runs the first stage
 	$(BIN)/dvc repro
 
 test: $(READY)  ## lint, types and the default test suite

@@ -74,6 +74,16 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   Example: forge-pipeline run experiment=digits target=x86-64/v3 encrypt=none out=build"""
 
 
+@commands.command(short_help="Run one stage for `dvc repro`, in the folder of its dvc.yaml.")
+@click.argument("name")
+@click.argument("target", required=False)
+def stage(name: str, target: str | None) -> None:
+    """Run the stage NAME as dvc.yaml does: `resolve`, a stage of the build (some for one TARGET), or `report`."""
+    from forge_pipeline.pipeline.dvc_stages import run as run_stage
+
+    run_stage(name, target)
+
+
 @commands.command(short_help="Make a password file, readable by you alone.")
 @click.argument("path", type=click.Path(path_type=Path))
 def password(path: Path) -> None:

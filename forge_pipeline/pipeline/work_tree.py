@@ -8,7 +8,20 @@ from pathlib import Path
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.stages import STAGES
 
-OUT = Path("out")
+OUT, RECEIPTS = Path("out"), Path("out/receipts")
+_COPIES = (".dvc", "tmp", "exps")
+
+
+def home(folder: Path) -> Path:
+    """Return the checkout that a folder stands for: itself, or what DVC copied it from for `dvc exp run --temp`.
+
+    What git ignores is there alone: the store, the password's file. DVC's copies are in `.dvc/tmp/exps/NAME`.
+    """
+    parts = folder.parts
+    for place in range(len(parts) - len(_COPIES) - 1, 0, -1):
+        if parts[place : place + len(_COPIES)] == _COPIES:
+            return Path(*parts[:place], *parts[place + len(_COPIES) + 1 :])
+    return folder
 
 
 def folder_of(stage: str, target: str | None) -> Path:

@@ -1,9 +1,8 @@
-"""What the scripts in stages/ call: one function per way of running, with the command line's error handling."""
+"""What DVC runs: `forge-pipeline stage NAME [TARGET]`, in the folder of a `dvc.yaml`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,67 +10,65 @@ from typing import Any
 import yaml
 
 from forge_pipeline.content import open_stream
+from forge_pipeline.crypto import keys
 from forge_pipeline.digest import digest_file
-from forge_pipeline.errors import ArtifactError, ConfigError, UsageError
-from forge_pipeline.exits import guarded
+from forge_pipeline.errors import ArtifactError, ConfigError, UsageError, did_you_mean
 from forge_pipeline.pipeline import resolve as resolving
-from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store
+from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store, store_root
 from forge_pipeline.pipeline.deliver import export
 from forge_pipeline.pipeline.receipts import clear, withdraw, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
-from forge_pipeline.pipeline.work_tree import folder_of, make_private
+from forge_pipeline.pipeline.work_tree import folder_of, home, make_private
+from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_runtime.text import shown
 
 
-def run(stage: str) -> None:
-    """Run a stage: for the target named on the command line, or once for all; targets with the same needs share."""
-    entry = STAGES[stage]
-
-    def each() -> None:
-        if entry.per_target:
-            run_stage(stage, _argument(stage))
-        elif entry.differs_by_target:
-            for target in resolving.targets():
-                run_stage(stage, target)
-        else:
-            run_stage(stage)
-
-    _exit(each)
-
-
 def resolve() -> None:
-    """Compose conf/ once per target, and have delivered again what is no longer there as it was delivered."""
+    """Compose conf/ once per target, and have delivered again what is no longer there as it was delivered.
 
-    def resolved() -> None:
-        targets = resolving.resolve()
-        withdraw(targets)
-        print(shown(f"resolve   {', '.join(targets)}"))
-
-    _exit(resolved)
+    What would be missing only at the end is asked for now: the password, what draws the page.
+    """
+    targets = resolving.resolve()
+    require()
+    places = _read_yaml(INPUTS)
+    if places["sealed"] and not any(place == "prompt" or place.startswith("fd:") for place in places["password"]):
+        keys.read_password(_at_home(places["password"]))
+    withdraw(targets)
+    print(shown(f"resolve   {', '.join(targets)}"))
 
 
 def report() -> None:
-    """Write the page about the finished build and print a summary."""
+    """Write the page about the finished build, and results/, and print a summary."""
     from forge_pipeline.pipeline.summary import write_report
 
-    _exit(lambda: write_report(resolving.targets()))
+    write_report(resolving.targets())
 
 
-def _argument(stage: str) -> str:
-    if len(sys.argv) != 2:
-        raise UsageError(
-            f"python -m stages.{stage}", "one argument, the target", f"{len(sys.argv) - 1}",
-            f"such as `python -m stages.{stage} raspberry-pi/5`",
-        )  # fmt: skip
-    return sys.argv[1]
+WITHOUT_TARGET: dict[str, Callable[[], None]] = {"resolve": resolve, "report": report}
+"""What comes before the stages, and after them."""
 
 
-def _exit(call: Callable[[], object]) -> None:
-    sys.exit(guarded(call))
+def run(name: str, target: str | None) -> None:
+    """Run a stage: for ``target``, or once for all; targets with the same needs share. Raises UsageError."""
+    names = (*STAGES, *WITHOUT_TARGET)
+    if name not in names:
+        expected, fix = "a stage: " + ", ".join(names), f"{did_you_mean(name, names)}name one of those"
+        raise UsageError("forge-pipeline stage", expected, repr(name), fix)
+    takes_target = name in STAGES and STAGES[name].per_target
+    if takes_target != (target is not None):
+        expected = "a target" if takes_target else "no target"
+        fix = f"such as `forge-pipeline stage {name}{' raspberry-pi/5' * takes_target}`"
+        raise UsageError(f"forge-pipeline stage {name}", expected, repr(target), fix)
+    if name in WITHOUT_TARGET:
+        WITHOUT_TARGET[name]()
+        return
+    serves = resolving.targets() if not takes_target and STAGES[name].differs_by_target else (target,)
+    for each in serves:
+        run_stage(name, each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +107,10 @@ def run_stage(name: str, target: str | None = None) -> Output:
         described = described[str(target)]
     portable = described["config"]
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
-    passwords = tuple(places["password"]) if "password" in stage.wants else ()
+    passwords = _at_home(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
-    with open_store({**places["store"], "remote": None, "remote_options": {}}) as store:
+    root = home(Path.cwd()) / store_root(_chosen(places["store"]["path"]))
+    with open_store({**places["store"], "path": str(root), "remote": None, "remote_options": {}}) as store:
         device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], device=device)
         output = runner.run(name, portable, inputs)
@@ -125,11 +123,23 @@ def run_stage(name: str, target: str | None = None) -> Output:
     return output
 
 
+def _chosen(path: str | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _at_home(places: Sequence[str]) -> tuple[str, ...]:
+    """Return the places of a password, with files that are not here where the checkout has them that this one is of."""
+    here = Path.cwd()
+    at_home = {place: home(here) / place.removeprefix("file:") for place in places if place.startswith("file:")}
+    moved = {place: f"file:{path}" for place, path in at_home.items() if home(here) != here and path.exists()}
+    return tuple(moved.get(place, place) for place in places)
+
+
 def _input(origin: str | None, target: str | None, places: Mapping[str, Any]) -> Input | None:
     if origin is None:
         return None
     if origin == "source":
-        return model_input(Path(places["model"]))
+        return model_input(Path(places["files"]["model"]))
     if origin in (data := data_inputs(places["data"])):
         return data[origin]
     return Files(kind=KINDS[STAGES[origin].gives], folder=folder_of(origin, target))
