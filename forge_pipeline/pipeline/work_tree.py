@@ -9,18 +9,18 @@ from forge_pipeline.errors import ArtifactError
 from forge_pipeline.stages import STAGES
 
 OUT, RECEIPTS = Path("out"), Path("out/receipts")
-_COPIES = (".dvc", "tmp", "exps")
 
 
 def home(folder: Path) -> Path:
-    """Return the checkout that a folder stands for: itself, or what DVC copied it from for `dvc exp run --temp`.
+    """Return what a folder of one of DVC's copies stands for in the checkout that was copied; else the folder itself.
 
-    What git ignores is there alone: the store, the password's file. DVC's copies are in `.dvc/tmp/exps/NAME`.
+    What git ignores is there alone: the store, the password's file. `dvc exp run --temp` and the workers of `dvc queue`
+    make their copies somewhere below `.dvc/tmp/exps`.
     """
-    parts = folder.parts
-    for place in range(len(parts) - len(_COPIES) - 1, 0, -1):
-        if parts[place : place + len(_COPIES)] == _COPIES:
-            return Path(*parts[:place], *parts[place + len(_COPIES) + 1 :])
+    copy = next((place for place in (folder, *folder.parents) if (place / ".dvc").is_dir()), folder)
+    for place in copy.parents:
+        if place.parts[-3:] == (".dvc", "tmp", "exps"):
+            return place.parents[2] / folder.relative_to(copy)
     return folder
 
 
