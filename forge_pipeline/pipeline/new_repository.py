@@ -113,8 +113,7 @@ def init(folder: Path, wish: Wish) -> str:
     resolve(folder)
     where = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     wrote = f"wrote {folder}: {len(files)} files for {', '.join(targets)}"
-    return f"{shown(wrote, 1000)}
-next: {shown(where, 1000)}dvc repro"
+    return f"{shown(wrote, 1000)}\nnext: {shown(where, 1000)}dvc repro"
 
 
 def update(folder: Path, *, write: bool) -> str:
