@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def _install(folder: Path) -> None:
         (wheel,) = (folder / source.name).glob("*.whl")
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site)]
         subprocess.run([*install, str(wheel)], check=True, capture_output=True)
-    (site / "base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (site / "base.pth").write_text(f"{Path(onnx.__file__).parents[1]}\n")  # without the path files there
     for name, module in {"forge-pipeline": "forge_pipeline.cli", "dvc": "dvc.cli"}.items():
         program = folder / "env" / "bin" / name
         program.write_text(f"#!{folder}/env/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
