@@ -11,12 +11,12 @@ import yaml
 
 from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import keys
-from forge_pipeline.digest import digest_file
+from forge_pipeline.digest import canonical_json, digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError, UsageError, did_you_mean
 from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store, store_root
-from forge_pipeline.pipeline.deliver import export
-from forge_pipeline.pipeline.receipts import clear, withdraw, write_receipt
+from forge_pipeline.pipeline.deliver import export, write_atomically
+from forge_pipeline.pipeline.receipts import clear, receipt_path, record_of, withdraw, write_receipt
 from forge_pipeline.pipeline.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.runner import Input, Output
 from forge_pipeline.pipeline.work_tree import folder_of, home, make_private
@@ -24,6 +24,7 @@ from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
+from forge_pipeline.stages.contract import Slice
 from forge_runtime.text import shown
 
 
@@ -66,6 +67,9 @@ def run(name: str, target: str | None) -> None:
     if name in WITHOUT_TARGET:
         WITHOUT_TARGET[name]()
         return
+    if name in STAGES and not _is_read(name):
+        leave_out(name)
+        return
     serves = resolving.targets() if not takes_target and STAGES[name].differs_by_target else (target,)
     for each in serves:
         run_stage(name, each)
@@ -102,10 +106,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
     """Run one stage in the current folder, from its slice and its inputs' files to its output folder."""
     places = _read_yaml(INPUTS)
     stage = STAGES[name]
-    described = _read_yaml(slice_path(name, target if stage.per_target else None))
-    if stage.differs_by_target and not stage.per_target:
-        described = described[str(target)]
-    portable = described["config"]
+    portable = _slice(name, target)
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
     passwords = _at_home(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
@@ -121,6 +122,36 @@ def run_stage(name: str, target: str | None = None) -> Output:
             export(output, file, folder / file, private=between)
         write_receipt(output, target, private=between)
     return output
+
+
+def leave_out(name: str) -> None:
+    """Say in the output folder of a shared stage that nothing reads it: without ranges, when nothing is quantized."""
+    receipt, folder = receipt_path(name), folder_of(name, None)
+    for path in (receipt, record_of(receipt), *(folder / file for file in KINDS[STAGES[name].gives].files)):
+        path.unlink(missing_ok=True)
+    make_private(folder)
+    write_atomically(folder / REPORT, canonical_json({"read": False}), private=True)
+    print(shown(f"{name} left out: no stage reads it"))
+
+
+def _is_read(name: str) -> bool:
+    """Tell whether a stage's output is for the user, or read by a stage as it is configured for any of the targets."""
+    if STAGES[name].is_last:
+        return True
+    for reader, stage in STAGES.items():
+        for target in resolving.targets() if name in stage.takes.values() else ():
+            if name in stage.origins(_slice(reader, target)).values():
+                return True
+    return False
+
+
+def _slice(name: str, target: str | None) -> Slice:
+    stage = STAGES[name]
+    described = _read_yaml(slice_path(name, target if stage.per_target else None))
+    if stage.differs_by_target and not stage.per_target:
+        described = described[str(target)]
+    portable: Slice = described["config"]
+    return portable
 
 
 def _chosen(path: str | None) -> Path | None:

@@ -126,9 +126,15 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, A
 def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
-    with initialize_config_dir(str((folder or conf_dir()).resolve()), version_base="1.3", job_name="forge-pipeline"):
-        return resolved(hydra_compose("config", overrides=list(overrides)))
+    conf = str((folder or conf_dir()).resolve())
+    around, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # of an application that builds with this
+    try:
+        with initialize_config_dir(conf, version_base="1.3", job_name="forge-pipeline"):
+            return resolved(hydra_compose("config", overrides=list(overrides)))
+    finally:
+        GlobalHydra.instance().hydra = around
 
 
 def quote_path(argument: str) -> str:

@@ -57,6 +57,14 @@ jobs:
         env:
           FORGE_PASSWORD: ${{{{ secrets.FORGE_PASSWORD }}}}
 """
+EXPERIMENT_HEAD = """\
+# @package _global_
+# The model, and what is made of it.
+defaults:
+  - override /data: {data}
+  - override /quantize: {quantize}
+  - override /encrypt: {encrypt}
+"""
 README = """\
 # {model}, built for {targets}
 
@@ -188,14 +196,10 @@ def _standing(matrix: Mapping[str, object], extras: Sequence[str]) -> dict[Path,
 
 
 def _experiment(model: str, samples: dict[str, str], *, encrypt: bool) -> str:
-    chosen = {"data": "npz" if samples else "none", "quantize": "static" if samples else "none"}
-    chosen["encrypt"] = "password" if encrypt else "none"
-    content = {
-        "defaults": [{f"override /{group}": choice} for group, choice in chosen.items()],
-        "model": {"path": model},
-        **({"data": samples} if samples else {}),
-    }
-    return "# @package _global_\n# The model, and what is made of it.\n" + yaml.safe_dump(content, sort_keys=False)
+    data, quantize = ("npz", "static") if samples else ("none", "none")
+    content = {"model": {"path": model}, **({"data": samples} if samples else {})}
+    head = EXPERIMENT_HEAD.format(data=data, quantize=quantize, encrypt="password" if encrypt else "none")
+    return head + yaml.safe_dump(content, sort_keys=False)
 
 
 def _params(*, has_samples: bool) -> str:

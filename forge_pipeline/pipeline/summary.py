@@ -30,13 +30,14 @@ def write_report(targets: Sequence[str]) -> None:
     builds = [read_build(target) for target in targets]
     write_results(builds)
     write_atomically(PAGE, render(builds).encode())
-    write_page_receipt(receipt_path(stage, target) for target in targets for stage in STAGES)
+    write_page_receipt(path for target in targets for stage in STAGES if (path := receipt_path(stage, target)).exists())
     print(summary(builds), flush=True)
 
 
 def read_build(target: str) -> Build:
     """Read one target's build from the work tree."""
     folder = OUT / target
+    records = [record_of(receipt_path(stage, target)) for stage in STAGES]
     metadata = _json(folder / METADATA)
     library = next(path for path in (folder / name for name in MODEL_FILES.values()) if path.exists())
     return Build(
@@ -44,7 +45,7 @@ def read_build(target: str) -> Build:
         metrics=_json(folder / "metrics.json") | _json(folder / "latency.json"),
         layers=_json(folder / "layers.json"),
         metadata=metadata,
-        stages=[_json(record_of(receipt_path(stage, target))) for stage in STAGES],
+        stages=[_json(record) for record in records if record.exists()],  # a stage may be left out
         artifact=digest_file(library),
         artifact_name=library.name,
         artifact_bytes=library.stat().st_size,
