@@ -246,7 +246,7 @@ def test_an_experiment_in_a_copy_has_the_checkouts_store_and_password_and_is_com
     assert shell(committed, "git", "status", "--porcelain") == before
     assert changed_params(committed, "HEAD", "apart") == {"evaluate.samples": (None, 100)}
     metrics = json.loads(shell(committed, "dvc", "metrics", "diff", "HEAD", "apart", "--json"))
-    assert metrics["results/metrics.json"]["host"]["sqnr_db"]["diff"] != 0
+    assert metrics["results/metrics.json"]["host.sqnr_db"]["diff"] != 0
     plots = json.loads(shell(committed, "dvc", "plots", "diff", "HEAD", "apart", "--json"))["data"]
     assert {name: plot["revisions"] for name, (plot,) in plots.items()} == {
         f"results/layers/{target.replace('/', '-')}.json": ["HEAD", "apart"] for target in TARGETS
