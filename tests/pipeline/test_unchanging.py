@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from forge_pipeline.pipeline.dvc_scripts import Files
 from onnx import numpy_helper
 
 from benchmarks.memory import large_model
@@ -27,6 +26,7 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.build import run_stages, source_inputs
 from forge_pipeline.pipeline.deliver import deliver
+from forge_pipeline.pipeline.dvc_stages import Files
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import slices
