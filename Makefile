@@ -14,8 +14,8 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 .PHONY: repro test test-all servers lint docs runtime clean
 
 repro: $(READY) .forge/password  ## build the bundled model for every target of the matrix
-	$(BIN)/python -m stages.resolve  # DVC reads file names from resolved/ before it runs the first stage
-	$(BIN)/python -m stages.ahead  # all targets at once; what dvc repro runs one by one it then finds in the store
+	$(BIN)/forge-pipeline stage resolve  # DVC reads file names from resolved/ before it runs the first stage
+	$(BIN)/forge-pipeline stage ahead  # all targets at once; what dvc repro runs one by one it then finds in the store
 	$(BIN)/dvc repro
 
 test: $(READY)  ## lint, types and the default test suite

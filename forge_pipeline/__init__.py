@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+    from forge_pipeline.api.build import build as build
     from forge_pipeline.api.load import from_keras as from_keras
     from forge_pipeline.api.load import from_onnx as from_onnx
     from forge_pipeline.api.load import from_tensorflow as from_tensorflow
@@ -45,6 +46,7 @@ _HOME = {
     "ONNXModule": ".api.onnx_module",
     "RelaxModule": ".api.relax_module",
     "Target": ".target",
+    "build": ".api.build",
     "from_keras": ".api.load",
     "from_onnx": ".api.load",
     "from_tensorflow": ".api.load",

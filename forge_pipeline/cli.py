@@ -99,6 +99,35 @@ def explain(words: tuple[str, ...]) -> None:
     click.echo(explained(words))
 
 
+@commands.command(short_help="Run one stage for `dvc repro`, in the folder of its dvc.yaml.")
+@click.argument("name")
+@click.argument("target", required=False)
+def stage(name: str, target: str | None) -> None:
+    """Run the stage NAME as dvc.yaml does: `resolve`, a stage of the build (some for one TARGET), or `report`.
+
+    `ahead` builds all that they will ask for, several targets at once.
+    """
+    from forge_pipeline.pipeline.dvc_stages import run as run_stage
+
+    run_stage(name, target)
+
+
+@commands.command(short_help="Start a repository that builds a model with DVC.")
+@click.argument("folder", type=click.Path(path_type=Path), default=Path())
+@click.option("--model", type=click.Path(path_type=Path), help="The model's file; else the bundled example.")
+@click.option("--data", type=click.Path(path_type=Path), help="Samples, an npz; without them nothing is quantized.")
+@click.option("--target", "targets", multiple=True, help="A tag of `forge-pipeline targets`, once for each; else host.")
+@click.option("--encrypt/--plain", default=True, show_default=True, help="Seal what is delivered, or not.")
+@click.option("--update", is_flag=True, help="Show what this version would write otherwise, and change nothing.")
+@click.option("--write", is_flag=True, help="With --update: write it.")
+def init(folder: Path, **options: Any) -> None:
+    """Write into FOLDER what `dvc repro` needs, with a password: a second model goes into a folder of its own."""
+    from forge_pipeline.pipeline.new_repository import Wish, init, update
+
+    wish = Wish(**{name: value for name, value in options.items() if name not in ("update", "write")})
+    click.echo(update(folder, write=options["write"]) if options["update"] else init(folder, wish))
+
+
 @commands.command(short_help="Make a password file, readable by you alone.")
 @click.argument("path", type=click.Path(path_type=Path))
 def password(path: Path) -> None:

@@ -162,25 +162,15 @@ def test_a_build_imports_no_compiler_before_it_compiles() -> None:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_has_a_module_a_configuration_a_script_and_a_row_in_the_dvc_file(name: str) -> None:
+def test_a_stage_has_a_module_a_configuration_and_a_row_in_the_dvc_file(name: str) -> None:
     pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     missing = [
         what
         for what, present in {
             f"forge_pipeline/stages/{name}.py": (PACKAGE / "stages" / f"{name}.py").is_file(),
             f"conf/{name}/*.yaml": any((ROOT / "conf" / name).glob("*.yaml")),
-            f"stages/{name}.py": (ROOT / "stages" / f"{name}.py").is_file(),
             f"dvc.yaml: {name}": name in pipeline,
         }.items()
         if not present
     ]
     assert missing == []
-
-
-def test_the_report_waits_for_every_target_of_the_matrix_and_the_metrics_name_the_latency_of_each() -> None:
-    targets = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())["matrix"]["targets"]
-    pipeline = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-    last = [stage for stage in STAGES if STAGES[stage].is_last]
-    waits = [f"out/{target}/{stage}.action.json" for target in targets for stage in last]
-    assert pipeline["stages"]["report"]["deps"] == waits
-    assert pipeline["metrics"] == [f"out/{target}/latency.json" for target in targets]

@@ -16,6 +16,7 @@ NAMES = {
     "ONNXModule",
     "RelaxModule",
     "Target",
+    "build",
     "from_keras",
     "from_onnx",
     "from_tensorflow",

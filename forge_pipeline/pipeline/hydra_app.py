@@ -62,7 +62,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
             # Hydra writes a sweep's overrides into a folder, with every password that is in a URL: nothing of it stays.
             notes = during.enter_context(_notes(parsed))
             last = max((place for place, item in enumerate(parsed) if item), default=len(quoted))
-            quoted.insert(last + 1, f"hydra.sweep.dir={_quote(notes)}")
+            quoted.insert(last + 1, f"hydra.sweep.dir={in_quotes(notes)}")
             quoted.insert(0, "--multirun")
         during.enter_context(_hydra_process(["forge-pipeline run", *quoted]))
         _refuse_flags(quoted)
@@ -126,9 +126,15 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, A
 def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
-    with initialize_config_dir(str((folder or conf_dir()).resolve()), version_base="1.3", job_name="forge-pipeline"):
-        return resolved(hydra_compose("config", overrides=list(overrides)))
+    conf = str((folder or conf_dir()).resolve())
+    around, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # of an application that builds with this
+    try:
+        with initialize_config_dir(conf, version_base="1.3", job_name="forge-pipeline"):
+            return resolved(hydra_compose("config", overrides=list(overrides)))
+    finally:
+        GlobalHydra.instance().hydra = around
 
 
 def quote_path(argument: str) -> str:
@@ -136,7 +142,7 @@ def quote_path(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
         return argument
-    return f"{key}={_quote(value)}"
+    return f"{key}={in_quotes(value)}"
 
 
 def admitted(argument: str) -> str:
@@ -145,7 +151,8 @@ def admitted(argument: str) -> str:
     return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
 
 
-def _quote(value: str) -> str:
+def in_quotes(value: str) -> str:
+    """Return ``value`` as a string of Hydra's grammar that stands for it, whatever is in it."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     escaped += "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f"'{escaped}'"

@@ -18,7 +18,7 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.digest import canonical_json, digest_file
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.runner import Output
-from forge_pipeline.pipeline.work_tree import OUT, folder_of, make_private
+from forge_pipeline.pipeline.work_tree import OUT, RECEIPTS, folder_of, make_private
 from forge_pipeline.stages import STAGES
 
 PAGE = OUT / "report.html"
@@ -26,8 +26,9 @@ PAGE_RECEIPT = PAGE.with_suffix(".action.json")
 
 
 def receipt_path(stage: str, target: str | None = None) -> Path:
-    """Return where a stage's receipt is: among its outputs."""
-    return folder_of(stage, target) / f"{stage}.action.json"
+    """Return where a stage's receipt is: among its outputs, or with those of all stages that give what is delivered."""
+    folder = RECEIPTS / str(target) if STAGES[stage].is_last else folder_of(stage, target)
+    return folder / f"{stage}.action.json"
 
 
 def record_of(receipt: Path) -> Path:
@@ -37,8 +38,7 @@ def record_of(receipt: Path) -> Path:
 
 def clear(stage: str, target: str | None, files: Iterable[str]) -> None:
     """Remove the receipt, and those of an earlier run's files that DVC does not: a failure leaves none of them."""
-    receipt = receipt_path(stage, target)
-    for path in (receipt, *(receipt.with_name(file) for file in files)):
+    for path in (receipt_path(stage, target), *(folder_of(stage, target) / file for file in files)):
         path.unlink(missing_ok=True)
 
 
@@ -61,18 +61,24 @@ def write_page_receipt(told: Iterable[Path]) -> None:
 
 
 def withdraw(targets: Iterable[str], root: Path = Path()) -> None:
-    """Remove the receipts below ``root`` that no longer say the truth about a file that DVC does not track."""
-    receipts = [receipt_path(stage, target) for target in targets for stage in STAGES]
-    for receipt in (*receipts, PAGE_RECEIPT):
-        if (root / receipt).exists() and not _is_delivered(root / receipt, root / record_of(receipt)):
+    """Remove the receipts below ``root`` that no longer say the truth about a file that DVC does not track.
+
+    And those of targets that are built no longer, which the page about the build would wait for.
+    """
+    places = {receipt_path(stage, target): folder_of(stage, target) for target in targets for stage in STAGES}
+    for receipt, folder in (*places.items(), (PAGE_RECEIPT, PAGE.parent)):
+        if (root / receipt).exists() and not _is_delivered(root / receipt, root / record_of(receipt), root / folder):
             (root / receipt).unlink()
+    for path in (root / RECEIPTS).rglob("*.json"):
+        if path.relative_to(root) not in places:
+            path.unlink()
 
 
-def _is_delivered(receipt: Path, record: Path) -> bool:
+def _is_delivered(receipt: Path, record: Path, folder: Path) -> bool:
     try:
         said, delivered = _outputs(receipt), _outputs(record)
         untracked = [file for file, digest in said.items() if digest is None]
-        return all(digest_file(receipt.with_name(file)) == delivered[file] for file in untracked)
+        return all(digest_file(folder / file) == delivered[file] for file in untracked)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

@@ -1,4 +1,4 @@
-"""What `dvc repro` built: the page out/report.html, and a few lines on the terminal that say where things are."""
+"""What `dvc repro` built: the page out/report.html, the numbers in results/, and a few lines on the terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.receipts import PAGE, receipt_path, record_of, write_page_receipt
+from forge_pipeline.pipeline.results import write_results
 from forge_pipeline.pipeline.work_tree import OUT, folder_of
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
@@ -22,16 +23,21 @@ from forge_runtime.text import shown
 
 
 def write_report(targets: Sequence[str]) -> None:
-    """Write the page about the builds below `out/`, and print a summary. Raises ArtifactError where one is missing."""
+    """Write the page about the builds below `out/`, and `results/`, and print a summary.
+
+    Raises ArtifactError where a build is missing.
+    """
     builds = [read_build(target) for target in targets]
+    write_results(builds)
     write_atomically(PAGE, render(builds).encode())
-    write_page_receipt(receipt_path(stage, target) for target in targets for stage in STAGES)
+    write_page_receipt(path for target in targets for stage in STAGES if (path := receipt_path(stage, target)).exists())
     print(summary(builds), flush=True)
 
 
 def read_build(target: str) -> Build:
     """Read one target's build from the work tree."""
     folder = OUT / target
+    records = [record_of(receipt_path(stage, target)) for stage in STAGES]
     metadata = _json(folder / METADATA)
     library = next(path for path in (folder / name for name in MODEL_FILES.values()) if path.exists())
     return Build(
@@ -39,7 +45,7 @@ def read_build(target: str) -> Build:
         metrics=_json(folder / "metrics.json") | _json(folder / "latency.json"),
         layers=_json(folder / "layers.json"),
         metadata=metadata,
-        stages=[_json(record_of(receipt_path(stage, target))) for stage in STAGES],
+        stages=[_json(record) for record in records if record.exists()],  # a stage may be left out
         artifact=digest_file(library),
         artifact_name=library.name,
         artifact_bytes=library.stat().st_size,

@@ -8,7 +8,20 @@ from pathlib import Path
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.stages import STAGES
 
-OUT = Path("out")
+OUT, RECEIPTS = Path("out"), Path("out/receipts")
+
+
+def home(folder: Path) -> Path:
+    """Return what a folder of one of DVC's copies stands for in the checkout that was copied; else the folder itself.
+
+    What git ignores is there alone: the store, the password's file. `dvc exp run --temp` and the workers of `dvc queue`
+    make their copies somewhere below `.dvc/tmp/exps`.
+    """
+    copy = next((place for place in (folder, *folder.parents) if (place / ".dvc").is_dir()), folder)
+    for place in copy.parents:
+        if place.parts[-3:] == (".dvc", "tmp", "exps"):
+            return place.parents[2] / folder.relative_to(copy)
+    return folder
 
 
 def folder_of(stage: str, target: str | None) -> Path:

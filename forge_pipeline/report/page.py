@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from forge_pipeline.errors import ConfigError
@@ -15,14 +16,19 @@ TEMPLATE = "page.html.j2"
 MAIN_OUTPUTS = ("model_library.so", "model.onnx", "ranges.npz", "metrics.json")
 
 
-def render(builds: Sequence[Build]) -> str:
-    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
+def require() -> None:
+    """Raise ConfigError where jinja2, which writes the page, is not installed."""
+    if find_spec("jinja2") is None:
         raise ConfigError(
             "report", "jinja2, to write the page", "no module jinja2", "pip install 'forge-pipeline[report]'"
-        ) from error
+        )
+
+
+def render(builds: Sequence[Build]) -> str:
+    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
+    require()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("forge_pipeline.report", "."),
         autoescape=True,

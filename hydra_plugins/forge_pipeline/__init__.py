@@ -1,4 +1,4 @@
-"""What Hydra finds of forge_pipeline: its configuration groups, for every application, and its sweeper."""
+"""What Hydra finds of forge_pipeline: its configuration groups, for every application, its sweeper, its example."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
-from forge_pipeline.locate import conf_dir
+from forge_pipeline.locate import conf_dir, example
+
+OmegaConf.register_new_resolver("forge.example", example, replace=True)
 
 
 class ForgePipelineSearchPath(SearchPathPlugin):

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ import yaml
 from tests.support.classifier import classifier
 from tests.support.paths import ROOT
 
-NEEDED = ("conf", "stages", "forge_pipeline", "hydra_plugins", "examples", "dvc.yaml", "pyproject.toml", "README.md")
+NEEDED = (
+    "conf", "forge_pipeline", "hydra_plugins", "examples", "dvc.yaml", "params.yaml", "pyproject.toml", "README.md",
+)  # fmt: skip
 TARGETS = ["host", "raspberry-pi/5"]
 Shell = Callable[..., str]
 
@@ -39,17 +42,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     config = yaml.safe_load((folder / "conf" / "config.yaml").read_text())
     config["matrix"]["targets"] = TARGETS
     (folder / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
-    report = pipeline["stages"]["report"]
-    report["deps"] = [f"out/{target}/{name}.action.json" for target in TARGETS for name in ("evaluate", "encrypt")]
-    pipeline["metrics"] = [f"out/{target}/latency.json" for target in TARGETS]
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
     shell(folder, "git", "init", "-q")
     shell(folder, "dvc", "init", "-q")
     shell(folder, "dvc", "config", "core.analytics", "false")
     (folder / ".gitignore").write_text("/out/\n/.forge/\n__pycache__/\n")
     shell(folder, sys.executable, "-m", "forge_pipeline", "password", ".forge/password")
-    shell(folder, sys.executable, "-m", "stages.resolve")
+    shell(folder, sys.executable, "-m", "forge_pipeline", "stage", "resolve")
     commit(folder, "start")
     # A Hydra run first: what it built, DVC must not build again.
     out = folder.parent / "hydra"
@@ -61,27 +59,28 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def shell(folder: Path, *command: str) -> str:
-    """Run in ``folder`` and return stdout; fail with everything it printed."""
+def shell(folder: Path, *command: str, store: str | None = ".forge/store", fails: bool = False) -> str:
+    """Run in ``folder`` and return stdout, with stderr where it is to fail; else fail with everything it printed."""
     program = str(Path(sys.executable).with_name(command[0])) if command[0] == "dvc" else command[0]
     environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith(("DVC", "GIT"))},
+        **{key: value for key, value in os.environ.items() if not key.startswith(("DVC", "GIT", "FORGE"))},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "FORGE_STORE": str(folder / ".forge" / "store"),
+        **({} if store is None else {"FORGE_STORE": str(folder / store)}),
         "FORGE_STORE_REMOTE": f"file://{folder.parent}/remote?sig=hunter2",
         "DVC_NO_ANALYTICS": "1",
+        **{f"GIT_{who}_{what}": "test@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }
     done = subprocess.run(
         [program, *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert (done.returncode != 0) == fails, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr * fails
 
 
 def commit(folder: Path, message: str) -> None:
     """Commit everything that git does not ignore."""
     shell(folder, "git", "add", "-A")
-    shell(folder, "git", "-c", "user.name=Test", "-c", "user.email=test@localhost", "commit", "-q", "-m", message)
+    shell(folder, "git", "commit", "-q", "-m", message)
 
 
 def lines(output: str, result: str) -> set[str]:
@@ -139,12 +138,7 @@ def test_a_second_repro_runs_nothing(checkout: Path) -> None:
     assert "up to date" in output
 
 
-def test_the_metrics_parameters_and_plots_are_dvcs_to_show(checkout: Path) -> None:
-    metrics = json.loads(shell(checkout, "dvc", "metrics", "show", "--json"))
-    for name in ("metrics.json", "latency.json"):
-        assert all(f"out/{target}/{name}" in json.dumps(metrics) for target in TARGETS)
-    assert "latency_median_ms" in json.dumps(metrics)
-    shell(checkout, "dvc", "plots", "show", "--json")
+def test_an_edit_of_one_target_reruns_its_stages_alone(checkout: Path) -> None:
     compile_options = checkout / "conf" / "target" / "raspberry-pi" / "5.yaml"
     text = compile_options.read_text()
     compile_options.write_text(text.replace("l2_kib: 512", "l2_kib: 1024"))
@@ -155,8 +149,8 @@ def test_the_metrics_parameters_and_plots_are_dvcs_to_show(checkout: Path) -> No
             *(f"{name}@raspberry-pi/5" for name in ("compile", "evaluate", "encrypt")),
             "report",
         }
-        changed = json.loads(shell(checkout, "dvc", "params", "diff", "--json"))
-        assert list(changed) == ["resolved/raspberry-pi/5/compile.yaml"]
+        changed = shell(checkout, "git", "diff", "--name-only", "resolved").split()
+        assert changed == ["resolved/raspberry-pi/5/compile.yaml"]
     finally:
         compile_options.write_text(text)
 
@@ -176,7 +170,7 @@ def test_a_damaged_or_missing_deliverable_is_delivered_again_after_resolve(check
     damaged.write_bytes(good[0][:-1])
     missing.unlink()
     (checkout / "out" / "report.html").unlink()
-    shell(checkout, sys.executable, "-m", "stages.resolve")
+    shell(checkout, sys.executable, "-m", "forge_pipeline", "stage", "resolve")
     output = shell(checkout, "dvc", "repro")
     assert ran(output) == {"report", *(f"encrypt@{target}" for target in TARGETS)}
     assert lines(output, "built") == set()
@@ -190,7 +184,7 @@ def test_another_clone_with_another_store_ends_with_the_same_lock_file(checkout:
     shell(checkout, "git", "clone", "-q", str(checkout), str(clone))
     (clone / ".forge").mkdir()
     shutil.copy(checkout / ".forge" / "password", clone / ".forge")
-    shell(clone, sys.executable, "-m", "stages.resolve")
+    shell(clone, sys.executable, "-m", "forge_pipeline", "stage", "resolve")
     output = shell(clone, "dvc", "repro", "encrypt@host")
     assert {"compile host", "evaluate host", "encrypt host"} <= lines(output, "built")
     assert shell(clone, "git", "status", "--porcelain") == ""
@@ -208,8 +202,120 @@ def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:
 @pytest.mark.long
 def test_what_was_built_ahead_several_targets_at_once_is_a_hit_for_dvc(checkout: Path) -> None:
     shutil.rmtree(checkout / ".forge" / "store")
-    ahead = shell(checkout, sys.executable, "-m", "stages.ahead")
+    ahead = shell(checkout, "forge-pipeline", "stage", "ahead")
     assert lines(ahead, "built") >= {f"{stage} {target}" for target in TARGETS for stage in ("compile", "evaluate")}
     again = shell(checkout, "dvc", "repro", "--force")
     assert lines(again, "built") == set()
     assert lines(again, "hit") >= {"load", "fold", *(f"encrypt {target}" for target in TARGETS)}
+
+
+@pytest.fixture
+def committed(checkout: Path) -> Iterator[Path]:
+    """Yield the checkout with its files as they were committed, and take all edits back."""
+    shell(checkout, "git", "checkout", "-q", ".")
+    yield checkout
+    shell(checkout, "git", "checkout", "-q", ".")
+
+
+def columns(folder: Path) -> list[str]:
+    """Return the columns of `dvc exp show` that are no dependencies."""
+    header = shell(folder, "dvc", "exp", "show", "--csv", "--drop", "/").splitlines()[0]
+    return header.split(",")
+
+
+def test_an_experiment_sets_an_option_of_the_stage_that_reads_it(committed: Path) -> None:
+    output = shell(committed, "dvc", "exp", "run", "-n", "coarse", "-S", "quantize.per_channel=false", "quantize")
+    assert {"resolve", "quantize"} <= ran(output)
+    assert "fold" not in ran(output)
+    assert "quantize host" in lines(output, "built")
+    resolved = yaml.safe_load((committed / "resolved" / "quantize.yaml").read_text())
+    assert resolved["host"]["config"]["per_channel"] is False
+    shell(committed, "git", "checkout", "-q", ".")  # an experiment is a commit: it is compared without its files
+    assert changed_params(committed, "HEAD", "coarse") == {"quantize.per_channel": (True, False)}
+
+
+def changed_params(folder: Path, *revisions: str) -> dict[str, tuple[object, object]]:
+    """Return what `dvc params diff` says of params.yaml, which is all that it says."""
+    changed = json.loads(shell(folder, "dvc", "params", "diff", *revisions, "--json"))
+    assert set(changed) <= {"params.yaml"}
+    return {name: (change["old"], change["new"]) for name, change in changed.get("params.yaml", {}).items()}
+
+
+def test_parameters_are_compared_before_anything_runs(committed: Path) -> None:
+    params = committed / "params.yaml"
+    params.write_text(params.read_text().replace("per_channel: true", "per_channel: false"))
+    assert changed_params(committed) == {"quantize.per_channel": (True, False)}
+
+
+def test_an_experiment_in_a_copy_has_the_checkouts_store_and_password_and_is_compared(committed: Path) -> None:
+    before = shell(committed, "git", "status", "--porcelain")
+    experiment = ("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "+evaluate.samples=100")
+    output = shell(committed, *experiment, store=None)
+    assert {"compile host", "compile raspberry-pi/5", "encrypt host"} <= lines(output, "hit")
+    assert lines(output, "built") == {f"evaluate {target}" for target in TARGETS}
+    assert shell(committed, "git", "status", "--porcelain") == before
+    assert changed_params(committed, "HEAD", "apart") == {"evaluate.samples": (None, 100)}
+    metrics = json.loads(shell(committed, "dvc", "metrics", "diff", "HEAD", "apart", "--json"))
+    assert metrics["results/metrics.json"]["host.sqnr_db"]["diff"] != 0
+    plots = json.loads(shell(committed, "dvc", "plots", "diff", "HEAD", "apart", "--json"))["data"]
+    assert {name: plot["revisions"] for name, (plot,) in plots.items()} == {
+        f"results/layers/{target.replace('/', '-')}.json": ["HEAD", "apart"] for target in TARGETS
+    }
+    shown = columns(committed)
+    assert {"quantize.per_channel", "evaluate.samples", "host.sqnr_db", "host.latency_median_ms"} <= set(shown)
+    assert len(shown) < 20 + 7 * len(TARGETS)
+
+
+def test_an_edit_that_resolve_would_undo_is_refused(committed: Path) -> None:
+    output = shell(
+        committed, "dvc", "exp", "run", "-S", "resolved/quantize.yaml:host.config.per_channel=false", fails=True
+    )
+    assert "resolved/quantize.yaml: expected what `resolve` wrote, found an edit" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+quantize.per_chanel=false", "did you mean 'quantize.per_channel'?"),
+        ("quantize=statik", "did you mean 'static'?"),
+        ("+target=host", "set it in conf/config.yaml"),
+        ("+quantise.per_channel=false", "did you mean 'quantize'?"),
+    ],
+)
+def test_a_parameter_that_is_none_fails_the_experiment(committed: Path, override: str, said: str) -> None:
+    output = shell(committed, "dvc", "exp", "run", "-S", override, fails=True)
+    assert said in output
+    assert "Traceback" not in output
+    assert ran(output) == {"resolve"}
+
+
+def test_a_latency_stays_as_it_was_measured_while_the_build_is_the_same(committed: Path) -> None:
+    shell(committed, "dvc", "repro")
+    measured = committed / "results" / "measured.json"
+    before = json.loads(measured.read_text())
+    before["host"]["metrics"]["latency_median_ms"] = 123.0
+    measured.write_text(json.dumps(before, indent=1, sort_keys=True) + "\n")
+    shell(committed, "dvc", "repro", "--force", "report")
+    metrics = json.loads((committed / "results" / "metrics.json").read_text())
+    assert metrics["host"]["latency_median_ms"] == 123.0
+    before["host"]["action_key"] = "another"
+    measured.write_text(json.dumps(before))
+    shell(committed, "dvc", "repro", "--force", "report")
+    metrics = json.loads((committed / "results" / "metrics.json").read_text())
+    assert metrics["host"]["latency_median_ms"] < 123.0
+
+
+@pytest.mark.long
+def test_queued_experiments_run_in_copies_and_a_bad_one_fails_alone(committed: Path) -> None:
+    for name, override in {"floats": "quantize=none", "wrong": "+quantize.nothing=1"}.items():
+        shell(committed, "dvc", "exp", "run", "--queue", "-n", name, "-S", override)
+    shell(committed, "dvc", "queue", "start")
+    deadline = time.monotonic() + 300
+    while {"Queued", "Running"} & set(status := shell(committed, "dvc", "queue", "status").split()):
+        assert time.monotonic() < deadline, status
+        time.sleep(2)
+    assert status[status.index("floats") + 3 - len(status) :][0] == "Success"
+    assert "Failed" in status
+    metrics = json.loads(shell(committed, "dvc", "metrics", "diff", "HEAD", "floats", "--json"))
+    assert "size_library_bytes" in json.dumps(metrics)

@@ -53,7 +53,7 @@ def test_dvc_tracks_the_folder_of_a_stage_or_its_receipt_and_what_is_the_same_ea
     folder = stage.folder.format(target="${item.target}" if stage.per_target else "").rstrip("/")
     kind = KINDS[stage.gives]
     same = set(kind.files) - set(kind.fresh) - set(kind.optional)
-    names = {f"out/{folder}/{file}" for file in (f"{name}.action.json", *same)}
+    names = {f"out/receipts/{folder}/{name}.action.json", *(f"out/{folder}/{file}" for file in same)}
     assert tracked(row) == (names if stage.is_last else {f"out/{folder}"})
     assert ("matrix" in row) == stage.per_target
 

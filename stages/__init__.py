@@ -1,1 +1,0 @@
-"""What DVC runs: one thin script per stage, such as ``python -m stages.compile raspberry-pi/5``."""
