@@ -10,11 +10,11 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
-from forge_pipeline.codegen.float32 import elementwise, fallback, middle_axis, row_reduction
+from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
-from forge_pipeline.codegen.tir import flatten_pixels, peel_padding, primitives, reduction, tail_tiles
+from forge_pipeline.codegen.tir import flatten_pixels, middle_axis, peel_padding, primitives, reduction, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROOT = "root"
