@@ -1,5 +1,6 @@
-//! AES-256-GCM, decrypting, by a CPU's instructions for rounds of AES and for products of polynomials: one pass over the
-//! data, several registers of several blocks each at once. No branch and no address depends on a secret.
+//! AES-256-GCM, decrypting, by a CPU's instructions for rounds of AES and for products of polynomials, or by `sliced.zig`
+//! where it has none: one pass over the data, several registers of several blocks each at once. No branch and no address
+//! depends on a secret.
 //!
 //! Products are added before they are reduced: S. Gueron, M. Kounavis, "Intel Carry-Less Multiplication Instruction and its
 //! Usage for Computing the GCM Mode" (2014). GHASH is POLYVAL with its bytes and its key turned, whose reduction is two
@@ -7,7 +8,7 @@
 //! Great Again: The Forthcoming Vectorized AES Instruction" (2018).
 const std = @import("std");
 const builtin = @import("builtin");
-const Aes256 = std.crypto.core.aes.Aes256;
+const sliced = @import("sliced.zig");
 
 /// One block, as a little-endian number of its bytes in the opposite order where it is a polynomial.
 const Block = @Vector(2, u64);
@@ -45,9 +46,7 @@ pub fn Gcm(comptime lanes: comptime_int, comptime depth: comptime_int) type {
             counter: Block,
 
             fn init(state: *State, nonce: *const [12]u8, key: *const [32]u8) void {
-                var schedule = Aes256.initEnc(key.*);
-                defer std.crypto.secureZero(u8, std.mem.asBytes(&schedule));
-                for (&state.keys, schedule.key_schedule.round_keys) |*one, given| one.* = at(Block, &given.toBytes()).*;
+                expand(@ptrCast(&state.keys), key);
                 state.power = timesX(swapped(1, state.encrypted(@splat(0))));
                 const powers: *[lanes * depth]Block = @ptrCast(&state.powers);
                 var power = state.power;
@@ -122,6 +121,17 @@ pub fn Gcm(comptime lanes: comptime_int, comptime depth: comptime_int) type {
     };
 }
 
+/// The keys of the rounds: FIPS 197, 5.2.
+noinline fn expand(words: *[4 * (rounds + 1)]u32, key: *const [32]u8) void {
+    words[0..8].* = @bitCast(key.*);
+    for (8..words.len) |index| {
+        var word = words[index - 1];
+        if (index % 4 == 0) word = machine.substituted(word);
+        if (index % 8 == 0) word = std.math.rotr(u32, word, 8) ^ @as(u32, 1) << @intCast(index / 8 - 1);
+        words[index] = words[index - 8] ^ word;
+    }
+}
+
 fn Words(comptime lanes: comptime_int) type {
     return @Vector(4 * lanes, u32);
 }
@@ -160,6 +170,7 @@ inline fn repeated(comptime lanes: comptime_int, block: Block) @Vector(2 * lanes
 
 /// Each block with its bytes in the opposite order.
 inline fn swapped(comptime lanes: comptime_int, blocks: @Vector(2 * lanes, u64)) @Vector(2 * lanes, u64) {
+    if (machine == sliced) return .{ @byteSwap(blocks[1]), @byteSwap(blocks[0]) };
     const order = comptime order: {
         var places: [16 * lanes]i32 = undefined;
         for (&places, 0..) |*place, index| place.* = @intCast(index ^ 15);
@@ -217,9 +228,9 @@ fn timesX(block: Block) Block {
 }
 
 const machine = switch (builtin.cpu.arch) {
-    .x86_64 => x86,
-    .aarch64 => arm,
-    else => @compileError("no instructions for AES"),
+    .x86_64 => if (builtin.cpu.has(.x86, .aes)) x86 else sliced,
+    .aarch64 => if (builtin.cpu.has(.aarch64, .aes)) arm else sliced,
+    else => sliced,
 };
 
 const x86 = struct {
@@ -241,6 +252,15 @@ const x86 = struct {
                   [key] "v" (key),
             );
         }
+    }
+
+    /// Four equal columns are rows of equal bytes, which nothing turns.
+    inline fn substituted(word: u32) u32 {
+        return @as(Words(1), @bitCast(asm ("vaesenclast %[key], %[state], %[out]"
+            : [out] "=x" (-> Block),
+            : [state] "x" (@as(Words(1), @splat(word))),
+              [key] "x" (@as(Block, @splat(0))),
+        )))[0];
     }
 
     inline fn product(comptime lanes: comptime_int, a: Wide(lanes), b: Wide(lanes), comptime halves: []const u8) Wide(lanes) {
@@ -281,6 +301,14 @@ const arm = struct {
             );
         };
         inline for (blocks) |*block| block.* ^= keys[rounds];
+    }
+
+    inline fn substituted(word: u32) u32 {
+        return @as(Words(1), @bitCast(asm ("aese %[out].16b, %[key].16b"
+            : [out] "=w" (-> Block),
+            : [state] "0" (@as(Words(1), @splat(word))),
+              [key] "w" (@as(Block, @splat(0))),
+        )))[0];
     }
 
     inline fn low(_: comptime_int, a: Block, b: Block) Block {

@@ -4,16 +4,14 @@ const cpu = @import("cpu.zig");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
 const Error = message.Error;
-const Mac = std.crypto.auth.hmac.sha2.HmacSha256;
-const Hkdf = std.crypto.kdf.hkdf.HkdfSha256;
 
 pub const magic = "\x89MLENC\r\n";
 const header_size = 96;
 const tag_size = 16;
 
-const Digest = fn ([*]const u8, usize, *[32]u8) callconv(.c) void;
+const Digest = fn (?*const [64]u8, [*]const u8, usize, *[32]u8) callconv(.c) void;
 const Decrypt = fn ([*]u8, [*]const u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) callconv(.c) bool;
-const Derive = fn (*[64]u8, [*]const u8, usize, *const [16]u8, u32, u32, u32) callconv(.c) bool;
+const Derive = fn (*[64]u8, [*]u8, u32, [*]const u8, usize, *const [16]u8, u32, u32) callconv(.c) void;
 
 /// `crypto.zig` and `wide.zig`, as compiled for CPUs that have more or fewer instructions.
 fn compiled(comptime Function: type, comptime name: []const u8) *const Function {
@@ -28,9 +26,27 @@ fn chosen(comptime Function: type, comptime name: []const u8) *const Function {
 }
 
 pub fn sha256(data: []const u8) [32]u8 {
+    return digestOf(null, data);
+}
+
+fn digestOf(first: ?*const [64]u8, data: []const u8) [32]u8 {
     var digest: [32]u8 = undefined;
-    chosen(Digest, "forge_sha256")(data.ptr, data.len, &digest);
+    chosen(Digest, "forge_sha256")(first, data.ptr, data.len, &digest);
     return digest;
+}
+
+/// HMAC-SHA-256: RFC 2104.
+noinline fn mac(key: *const [32]u8, data: []const u8) [32]u8 {
+    var block: [64]u8 = @splat(0x36);
+    for (block[0..32], key) |*byte, secret| byte.* ^= secret;
+    const inner = digestOf(&block, data);
+    for (&block) |*byte| byte.* ^= 0x36 ^ 0x5c;
+    return digestOf(&block, &inner);
+}
+
+/// The first 32 bytes of HKDF's second step: RFC 5869, 2.3.
+fn expanded(key: *const [32]u8, info: anytype) [32]u8 {
+    return mac(key, &(info.* ++ [_]u8{1}));
 }
 
 /// Decrypt all but the tag that follows it to `to`, which may lie before `from`, and reach into it.
@@ -45,7 +61,7 @@ fn number(comptime T: type, at: []const u8) T {
 const Costs = struct { kib: u32, passes: u32, lanes: u32 };
 
 /// What is secret while a model is opened: one page, locked, wiped at the end.
-const Secrets = struct { derived: [64]u8, wrapped: [48]u8, header_key: [32]u8, payload_key: [32]u8 };
+const Secrets = struct { derived: [64]u8, wrapped: [48]u8, extracted: [32]u8, header_key: [32]u8, payload_key: [32]u8 };
 
 /// Turn an encrypted model, in place, to its plaintext, at the start of the same memory; return that. `file` is the
 /// caller's and hidden (`platform.hide`). After an error it holds what the caller must wipe, and nothing that may be used.
@@ -62,18 +78,16 @@ pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize
     try unwrap(secrets, key_file, password, costs);
     const data_key = secrets.wrapped[0..32];
     const salt = file[32..64];
-    var extracted = Hkdf.extract(salt, data_key);
-    defer std.crypto.secureZero(u8, &extracted);
-    Hkdf.expand(&secrets.header_key, "mlenc/v1/header", extracted);
-    var mac: [32]u8 = undefined;
-    Mac.create(&mac, file[0 .. header - 32], &secrets.header_key);
-    if (!std.crypto.timing_safe.eql([32]u8, mac, file[header - 32 ..][0..32].*)) return altered("its header");
+    secrets.extracted = mac(salt, data_key);
+    secrets.header_key = expanded(&secrets.extracted, "mlenc/v1/header");
+    const found = mac(&secrets.header_key, file[0 .. header - 32]);
+    if (!std.crypto.timing_safe.eql([32]u8, found, file[header - 32 ..][0..32].*)) return altered("its header");
     const info = "mlenc/v1/payload".* ++ sha256(file[0..header]);
-    Hkdf.expand(&secrets.payload_key, &info, extracted);
+    secrets.payload_key = expanded(&secrets.extracted, &info);
     return decryptChunks(file, header, &secrets.payload_key);
 }
 
-/// Overwrite what the functions that were called left on the stack: those of the standard library leave keys there.
+/// Overwrite what the functions that were called left on the stack: keys, and what was made of them.
 noinline fn wipeStack() void {
     var room: [16 << 10]u8 = undefined;
     std.crypto.secureZero(u8, &room);
@@ -127,12 +141,13 @@ fn keyCosts(key: []const u8, file: []const u8) Error!Costs {
 }
 
 fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs) Error!void {
-    if (!chosen(Derive, "forge_derive")(&secrets.derived, password.ptr, password.len, key[24..40], costs.kib, costs.passes, costs.lanes))
+    const memory = platform.map(@as(usize, costs.kib) << 10) catch
         return message.fail(error.Memory, "key file: expected a key derivation within the memory that this system gives, found one that takes {d} KiB\nfix: free some memory, or encrypt the model with less encrypt.kdf.memory_kib", .{costs.kib});
+    chosen(Derive, "forge_derive")(&secrets.derived, memory.ptr, costs.kib, password.ptr, password.len, key[24..40], costs.passes, costs.lanes);
+    platform.wipe(memory);
     const wrong = "key file: expected the password that this key was made with, found Corrupted chunk encountered while decrypting the key, wrong password or corrupted key file\nfix: check the password; if it is right, copy modelKey.bin again from where the model was encrypted";
-    var mac: [32]u8 = undefined;
-    Mac.create(&mac, key[0..132], secrets.derived[32..64]);
-    if (!std.crypto.timing_safe.eql([32]u8, mac, key[132..164].*)) return message.fail(error.Password, wrong, .{});
+    const found = mac(secrets.derived[32..64], key[0..132]);
+    if (!std.crypto.timing_safe.eql([32]u8, found, key[132..164].*)) return message.fail(error.Password, wrong, .{});
     secrets.wrapped = key[84..132].*;
     if (!decrypt(&secrets.wrapped, &secrets.wrapped, key[0..84], key[72..84], secrets.derived[0..32])) return message.fail(error.Password, wrong, .{});
 }
