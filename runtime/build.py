@@ -66,7 +66,7 @@ BIONIC = (
 NO_HEADERS = "include sys_include crt msvc_lib kernel32_lib gcc cc darwin_sdk"
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
 # One job at a time: the numbers of nameless symbols depend on which is done first.
-PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables")
+PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables", "-fomit-frame-pointer")
 # Of no C library: whichever the process has, glibc or musl, gives what is missing, which is POSIX.
 SHARED = (
     "-shared",

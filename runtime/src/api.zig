@@ -45,7 +45,7 @@ fn noMemory() Error {
 }
 
 fn missing(comptime what: []const u8) Error {
-    return message.fail(error.Usage, what ++ ": expected a pointer, found NULL\nfix: pass what forge.h says", .{});
+    return message.failIn(error.Usage, &.{ .tail = ": expected a pointer, found NULL\nfix: pass what forge.h says" }, what, .{});
 }
 
 fn create(made: *?*Model, file: platform.File, secret: model_of.Secret, source: *const Source, comptime opened: anytype) Error!void {

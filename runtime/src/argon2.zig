@@ -9,10 +9,13 @@ const Pair = @Vector(2, u64);
 const Four = @Vector(4, u64);
 const zero: Block = @splat(@splat(0));
 
-/// Derive from a password, in memory of as many blocks as `kib` says. It must be wiped: it tells of the password.
-pub fn derive(out: *[64]u8, memory: []Block, password: []const u8, salt: *const [16]u8, passes: u32, lanes: u32) void {
+/// How two blocks are compressed to one, which may be one of them, or are added to what is there: what takes all the time.
+pub const Mix = fn (to: *Block, a: *const Block, b: *const Block, is_added: bool) callconv(.c) void;
+
+/// Derive from a password, in `memory`. It must be wiped: it tells of the password.
+pub fn derive(out: *[64]u8, memory: []Block, password: []const u8, salt: *const [16]u8, passes: u32, lanes: u32, compress: *const Mix) void {
     const segment = memory.len / (slices * lanes);
-    const filling: Filling = .{ .blocks = memory[0 .. slices * segment * lanes], .segment = segment, .length = slices * segment, .passes = passes, .lanes = lanes };
+    const filling: Filling = .{ .blocks = memory[0 .. slices * segment * lanes], .segment = segment, .length = slices * segment, .passes = passes, .lanes = lanes, .compress = compress };
     var seed: [72]u8 = undefined;
     var first: Blake2b = .init(64);
     const version = 0x13;
@@ -61,6 +64,7 @@ const Filling = struct {
     length: usize,
     passes: u32,
     lanes: u32,
+    compress: *const Mix,
 
     /// Fill a lane's part of a slice, section 3.4.
     fn fill(filling: *const Filling, pass: usize, slice: usize, lane: usize) void {
@@ -72,8 +76,8 @@ const Filling = struct {
         for (0..filling.segment) |index| {
             if (is_independent and index % 128 == 0) {
                 input[3][0] += 1;
-                mix(&addresses, &input, &zero, false);
-                mix(&addresses, &addresses, &zero, false);
+                filling.compress(&addresses, &input, &zero, false);
+                filling.compress(&addresses, &addresses, &zero, false);
             }
             const column = slice * filling.segment + index;
             if (pass == 0 and column < 2) continue;
@@ -87,13 +91,13 @@ const Filling = struct {
             const squared = (random & 0xffffffff) * (random & 0xffffffff) >> 32;
             const oldest = if (pass == 0) 0 else (slice + 1) * filling.segment;
             const place = (oldest + count - 1 - (count * squared >> 32)) % filling.length;
-            mix(&filling.blocks[start + column], before, &filling.blocks[other * filling.length + place], pass != 0);
+            filling.compress(&filling.blocks[start + column], before, &filling.blocks[other * filling.length + place], pass != 0);
         }
     }
 };
 
-/// Compress two blocks to one, which may be one of them, or add that to what is there.
-noinline fn mix(to: *Block, a: *const Block, b: *const Block, is_added: bool) void {
+/// Section 3.5.
+pub fn mix(to: *Block, a: *const Block, b: *const Block, is_added: bool) callconv(.c) void {
     var state: Block = undefined;
     for (&state, a, b) |*pair, x, y| pair.* = x ^ y;
     const given = state;

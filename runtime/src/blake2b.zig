@@ -7,7 +7,7 @@ const orders = [10]u64{ 0xfedcba9876543210, 0x357b20c16df984ae, 0x491763eadf250c
 
 pub const Blake2b = struct {
     state: [8]u64 = iv,
-    buffer: [128]u8 = undefined,
+    buffer: [128]u8 align(8) = undefined,
     used: usize = 0,
     total: u64 = 0,
 
@@ -39,7 +39,7 @@ pub const Blake2b = struct {
     noinline fn compress(hash: *Blake2b, is_last: bool) void {
         hash.total += hash.used;
         hash.used = 0;
-        const words: [16]u64 = @bitCast(hash.buffer);
+        const words: *const [16]u64 = @ptrCast(&hash.buffer);
         var v: [16]u64 = hash.state ++ iv;
         v[12] ^= hash.total;
         if (is_last) v[14] = ~v[14];

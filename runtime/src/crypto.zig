@@ -16,9 +16,11 @@ comptime {
     const name = @tagName(form);
     @export(&sha256, .{ .name = "forge_sha256_" ++ name, .visibility = .hidden });
     @export(&decrypt, .{ .name = "forge_decrypt_" ++ name, .visibility = .hidden });
-    @export(&derive, .{ .name = "forge_derive_" ++ name, .visibility = .hidden });
-    // Once: it takes a fraction of a millisecond either way.
-    if (form == .portable) @export(&verify, .{ .name = "forge_verify_portable", .visibility = .hidden });
+    @export(&argon2.mix, .{ .name = "forge_mix_" ++ name, .visibility = .hidden });
+    if (form == .portable) { // once: instructions make no difference to them
+        @export(&verify, .{ .name = "forge_verify_portable", .visibility = .hidden });
+        @export(&derive, .{ .name = "forge_derive_portable", .visibility = .hidden });
+    }
 }
 
 /// The digest of a block, if any, and what follows it. The standard library's uses instructions for SHA where there are any.
@@ -44,6 +46,6 @@ fn verify(data: [*]const u8, size: usize, signature: *const [64]u8, key: *const 
 }
 
 /// As `argon2.zig` says.
-fn derive(out: *[64]u8, memory: [*]argon2.Block, kib: u32, password: [*]const u8, password_size: usize, salt: *const [16]u8, passes: u32, lanes: u32) callconv(.c) void {
-    argon2.derive(out, memory[0..kib], password[0..password_size], salt, passes, lanes);
+fn derive(out: *[64]u8, memory: [*]argon2.Block, kib: u32, password: [*]const u8, password_size: usize, salt: *const [16]u8, passes: u32, lanes: u32, mix: *const argon2.Mix) callconv(.c) void {
+    argon2.derive(out, memory[0..kib], password[0..password_size], salt, passes, lanes, mix);
 }

@@ -53,6 +53,27 @@ const provided = [_]math.Symbol{
     .{ .name = "memcmp", .address = &memcmp },
     .{ .name = "bcmp", .address = &memcmp },
 } ++ math.symbols[0..math.symbols.len].*;
+const provided_names = joined: {
+    var list: []const u8 = "";
+    for (provided) |symbol| list = list ++ symbol.name ++ " ";
+    break :joined list;
+};
+
+/// Where a function lies that kernels may call.
+fn addressOf(name: []const u8) ?u64 {
+    var left = std.mem.tokenizeScalar(u8, provided_names, ' ');
+    var index: usize = 0;
+    while (left.next()) |known| : (index += 1) if (std.mem.eql(u8, known, name)) return @intFromPtr(pointer(index));
+    return null;
+}
+
+/// By offsets from here, as a compiler makes of constants: a table of pointers has to be filled where it is loaded.
+noinline fn pointer(index: usize) *const anyopaque {
+    return switch (index) {
+        inline 0...provided.len - 1 => |known| provided[known].address,
+        else => unreachable,
+    };
+}
 
 /// Pointers that the kernels have, empty, for whoever runs them to fill. All others of TVM's runtime are refused.
 const filled = [_]math.Symbol{
@@ -63,8 +84,10 @@ const filled = [_]math.Symbol{
 
 const refused = [_][]const u8{ "__TVMBackendParallelBarrier", "__TVMFFIEnvModLookupFromImports", "__TVMFFIFunctionCall", "__TVMBackendGetFuncFromEnv" };
 
+const damage: message.Frame = .{ .head = "code of the library: expected a shared object of forge-pipeline, found ", .tail = "\nfix: build the library anew" };
+
 fn damaged(comptime what: []const u8, arguments: anytype) Error {
-    return message.fail(error.Damaged, "code of the library: expected a shared object of forge-pipeline, found " ++ what ++ "\nfix: build the library anew", arguments);
+    return message.failIn(error.Damaged, &damage, what, arguments);
 }
 
 pub const Image = struct {
@@ -208,7 +231,7 @@ pub const Image = struct {
             if (symbol.info & 15 > 2 or symbol.value > image.memory.len) return damaged("{s}, a symbol of another kind", .{name});
             return @intFromPtr(image.memory.ptr) + symbol.value;
         }
-        for (provided) |known| if (std.mem.eql(u8, known.name, name)) return @intFromPtr(known.address);
+        if (addressOf(name)) |address| return address;
         return message.fail(error.Unsupported, "library: expected calls that this runtime answers, found one of {s}\nfix: build the library anew, or run it with Engine", .{name});
     }
 

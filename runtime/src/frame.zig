@@ -232,5 +232,5 @@ pub const Frame = struct {
 };
 
 fn sizes(comptime what: []const u8, arguments: anytype) Error {
-    return message.fail(error.Input, "inputs: expected sizes that go together, found " ++ what ++ "\nfix: give inputs of other sizes", arguments);
+    return message.failIn(error.Input, &.{ .head = "inputs: expected sizes that go together, found ", .tail = "\nfix: give inputs of other sizes" }, what, arguments);
 }

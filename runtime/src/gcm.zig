@@ -12,6 +12,7 @@ const sliced = @import("sliced.zig");
 
 /// One block, as a little-endian number of its bytes in the opposite order where it is a polynomial.
 const Block = @Vector(2, u64);
+const zero: Block = @splat(0);
 const rounds = 14;
 
 /// Of `depth` registers, each of `lanes` blocks. Decrypt `size` bytes to `to`, which may be `from` or lie before it; the
@@ -123,7 +124,7 @@ pub fn Gcm(comptime lanes: comptime_int, comptime depth: comptime_int) type {
 
 /// The keys of the rounds: FIPS 197, 5.2.
 noinline fn expand(words: *[4 * (rounds + 1)]u32, key: *const [32]u8) void {
-    words[0..8].* = @bitCast(key.*);
+    @memcpy(std.mem.sliceAsBytes(words[0..8]), key);
     for (8..words.len) |index| {
         var word = words[index - 1];
         if (index % 4 == 0) word = machine.substituted(word);
@@ -195,10 +196,10 @@ fn Sums(comptime lanes: comptime_int) type {
 
         /// The sum over the lanes, reduced.
         inline fn reduced(sums: @This()) Block {
-            const cross = folded(sums.cross);
-            const low = folded(sums.low) ^ Block{ 0, cross[0] };
-            const high = folded(sums.high) ^ Block{ cross[1], 0 };
-            return high ^ halfReduced(halfReduced(low));
+            const low = folded(sums.low);
+            const high = folded(sums.high);
+            const cross = folded(sums.cross) ^ if (machine == sliced) low ^ high else zero;
+            return high ^ Block{ cross[1], 0 } ^ halfReduced(halfReduced(low ^ Block{ 0, cross[0] }));
         }
 
         fn folded(wide: Wide) Block {

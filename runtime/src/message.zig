@@ -4,63 +4,90 @@ const std = @import("std");
 
 pub const Error = error{ Memory, File, Damaged, Password, Machine, Input, Kernel, Cancelled, Unsupported, Usage, Untrusted };
 
-threadlocal var text: [1200:0]u8 = @splat(0);
+threadlocal var said: [1200:0]u8 = @splat(0);
+
+/// What several messages begin and end with, which is kept once.
+pub const Frame = struct { head: []const u8 = "", tail: []const u8 = "" };
 
 /// Leave a message for the calling thread and return `code`, to be passed on. Format: "WHERE: expected ..., found ...\n
 /// fix: ...", filled as `fill` says. Names come from files: what is not printable is replaced.
 pub fn fail(code: Error, comptime format: []const u8, arguments: anytype) Error {
-    seal(fill(text[0 .. text.len - 1], format, arguments));
+    return failIn(code, comptime &.{}, format, arguments);
+}
+
+/// As `fail` does, between what the frame has.
+pub fn failIn(code: Error, comptime frame: *const Frame, comptime format: []const u8, arguments: anytype) Error {
+    @branchHint(.cold);
+    tell(frame, format, &listed(format, arguments));
     return code;
 }
 
 /// Write a format into `room`, with texts for `{s}` and whole numbers for `{d}`; return how long it is, cut to the room.
 /// Formats are read when they are needed, which is seldom: code made for each of them is a third of the library.
 pub fn fill(room: []u8, comptime format: []const u8, arguments: anytype) usize {
-    var list: [arguments.len]Argument = undefined;
-    inline for (arguments, &list) |argument, *item| item.* = .of(argument);
-    comptime std.debug.assert(std.mem.countScalar(u8, format, '{') == list.len);
-    return write(room, format, &list);
+    return write(room, 0, format, &listed(format, arguments));
 }
 
-const Argument = union(enum) {
-    text: []const u8,
-    number: i128,
+/// A text, where and how long it is, or a number, which has no length: two words, since there are hundreds of them.
+const Argument = struct {
+    value: u64,
+    size: usize,
+
+    const signed = std.math.maxInt(usize);
+    const unsigned = signed - 1;
 
     fn of(value: anytype) Argument {
         return switch (@TypeOf(value)) {
-            [*:0]const u8 => .{ .text = std.mem.span(value) },
+            [*:0]const u8 => .of(@as([]const u8, std.mem.span(value))),
+            comptime_int => .{ .value = value, .size = unsigned },
             else => |T| switch (@typeInfo(T)) {
-                .int, .comptime_int => .{ .number = value },
-                else => .{ .text = value },
+                .int => |int| if (int.signedness == .signed) .{ .value = @bitCast(@as(i64, value)), .size = signed } else .{ .value = value, .size = unsigned },
+                else => .{ .value = @intFromPtr(@as([]const u8, value).ptr), .size = @as([]const u8, value).len },
             },
         };
     }
+
+    fn text(argument: Argument, digits: *[24]u8) []const u8 {
+        const is_negative = argument.size == signed and argument.value >> 63 != 0;
+        if (argument.size < unsigned) return @as([*]const u8, @ptrFromInt(@as(usize, @intCast(argument.value))))[0..argument.size];
+        return decimal(digits, if (is_negative) 0 -% argument.value else argument.value, is_negative);
+    }
 };
 
-noinline fn write(room: []u8, format: []const u8, arguments: []const Argument) usize {
-    var used: usize = 0;
+inline fn listed(comptime format: []const u8, arguments: anytype) [arguments.len]Argument {
+    var list: [arguments.len]Argument = undefined;
+    inline for (arguments, &list) |argument, *item| item.* = .of(argument);
+    comptime std.debug.assert(std.mem.countScalar(u8, format, '{') == list.len);
+    return list;
+}
+
+noinline fn tell(frame: *const Frame, format: []const u8, arguments: []const Argument) void {
+    const room = said[0 .. said.len - 1];
+    const used = write(room, append(room, 0, frame.head), format, arguments);
+    seal(append(room, used, frame.tail));
+}
+
+noinline fn write(room: []u8, start: usize, format: []const u8, arguments: []const Argument) usize {
+    var used = start;
     var left = format;
     for (arguments) |argument| {
         const place = std.mem.indexOfScalar(u8, left, '{').?;
         used = append(room, used, left[0..place]);
         left = left[place + "{s}".len ..];
-        var digits: [40]u8 = undefined;
-        used = append(room, used, switch (argument) {
-            .text => |found| found,
-            .number => |found| decimal(&digits, found),
-        });
+        var digits: [24]u8 = undefined;
+        used = append(room, used, argument.text(&digits));
     }
     return append(room, used, left);
 }
 
-fn decimal(digits: *[40]u8, value: i128) []const u8 {
+fn decimal(digits: *[24]u8, value: u64, is_negative: bool) []const u8 {
     var at = digits.len;
-    var left = @abs(value);
+    var left = value;
     while (at == digits.len or left != 0) : (left /= 10) {
         at -= 1;
         digits[at] = '0' + @as(u8, @intCast(left % 10));
     }
-    if (value < 0) {
+    if (is_negative) {
         at -= 1;
         digits[at] = '-';
     }
@@ -69,7 +96,7 @@ fn decimal(digits: *[40]u8, value: i128) []const u8 {
 
 /// Do as `fail` does with what a kernel says: its kind, and parts of a sentence.
 pub fn raise(kind: ?[*:0]const u8, parts: ?[*]const ?[*:0]const u8, count: i32) void {
-    const room = text[0 .. text.len - 1];
+    const room = said[0 .. said.len - 1];
     var used = fill(room, "kernel: expected its arguments to fit, found {s}: ", .{kind orelse "an error"});
     if (parts) |items| for (0..@intCast(@max(0, count))) |index| {
         if (items[index]) |part| used = append(room, used, std.mem.span(part));
@@ -78,23 +105,23 @@ pub fn raise(kind: ?[*:0]const u8, parts: ?[*]const ?[*:0]const u8, count: i32) 
 }
 
 pub fn last() [*:0]const u8 {
-    return &text;
+    return &said;
 }
 
 pub fn clear() void {
-    text[0] = 0;
+    said[0] = 0;
 }
 
-fn append(room: []u8, used: usize, part: []const u8) usize {
+noinline fn append(room: []u8, used: usize, part: []const u8) usize {
     const size = @min(part.len, room.len - used);
     @memcpy(room[used..][0..size], part[0..size]);
     return used + size;
 }
 
-fn seal(length: usize) void {
-    text[length] = 0;
-    for (text[0..length], 0..) |*byte, at| {
-        const is_end_of_line = byte.* == '\n' and std.mem.startsWith(u8, text[at..length], "\nfix: ");
+noinline fn seal(length: usize) void {
+    said[length] = 0;
+    for (said[0..length], 0..) |*byte, at| {
+        const is_end_of_line = byte.* == '\n' and std.mem.startsWith(u8, said[at..length], "\nfix: ");
         if ((byte.* < ' ' and !is_end_of_line) or byte.* == 127) byte.* = '?';
     }
 }

@@ -101,8 +101,10 @@ pub fn bytes(dtype: abi.Dtype, shape: []const i64) ?u64 {
     return if (total > 1 << 46) null else total;
 }
 
+const damage: message.Frame = .{ .head = "program of the library: expected a table as docs/format.md describes it, found ", .tail = "\nfix: build the library anew" };
+
 pub fn damaged(comptime what: []const u8, arguments: anytype) Error {
-    return message.fail(error.Damaged, "program of the library: expected a table as docs/format.md describes it, found " ++ what ++ "\nfix: build the library anew", arguments);
+    return message.failIn(error.Damaged, &damage, what, arguments);
 }
 
 pub const Reader = struct {

@@ -11,7 +11,8 @@ const tag_size = 16;
 
 const Digest = fn (?*const [64]u8, [*]const u8, usize, *[32]u8) callconv(.c) void;
 const Decrypt = fn ([*]u8, [*]const u8, usize, [*]const u8, usize, *const [12]u8, *const [32]u8) callconv(.c) bool;
-const Derive = fn (*[64]u8, [*]u8, u32, [*]const u8, usize, *const [16]u8, u32, u32) callconv(.c) void;
+const Mix = fn (*anyopaque, *const anyopaque, *const anyopaque, bool) callconv(.c) void;
+extern fn forge_derive_portable(*[64]u8, [*]u8, u32, [*]const u8, usize, *const [16]u8, u32, u32, *const Mix) void;
 
 /// `crypto.zig` and `wide.zig`, as compiled for CPUs that have more or fewer instructions.
 fn compiled(comptime Function: type, comptime name: []const u8) *const Function {
@@ -143,7 +144,7 @@ fn keyCosts(key: []const u8, file: []const u8) Error!Costs {
 fn unwrap(secrets: *Secrets, key: []const u8, password: []const u8, costs: Costs) Error!void {
     const memory = platform.map(@as(usize, costs.kib) << 10) catch
         return message.fail(error.Memory, "key file: expected a key derivation within the memory that this system gives, found one that takes {d} KiB\nfix: free some memory, or encrypt the model with less encrypt.kdf.memory_kib", .{costs.kib});
-    chosen(Derive, "forge_derive")(&secrets.derived, memory.ptr, costs.kib, password.ptr, password.len, key[24..40], costs.passes, costs.lanes);
+    forge_derive_portable(&secrets.derived, memory.ptr, costs.kib, password.ptr, password.len, key[24..40], costs.passes, costs.lanes, chosen(Mix, "forge_mix"));
     platform.wipe(memory);
     const wrong = "key file: expected the password that this key was made with, found Corrupted chunk encountered while decrypting the key, wrong password or corrupted key file\nfix: check the password; if it is right, copy modelKey.bin again from where the model was encrypted";
     const found = mac(secrets.derived[32..64], key[0..132]);

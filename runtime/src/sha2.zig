@@ -28,23 +28,20 @@ fn Sha2(comptime Word: type, comptime rounds: comptime_int, comptime turns: [4][
             std.mem.writeInt(u64, last[block_size - 8 ..], 8 * @as(u64, total), .big);
             compress(&state, &last);
             for (&state) |*word| word.* = std.mem.nativeToBig(Word, word.*);
-            return @bitCast(state);
+            return std.mem.asBytes(&state).*;
         }
 
         noinline fn compress(state: *[8]Word, block: *const [block_size]u8) void {
-            var words: [16]Word = @bitCast(block.*);
-            for (&words) |*word| word.* = std.mem.bigToNative(Word, word.*);
+            var words: [16]Word = undefined;
+            for (&words, 0..) |*word, at| word.* = std.mem.readInt(Word, block[at * @sizeOf(Word) ..][0..@sizeOf(Word)], .big);
             var v = state.*;
             var round: usize = 0;
             while (round < rounds) : (round += 8) {
                 const half = words[round % 16 ..][0..8];
-                inline for (half, constants[round..][0..8], 0..) |word, constant, index| {
-                    // Instead of all words, their places move on.
-                    const a, const b, const c, const d, const e, const f, const g, const h = comptime places(index);
-                    const one = v[h] +% mix(v[e], 1) +% (v[g] ^ (v[e] & (v[f] ^ v[g]))) +% constant +% word;
-                    v[d] +%= one;
-                    v[h] = one +% mix(v[a], 0) +% ((v[a] & v[b]) | (v[c] & (v[a] | v[b])));
-                }
+                const next_constants = constants[round..][0..8];
+                if (Word == u32) {
+                    inline for (half, next_constants, 0..) |word, constant, index| turn(&v, index, word +% constant);
+                } else for (half, next_constants, 0..) |word, constant, index| turn(&v, index, word +% constant);
                 for (half, 0..) |*word, index| {
                     const at = round + index;
                     word.* +%= mix(words[(at + 1) % 16], 2) +% words[(at + 9) % 16] +% mix(words[(at + 14) % 16], 3);
@@ -53,10 +50,13 @@ fn Sha2(comptime Word: type, comptime rounds: comptime_int, comptime turns: [4][
             for (state, v) |*sum, word| sum.* +%= word;
         }
 
-        fn places(comptime index: usize) [8]usize {
-            var found: [8]usize = undefined;
-            for (&found, 0..) |*place, at| place.* = (at + 8 - index) % 8;
-            return found;
+        /// One round. Instead of all words, their places move on.
+        inline fn turn(v: *[8]Word, index: usize, added: Word) void {
+            var p: [8]*Word = undefined;
+            inline for (&p, 0..) |*place, at| place.* = &v[(at + 8 - index) % 8];
+            const one = p[7].* +% mix(p[4].*, 1) +% (p[6].* ^ (p[4].* & (p[5].* ^ p[6].*))) +% added;
+            p[3].* +%= one;
+            p[7].* = one +% mix(p[0].*, 0) +% ((p[0].* & p[1].*) | (p[2].* & (p[0].* | p[1].*)));
         }
 
         inline fn mix(x: Word, comptime which: usize) Word {

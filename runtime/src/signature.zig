@@ -62,7 +62,7 @@ fn verify(file: []const u8, keys: []const u8, text: []const u8) Error!void {
 }
 
 fn untrusted(comptime found: []const u8) Error {
-    return message.fail(error.Untrusted, "library: expected one that a trusted key signed, found " ++ found ++ "\nfix: take the file and its .sig from who built it; trust a key only if you know whose it is", .{});
+    return message.failIn(error.Untrusted, &.{ .head = "library: expected one that a trusted key signed, found ", .tail = "\nfix: take the file and its .sig from who built it; trust a key only if you know whose it is" }, found, .{});
 }
 
 fn decode(blob: *[blob_size]u8, text: []const u8) bool {

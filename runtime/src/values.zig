@@ -127,5 +127,5 @@ pub fn makeList(buffers: *Buffers, count: usize) Error!List {
 
 /// The data, or sizes that it decides, ask for what cannot be.
 pub fn refused(comptime expected: []const u8, comptime found: []const u8, arguments: anytype) Error {
-    return message.fail(error.Input, "inputs: expected " ++ expected ++ ", found " ++ found ++ "\nfix: give inputs that the model is made for", arguments);
+    return message.failIn(error.Input, &.{ .head = "inputs: expected ", .tail = "\nfix: give inputs that the model is made for" }, expected ++ ", found " ++ found, arguments);
 }

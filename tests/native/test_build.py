@@ -37,6 +37,13 @@ def test_a_cpu_that_is_not_known_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("cpu", ["x86_64", "aarch64", "riscv64", "aarch64-android"])
+def test_it_is_small(cpu: str) -> None:
+    folder = built(cpu)
+    assert (folder / "libforge.so").stat().st_size <= 200_000
+    assert (folder / "forge-run").stat().st_size <= 350_000
+
+
 @pytest.mark.long
 def test_androids_library_names_its_c_library_and_keeps_no_data_for_threads_in_the_elf_file() -> None:
     """Android's linker looks in no library that is not named, and knows no TLS before API 29."""

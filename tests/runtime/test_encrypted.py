@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,18 @@ def delivered(sealed: Sealed, tmp_path: Path) -> Path:
     (folder / "model_library.so").write_bytes(sealed.model)
     (folder / "modelKey.bin").write_bytes(sealed.key)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("kib", "passes", "lanes"),
+    [(19456, 1, 1), (19459, 2, 3), (19463, 3, 4), (20011, 1, 16), (19500, 4, 7)],
+)
+def test_a_key_of_any_costs_is_derived_as_elsewhere(bound_library: Library, kib: int, passes: int, lanes: int) -> None:
+    """OpenSSL seals and the runtime opens; memory that lanes and slices do not divide is rounded down."""
+    config = replace(CONFIG, kdf=Kdf(memory_kib=kib, passes=passes, lanes=lanes))
+    password = "p" * kib  # longer than a block of BLAKE2b, or than several
+    sealed = encrypt.run(config, bound_library, Secret(password.encode()), os.urandom).output
+    np.testing.assert_array_equal(Engine(sealed.model, sealed.key, password)(ONES)[0], EXPECTED)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ def test_no_mutant_of_a_signature_opens_a_library(content: bytes) -> None:
     assert opened > 1900
 
 
+def test_signatures_of_many_keys_are_checked_as_they_were_made(content: bytes) -> None:
+    for number in range(3, 67):
+        key = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+        line, signature = signing.public_line(key.public_key()), signature_of(content, key)
+        Engine(content, trusted=[line], signature=signature)
+
+
 def test_what_the_curve_allows_and_the_standard_does_not_is_refused(content: bytes) -> None:
     """RFC 8032, 5.1.7: s below the order; and no key of small order, under which a signature fits anything."""
     import base64
