@@ -11,6 +11,7 @@ const p = @import("program.zig");
 const platform = @import("platform.zig");
 const pool = @import("pool.zig");
 const sealed = @import("sealed.zig");
+const spent = @import("spent.zig");
 const Error = message.Error;
 
 const page = 4096;
@@ -132,7 +133,11 @@ pub const Model = struct {
         defer _ = pool.enter(before);
         const never: std.atomic.Value(bool) = .init(false);
         message.clear();
-        try ready.run(&never, null);
+        const pages: spent.Pages = if (model.file.len == 0) .none else spent.Pages.init(room.allocator(), &model.program, function, model.weights, model.is_plaintext) catch return noMemory();
+        for (function.operations, 0..) |operation, index| {
+            try ready.step(index, &never, null);
+            if (pages.counts.len != 0) pages.after(&model.program, function, operation);
+        }
         const results = function.results();
         const list = model.arena.allocator().alloc([*]u8, results.len) catch return noMemory();
         for (results, list) |tensor, *address| address.* = ready.tensors[@intCast(tensor)].data.?;

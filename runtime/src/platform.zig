@@ -49,6 +49,17 @@ pub fn hide(memory: Memory) void {
     _ = linux.madvise(memory.ptr, memory.len, linux.MADV.DONTDUMP);
 }
 
+/// Give the contents back to the system, overwritten first where they are secret: the memory stays, of zeros.
+pub fn discard(memory: Memory, is_secret: bool) void {
+    if (is_secret) {
+        if (failed(linux.mprotect(memory.ptr, memory.len, .{ .READ = true, .WRITE = true }))) return;
+        std.crypto.secureZero(u8, memory);
+        _ = linux.munlock(memory.ptr, memory.len);
+        _ = linux.mprotect(memory.ptr, memory.len, .{ .READ = true });
+    }
+    _ = linux.madvise(memory.ptr, memory.len, linux.MADV.DONTNEED);
+}
+
 /// Overwrite and give back what `hide` was told of.
 pub fn wipe(memory: Memory) void {
     if (memory.len == 0) return;
