@@ -56,7 +56,7 @@ def convolutions() -> onnx.ModelProto:
         helper.make_node("MatMul", ["f", "d"], ["m"]),
         helper.make_node("Softmax", ["m"], ["y"]),
     ]
-    return _model(nodes, {"x": ["n", 3, 24, 24]}, {"y": ["n", 5]}, weights)
+    return model_of(nodes, {"x": ["n", 3, 24, 24]}, {"y": ["n", 5]}, weights)
 
 
 def open_sizes() -> onnx.ModelProto:
@@ -70,7 +70,7 @@ def open_sizes() -> onnx.ModelProto:
     ]
     weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([-1, 24]), "shape")]
     inputs: dict[str, list[int | str]] = {"a": ["n", "s", 48], "b": ["m", "s", 48]}
-    return _model(nodes, inputs, {"y": ["n", "s", 48], "z": ["k", 24]}, weights)
+    return model_of(nodes, inputs, {"y": ["n", "s", 48], "z": ["k", 24]}, weights)
 
 
 def recurrent() -> onnx.ModelProto:
@@ -82,7 +82,7 @@ def recurrent() -> onnx.ModelProto:
     ]
     node = helper.make_node("LSTM", ["x", *shapes], ["y", "h", "c"], hidden_size=8, direction="bidirectional")
     outputs: dict[str, list[int | str]] = {"y": ["s", 2, "n", 8], "h": [2, "n", 8], "c": [2, "n", 8]}
-    return _model([node], {"x": ["s", "n", 6]}, outputs, weights)
+    return model_of([node], {"x": ["s", "n", 6]}, outputs, weights)
 
 
 def branches() -> onnx.ModelProto:
@@ -128,7 +128,7 @@ def sequences() -> onnx.ModelProto:
     return onnx.parser.parse_model(text)
 
 
-def _model(
+def model_of(
     nodes: list[onnx.NodeProto],
     inputs: dict[str, list[int | str]],
     outputs: dict[str, list[int | str]],
