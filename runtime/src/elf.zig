@@ -53,26 +53,24 @@ const provided = [_]math.Symbol{
     .{ .name = "memcmp", .address = &memcmp },
     .{ .name = "bcmp", .address = &memcmp },
 } ++ math.symbols[0..math.symbols.len].*;
+/// The names are one text: a pointer to each is a relocation, which takes more than a name.
 const provided_names = joined: {
     var list: []const u8 = "";
     for (provided) |symbol| list = list ++ symbol.name ++ " ";
     break :joined list;
+};
+const provided_addresses = addresses: {
+    var list: [provided.len]*const anyopaque = undefined;
+    for (&list, provided) |*address, symbol| address.* = symbol.address;
+    break :addresses list;
 };
 
 /// Where a function lies that kernels may call.
 fn addressOf(name: []const u8) ?u64 {
     var left = std.mem.tokenizeScalar(u8, provided_names, ' ');
     var index: usize = 0;
-    while (left.next()) |known| : (index += 1) if (std.mem.eql(u8, known, name)) return @intFromPtr(pointer(index));
+    while (left.next()) |known| : (index += 1) if (std.mem.eql(u8, known, name)) return @intFromPtr(provided_addresses[index]);
     return null;
-}
-
-/// By offsets from here, as a compiler makes of constants: a table of pointers has to be filled where it is loaded.
-noinline fn pointer(index: usize) *const anyopaque {
-    return switch (index) {
-        inline 0...provided.len - 1 => |known| provided[known].address,
-        else => unreachable,
-    };
 }
 
 /// Pointers that the kernels have, empty, for whoever runs them to fill. All others of TVM's runtime are refused.

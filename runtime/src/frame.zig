@@ -144,41 +144,36 @@ pub const Frame = struct {
     /// Run the function: its results are in `function.results()`. The inputs' shapes are those of `function`.
     pub fn run(frame: *Frame, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!void {
         frame.releaseOutgrown();
-        for (0..frame.calls.len) |index| try frame.step(index, cancelled, profile);
-    }
-
-    /// Do the operation of that index.
-    pub inline fn step(frame: *Frame, index: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!void {
-        const operation = frame.function.operations[index];
-        const call = &frame.calls[index];
-        const w = operation.words;
-        switch (operation.code) {
-            .call => _ = try frame.runCall(call, @intCast(w[0]), cancelled, profile),
-            .compute => frame.heap[@intCast(w[0])] = try frame.runCall(call, @intCast(w[1]), cancelled, profile),
-            .match => {
-                const tensor = &frame.tensors[@intCast(w[0])];
-                try frame.match(tensor.shape[0..@intCast(tensor.rank)], w[2..]);
-            },
-            .storage => try frame.grow(@intCast(w[0]), frame.number(w[1..])),
-            .tensor => {
-                const buffer = frame.buffers[@intCast(w[1])].?;
-                const offset = frame.number(w[2..]);
-                if (offset < 0 or offset > buffer.memory.len or @mod(offset, abi.alignment) != 0) return sizes("an offset of {d}", .{offset});
-                const start: usize = @intCast(offset);
-                try frame.place(@intCast(w[0]), buffer.memory.ptr + start, buffer.memory.len - start, w[5..]);
-                frame.owners[@intCast(w[0])] = buffer;
-            },
-            .view => {
-                const source: usize = @intCast(w[1]);
-                try frame.place(@intCast(w[0]), frame.tensors[source].data, frame.room[source], w[3..]);
-                frame.owners[@intCast(w[0])] = frame.owners[source];
-            },
-            .done => {},
+        for (frame.function.operations, frame.calls) |operation, *call| {
+            const w = operation.words;
+            switch (operation.code) {
+                .call => _ = try frame.runCall(call, @intCast(w[0]), cancelled, profile),
+                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(call, @intCast(w[1]), cancelled, profile),
+                .match => {
+                    const tensor = &frame.tensors[@intCast(w[0])];
+                    try frame.match(tensor.shape[0..@intCast(tensor.rank)], w[2..]);
+                },
+                .storage => try frame.grow(@intCast(w[0]), frame.number(w[1..])),
+                .tensor => {
+                    const buffer = frame.buffers[@intCast(w[1])].?;
+                    const offset = frame.number(w[2..]);
+                    if (offset < 0 or offset > buffer.memory.len or @mod(offset, abi.alignment) != 0) return sizes("an offset of {d}", .{offset});
+                    const start: usize = @intCast(offset);
+                    try frame.place(@intCast(w[0]), buffer.memory.ptr + start, buffer.memory.len - start, w[5..]);
+                    frame.owners[@intCast(w[0])] = buffer;
+                },
+                .view => {
+                    const source: usize = @intCast(w[1]);
+                    try frame.place(@intCast(w[0]), frame.tensors[source].data, frame.room[source], w[3..]);
+                    frame.owners[@intCast(w[0])] = frame.owners[source];
+                },
+                .done => return,
+            }
         }
     }
 
     /// Call a kernel; the whole number that it returns, where it returns one.
-    fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
+    pub fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
         if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
         for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
         var result: abi.Any = .integer(0);

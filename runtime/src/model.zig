@@ -134,9 +134,10 @@ pub const Model = struct {
         const never: std.atomic.Value(bool) = .init(false);
         message.clear();
         const pages: spent.Pages = if (model.file.len == 0) .none else spent.Pages.init(room.allocator(), &model.program, function, model.weights, model.is_plaintext) catch return noMemory();
-        for (function.operations, 0..) |operation, index| {
-            try ready.step(index, &never, null);
-            if (pages.counts.len != 0) pages.after(&model.program, function, operation);
+        if (pages.counts.len == 0) try ready.run(&never, null) else for (function.operations, ready.calls) |operation, *call| {
+            if (operation.code != .call) continue;
+            _ = try ready.runCall(call, @intCast(operation.words[0]), &never, null);
+            pages.after(&model.program, function, operation);
         }
         const results = function.results();
         const list = model.arena.allocator().alloc([*]u8, results.len) catch return noMemory();

@@ -103,6 +103,7 @@ pub fn bytes(dtype: abi.Dtype, shape: []const i64) ?u64 {
 
 const damage: message.Frame = .{ .head = "program of the library: expected a table as docs/format.md describes it, found ", .tail = "\nfix: build the library anew" };
 
+/// A table that no build makes.
 pub fn damaged(comptime what: []const u8, arguments: anytype) Error {
     return message.failIn(error.Damaged, &damage, what, arguments);
 }
