@@ -3,6 +3,7 @@
 const std = @import("std");
 const builtin = @import("builtin");
 const abi = @import("abi.zig");
+const bytes = @import("bytes.zig");
 const math = @import("math.zig");
 const message = @import("message.zig");
 const platform = @import("platform.zig");
@@ -32,10 +33,6 @@ const machine: Machine = switch (builtin.cpu.arch) {
     else => @compileError("no loader for this CPU"),
 };
 
-extern fn memcpy(?*anyopaque, ?*const anyopaque, usize) ?*anyopaque;
-extern fn memmove(?*anyopaque, ?*const anyopaque, usize) ?*anyopaque;
-extern fn memset(?*anyopaque, c_int, usize) ?*anyopaque;
-
 fn memcmp(a: [*]const u8, b: [*]const u8, size: usize) callconv(.c) c_int {
     for (a[0..size], b[0..size]) |x, y| if (x != y) return @as(c_int, x) - y;
     return 0;
@@ -47,9 +44,9 @@ fn raise(kind: ?[*:0]const u8, parts: ?[*]const ?[*:0]const u8, count: i32) call
 
 const provided = [_]math.Symbol{
     .{ .name = "TVMFFIErrorSetRaisedFromCStrParts", .address = &raise },
-    .{ .name = "memcpy", .address = &memcpy },
-    .{ .name = "memmove", .address = &memmove },
-    .{ .name = "memset", .address = &memset },
+    .{ .name = "memcpy", .address = &bytes.copy },
+    .{ .name = "memmove", .address = &bytes.move },
+    .{ .name = "memset", .address = &bytes.fill },
     .{ .name = "memcmp", .address = &memcmp },
     .{ .name = "bcmp", .address = &memcmp },
 } ++ math.symbols[0..math.symbols.len].*;
