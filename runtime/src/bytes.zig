@@ -1,5 +1,12 @@
-//! Copying and filling for kernels. Those that the compiler has are loops of single bytes where it is to be small.
+//! `memcpy`, `memmove` and `memset`, for kernels and for the runtime itself. Those that the compiler brings are loops of single
+//! bytes where all is to be small.
 const builtin = @import("builtin");
+
+comptime {
+    @export(&copy, .{ .name = "memcpy", .linkage = .weak, .visibility = .hidden });
+    @export(&move, .{ .name = "memmove", .linkage = .weak, .visibility = .hidden });
+    @export(&fill, .{ .name = "memset", .linkage = .weak, .visibility = .hidden });
+}
 
 /// What is moved at once, the largest first: while there are as many bytes, and where they lie as the CPU wants it.
 const units = if (has_vectors) .{ @Vector(64, u8), @Vector(16, u8), u64, u32, u8 } else .{ @Vector(4, u64), u64, u32, u8 };
