@@ -75,32 +75,46 @@ def test_another_tool_version_is_named(finished: Any, built: Callable[..., Path]
     assert caught.value.found.startswith('tools.ziglang: "0.16.0" in the delivery, "0.17.0" built here')
 
 
+def slip_in(statement: dict[str, Any], out: Path, known: tuple[str, ...]) -> None:
+    """Put another library into a delivery, its digest into all files: in the statement, as ``known``."""
+    library = bytearray((out / "model_library.so").read_bytes())
+    before = digest_file(out / "model_library.so")
+    library[5000] ^= 1
+    _replace(out / "model_library.so", library)
+    digest = digest_file(out / "model_library.so")
+    bill = (out / "bom.cdx.json").read_bytes()
+    _replace(out / "bom.cdx.json", bill.replace(before.encode(), digest.encode()))
+    for item in (*statement["subject"], *statement["predicate"]["runDetails"]["byproducts"]):
+        if item["name"] in known:
+            item["digest"]["sha256"] = digest
+    manifest = (out / "manifest.json").read_bytes()
+    _replace(out / "manifest.json", manifest.replace(before.encode(), digest.encode()))
+
+
 def test_a_builder_who_slips_in_another_library_is_found_out(
     finished: Any, built: Callable[..., Path], keys: list[Path]
 ) -> None:
     """All is signed by the builder, and every digest fits: only to build it again tells."""
-
-    def edit(statement: dict[str, Any], out: Path) -> None:
-        library = bytearray((out / "model_library.so").read_bytes())
-        library[5000] ^= 1
-        _replace(out / "model_library.so", library)
-        digest = digest_file(out / "model_library.so")
-        known = statement["subject"], statement["predicate"]["runDetails"]["byproducts"]
-        for item in (item for items in known for item in items):
-            if item["name"].endswith("model_library.so"):
-                item["digest"]["sha256"] = digest
-        manifest = json.loads((out / "manifest.json").read_text())
-        for row in manifest["stages"]:
-            if "model_library.so" in row["outputs"]:
-                row["outputs"]["model_library.so"] = digest
-        _replace(out / "manifest.json", canonical_json(manifest) + b"\n")
-
-    out = built(edit=edit)
+    known = "model_library.so", "compile/model_library.so", "encrypt/model_library.so"
+    out = built(edit=lambda statement, out: slip_in(statement, out, known))
     assert "builder one" in checked(out, keys)
     with pytest.raises(VerificationError) as caught:
         checked(out, keys, rebuild=materials(finished))
     assert caught.value.where == "stage compile"
     assert caught.value.found == "model_library.so: other bytes; model_library.so: from byte 5000 of the code"
+
+
+def test_a_statement_whose_stages_gave_something_else_is_refused(built: Callable[..., Path], keys: list[Path]) -> None:
+    """The stages are told as they were, so that they build again: the library is another one."""
+    out = built(edit=lambda statement, out: slip_in(statement, out, ("model_library.so",)))
+    with pytest.raises(ForgeError, match="expected stages that gave what is delivered"):
+        checked(out, keys)
+
+    def hide(statement: dict[str, Any], out: Path) -> None:
+        statement["predicate"]["buildDefinition"]["externalParameters"]["options"]["encrypt"]["method"] = "password"
+
+    with pytest.raises(ForgeError, match="expected stages that gave what is delivered"):
+        checked(built(1, hide), keys)
 
 
 def test_another_model_is_refused_before_it_is_built(
