@@ -97,7 +97,8 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
 def attested(folder: Path, trusted: Mapping[str, str]) -> tuple[Statement, str]:
     """Return what a trusted key signed of how the delivery in a folder came to be, and what to call the key.
 
-    Raises UntrustedError where none did, and ArtifactError where that is another statement than the file of it.
+    Raises UntrustedError where none did, and ArtifactError where that is another statement than the file of
+    it, or none of what it is about.
     """
     content = _read(folder / PROVENANCE, MAX_STATEMENT)
     if not os.path.lexists(folder / ENVELOPE):
@@ -108,7 +109,10 @@ def attested(folder: Path, trusted: Mapping[str, str]) -> tuple[Statement, str]:
         raise _untrusted(folder / PROVENANCE, error.found) from error
     if signed != content:
         raise _another(folder / PROVENANCE, "the statement that was signed", "another")
-    return parse(content, str(folder / PROVENANCE)), trusted[key] or key
+    statement = parse(content, str(folder / PROVENANCE))
+    if not statement.is_consistent:
+        raise _another(folder / PROVENANCE, "stages that gave what is delivered", "some that gave something else")
+    return statement, trusted[key] or key
 
 
 def _deliverables(path: Path, content: bytes) -> dict[str, str]:

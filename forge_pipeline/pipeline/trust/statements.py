@@ -11,7 +11,7 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.provenance import BUILD_TYPE, PREDICATE, STATEMENT
 from forge_pipeline.stages import STAGES, giving
-from forge_pipeline.stages.artifacts import REPORT
+from forge_pipeline.stages.artifacts import KEY, REPORT
 from forge_runtime.text import shown
 
 MEASURING, SEALING = giving("metrics").name, giving("sealed").name
@@ -44,6 +44,14 @@ class Statement:
     options: dict[str, Any]
     stages: dict[str, Made]
     sources: dict[str, str]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the last stage gave the subject; of what encryption makes new, whether it is encrypted at all."""
+        if self.is_sealed or SEALING not in self.stages:
+            return self.is_sealed == (KEY in self.subject)
+        given = self.stages[SEALING].outputs.items()
+        return self.subject == {name: digest for name, digest in given if name != REPORT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
