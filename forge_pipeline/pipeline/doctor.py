@@ -37,8 +37,6 @@ DISTRIBUTION: Final = "forge-pipeline"
 SECONDS: Final = 60
 """The longest that a program may take to tell its version."""
 MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-ABSENT_KEY: Final = "0" * 64
-"""An action key that a remote is asked for, to see whether it answers."""
 EXTRAS: Final[Mapping[str, str]] = {
     "dvc": "dvc repro, remotes of data, experiments",
     "keyring": "passwords and keys from the system's keyring",
@@ -129,7 +127,7 @@ def report(findings: Sequence[Finding], *, as_json: bool) -> str:
     width = max(len(finding.name) for finding in findings)
     return "\n".join(
         shown(
-            f"{finding.state:<7} {finding.name:<{width}}  {finding.found}; for {finding.good_for}{_way(finding)}", 300
+            f"{finding.state:<7} {finding.name:<{width}}  {finding.found}; for {finding.good_for}{_way(finding)}", 1000
         )
         for finding in findings
     )
@@ -182,8 +180,8 @@ def _store() -> str:
 
 
 def _remote() -> str:
+    """Return that the remote answers: to open it asks it, and raises StoreError where it does not."""
     with closing(remote_of(None)) as remote:
-        remote.record(ABSENT_KEY)
         return f"{remote.shown} answers"
 
 
