@@ -382,6 +382,17 @@ def bench(artifacts: tuple[Path, ...], **options: Any) -> None:
     click.echo(bench(artifacts, Bench(**options)))
 
 
+@commands.command(short_help="Say what this machine has for builds, and how to get the rest.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def doctor(as_json: bool) -> None:
+    """Look at instructions, memory, store, remote, emulators, nvcc and extras; exit 1 where builds would fail."""
+    from forge_pipeline.pipeline.doctor import examine, refuse, report, wrong
+
+    findings = list(examine())
+    click.echo(report(findings, as_json=as_json))
+    refuse(wrong(findings))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with the code that `exits.guarded` gives."""
     sys.exit(guarded(lambda: _command(arguments)))

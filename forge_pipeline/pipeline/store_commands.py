@@ -100,7 +100,7 @@ def push_store(path: Path | None, url: str | None) -> str:
     """Send to the remote what it lacks; StoreError where that fails."""
     from forge_pipeline.store import transfer
 
-    with closing(_remote(url)) as remote, _existing(path, remote) as store:
+    with closing(remote_of(url)) as remote, _existing(path, remote) as store:
         withheld = len(store.actions()) - len(store.to_send())
         moved = transfer.push(store, remote, progress_for("push"))
     stay = f"; {withheld} stay here: damaged, or of builds that are encrypted" if withheld else ""
@@ -111,7 +111,7 @@ def pull_store(path: Path | None, url: str | None) -> str:
     """Fetch from the remote what is not here; StoreError where that fails."""
     from forge_pipeline.store import transfer
 
-    with closing(_remote(url)) as remote, Store(store_root(path), remote, on_damage=warn) as store:
+    with closing(remote_of(url)) as remote, Store(store_root(path), remote, on_damage=warn) as store:
         moved = transfer.pull(store, remote, progress_for("pull"))
     return f"fetched {moved.moved} of {moved.asked} actions, {size(moved.bytes)}"
 
@@ -120,7 +120,7 @@ def list_remote(url: str | None) -> str:
     """Return a line per action of the remote, the newest first, each with the day it was written."""
     from forge_pipeline.store import transfer
 
-    with closing(_remote(url)) as remote:
+    with closing(remote_of(url)) as remote:
         kept = transfer.listed(remote, progress_for("ls"))
     rows = [f"{date.fromtimestamp(item.written).isoformat()}  {_row(item.action)}" for item in kept]
     return "\n".join(rows) if rows else "empty"
@@ -130,7 +130,7 @@ def collect_remote(url: str | None, *, keep_mb: int | None, keep_days: float | N
     """Remove from the remote what the limits do not keep, and what no record names; return what was freed."""
     from forge_pipeline.store import transfer
 
-    with closing(_remote(url)) as remote:
+    with closing(remote_of(url)) as remote:
         actions, files, freed = transfer.collect(
             remote,
             progress_for("gc"),
@@ -140,7 +140,7 @@ def collect_remote(url: str | None, *, keep_mb: int | None, keep_days: float | N
     return f"freed {size(freed)}: {actions} actions, {files} objects; objects of the last day stay until the next time"
 
 
-def _remote(url: str | None) -> Remote:
+def remote_of(url: str | None) -> Remote:
     """Open the remote that is named, else FORGE_STORE_REMOTE's, to work with it in parallel until something fails."""
     from forge_pipeline.store.remote import Remote
     from forge_pipeline.store.transfer import WIDTH
