@@ -47,9 +47,11 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if ranks[0] != ranks[1] and min(ranks) != 2:
         return None
     tensors = [graph.plain(operand) for operand in operands]
-    if family == NAME or (isinstance(columns, int) and columns % graph.machine.lanes == 0):
+    lanes = graph.machine.lanes
+    if isinstance(columns, int) and (columns % lanes == 0 or (family == NAME and 2 * columns <= lanes)):
         return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=family))
-    width = open_matmul.PACKED_VECTORS * graph.machine.lanes
+    vectors = -(-columns // lanes) if isinstance(columns, int) else open_matmul.PACKED_VECTORS
+    width = min(vectors, open_matmul.PACKED_VECTORS) * lanes
     panels = graph.kernel(multiply_batched, *tensors, name="matmul", packs=width)
     return Value(plain=graph.kernel(open_matmul.crop, panels, columns, name="crop"))
 
