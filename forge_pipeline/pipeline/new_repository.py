@@ -70,7 +70,8 @@ README = """\
 
     pip install -r requirements.txt
     dvc repro                                     # out/TARGET/: the library, its key file, its metadata
-    dvc exp run -S compile.opt_level=2            # an experiment; `dvc exp show --only-changed --drop /` compares
+    dvc exp run -S compile.opt_level=2            # an experiment
+    dvc exp show --only-changed --drop '(out|resolved)/'
     git add -A && git commit                      # dvc.lock, resolved/ and results/ are the record of the build
 
 `conf/config.yaml` names the targets, `{experiment}` the model, `params.yaml` what experiments change.
