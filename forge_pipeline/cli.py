@@ -107,7 +107,7 @@ def stage(name: str, target: str | None) -> None:
 
     `ahead` builds all that they will ask for, several targets at once.
     """
-    from forge_pipeline.pipeline.dvc_stages import run as run_stage
+    from forge_pipeline.pipeline.dvc.stages import run as run_stage
 
     run_stage(name, target)
 
@@ -122,7 +122,7 @@ def stage(name: str, target: str | None) -> None:
 @click.option("--write", is_flag=True, help="With --update: write it.")
 def init(folder: Path, **options: Any) -> None:
     """Write into FOLDER what `dvc repro` needs, with a password: a second model goes into a folder of its own."""
-    from forge_pipeline.pipeline.new_repository import Wish, init, update
+    from forge_pipeline.pipeline.dvc.new_repository import Wish, init, update
 
     wish = Wish(**{name: value for name, value in options.items() if name not in ("update", "write")})
     click.echo(update(folder, write=options["write"]) if options["update"] else init(folder, wish))

@@ -74,8 +74,11 @@ def _model(outputs: Mapping[str, Output], parts: Mapping[str, Slice], digests: M
             "considerations": {"technicalLimitations": [*_limits(found)]},
             "properties": [
                 {"name": MODEL, "value": digests[MODEL]},
-                {"name": "quantize.method", "value": str(parts["quantize"]["method"])},
-                {"name": "encrypt.method", "value": str(parts["encrypt"]["method"])},
+                *(
+                    {"name": f"{stage}.method", "value": str(part["method"])}
+                    for stage, part in parts.items()
+                    if "method" in part
+                ),
             ],
         },
     }

@@ -46,6 +46,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "keras": "models of Keras",
     "tensorflow": "SavedModels of TensorFlow",
     "tflite": "models of TensorFlow Lite",
+    "sign": "signatures of models by OpenSSF's project",
     "s3": "a store on S3",
     "gs": "a store on Google Cloud Storage",
     "az": "a store on Azure",

@@ -17,9 +17,9 @@ from forge_pipeline.pipeline.build import (
     source_inputs,
     store_root,
 )
+from forge_pipeline.pipeline.dvc.resolve import configurations
 from forge_pipeline.pipeline.hydra_app import compose, quote_path
 from forge_pipeline.pipeline.reasons import reason_for
-from forge_pipeline.pipeline.resolve import configurations
 from forge_pipeline.pipeline.runner import Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import dump_folder, password_sources, plan, slices
 from forge_pipeline.runners.device import Device

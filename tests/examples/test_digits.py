@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import yaml
 
+from forge_pipeline.pipeline.hydra_app import compose
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "examples" / "digits"
@@ -69,11 +69,10 @@ def test_no_image_both_calibrates_and_evaluates() -> None:
 
 
 def test_the_configuration_uses_all_of_it() -> None:
-    root = FOLDER.parents[1]
-    data = yaml.safe_load((root / "conf" / "data" / "digits.yaml").read_text())
-    model = yaml.safe_load((root / "conf" / "model" / "digits.yaml").read_text())
-    assert [(root / place).is_file() for place in (model["path"], data["path"], data["eval_path"])] == [True] * 3
-    assert data["calibration_samples"] == PARTS["calibration"]
+    config = compose(["model=digits", "data=digits"])
+    places = (config["model"]["path"], config["data"]["path"], config["data"]["eval_path"])
+    assert {Path(place).resolve() for place in places} <= {path.resolve() for path in FOLDER.iterdir()}
+    assert config["data"]["calibration_samples"] == PARTS["calibration"]
 
 
 @pytest.mark.long

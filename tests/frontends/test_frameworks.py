@@ -229,6 +229,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_objects_of_frameworks_load_as_their_files_do(made, exported, tmp_path):
     (tmp_path / "wanted.onnx").write_bytes(exported.to_bytes())
     done = subprocess.run(

@@ -178,6 +178,7 @@ def test_a_damaged_or_missing_deliverable_is_delivered_again_after_resolve(check
     assert (checkout / "out" / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_another_clone_with_another_store_ends_with_the_same_lock_file(checkout: Path) -> None:
     """What is built in the clone has other salts, times and latencies, and other objects to take nothing from."""
     clone = checkout.parent / "elsewhere" / "clone"
@@ -290,6 +291,7 @@ def test_a_parameter_that_is_none_fails_the_experiment(committed: Path, override
     assert ran(output) == {"resolve"}
 
 
+@pytest.mark.long
 def test_a_latency_stays_as_it_was_measured_while_the_build_is_the_same(committed: Path) -> None:
     shell(committed, "dvc", "repro")
     measured = committed / "results" / "measured.json"

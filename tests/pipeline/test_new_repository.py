@@ -145,6 +145,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_another_hydra_application_builds(programs: Path, tmp_path: Path) -> None:
     onnx.save(classifier(), tmp_path / "small.onnx")
     (tmp_path / "conf").mkdir()

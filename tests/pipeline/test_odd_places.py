@@ -15,8 +15,8 @@ import pytest
 from forge_pipeline.api.load import load
 from forge_pipeline.errors import ArtifactError, ForgeError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.dvc_stages import Files, run_stage
-from forge_pipeline.pipeline.summary import read_build
+from forge_pipeline.pipeline.dvc.stages import Files, run_stage
+from forge_pipeline.pipeline.dvc.summary import read_build
 from forge_pipeline.stages.artifacts import KINDS
 from tests.support.paths import ROOT
 

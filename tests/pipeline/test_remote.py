@@ -69,7 +69,7 @@ def test_a_sweep_leaves_no_file_with_the_remotes_url(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.chdir(tmp_path)
     launch(
-        ["-m", "target=host", f"store.remote='{SECRET}',null", "fold=none"],
+        ["-m", "jobs=1", "target=host", f"store.remote='{SECRET}',null", "fold=none"],
         lambda config, folder: jobs.append((config["store"]["remote"], folder)),
     )
     assert [remote for remote, _ in jobs] == [SECRET, None]

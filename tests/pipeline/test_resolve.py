@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.pipeline.resolve import resolve
+from forge_pipeline.pipeline.dvc.resolve import resolve
 from tests.support.paths import ROOT
 
 MODELS = {

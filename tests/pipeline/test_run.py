@@ -308,6 +308,7 @@ def test_a_sweep_delivers_the_good_jobs_and_names_every_bad_one(
     assert {path.name for path in delivered.iterdir()} == PLAIN
 
 
+@pytest.mark.long
 def test_a_users_own_pass_that_was_edited_runs_again(forge: Any, model: Path, tmp_path: Path) -> None:
     module = tmp_path / "work" / "own_passes.py"
     results = []

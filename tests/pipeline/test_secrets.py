@@ -157,7 +157,7 @@ def test_a_process_that_has_the_password_leaves_no_core_dump(tmp_path: Path) -> 
     code = (
         "import resource; from pathlib import Path; from forge_pipeline.pipeline.build import make_runner;"
         "from forge_pipeline.store import Store;"
-        f"make_runner(Store(Path({str(tmp_path)!r})), ('env:CANARY',), label='', sealed=True);"
+        f"make_runner(Store(Path({str(tmp_path)!r})), ('env:CANARY',), label='', sealed=True, model='');"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
     )
 

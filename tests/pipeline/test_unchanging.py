@@ -27,7 +27,7 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.build import run_stages, source_inputs
 from forge_pipeline.pipeline.deliver import deliver
-from forge_pipeline.pipeline.dvc_stages import Files
+from forge_pipeline.pipeline.dvc.stages import Files
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import slices

@@ -65,6 +65,7 @@ def test_a_build_is_the_same_again(finished: Any, built: Callable[..., Path], ke
     assert lines[-1] == "rebuilt   equal: load, fold, calibrate, quantize, compile, evaluate, encrypt"
 
 
+@pytest.mark.long
 def test_another_tool_version_is_named(finished: Any, built: Callable[..., Path], keys: list[Path]) -> None:
     def edit(statement: dict[str, Any], out: Path) -> None:
         stages(statement)["compile"]["tools"]["ziglang"] = "0.16.0"

@@ -11,9 +11,9 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.receipts import PAGE, receipt_path, record_of, write_page_receipt
-from forge_pipeline.pipeline.results import write_results
-from forge_pipeline.pipeline.work_tree import OUT, folder_of
+from forge_pipeline.pipeline.dvc.receipts import PAGE, receipt_path, record_of, write_page_receipt
+from forge_pipeline.pipeline.dvc.results import write_results
+from forge_pipeline.pipeline.dvc.work_tree import OUT, folder_of
 from forge_pipeline.report.build import Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from forge_pipeline.pipeline.build import build_ahead
+from forge_pipeline.pipeline.dvc.resolve import configurations
 from forge_pipeline.pipeline.parallel.display import display_for
 from forge_pipeline.pipeline.parallel.pool import Pool
 from forge_pipeline.pipeline.parallel.width import width_of
 from forge_pipeline.pipeline.parallel.worker import Job
-from forge_pipeline.pipeline.resolve import configurations
 from forge_pipeline.pipeline.stage_configs import password_sources
 from forge_pipeline.pipeline.sweep import failure
 

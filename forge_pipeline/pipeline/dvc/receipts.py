@@ -17,8 +17,8 @@ from typing import Any
 from forge_pipeline.content import open_stream
 from forge_pipeline.digest import canonical_json, digest_file
 from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.dvc.work_tree import OUT, RECEIPTS, folder_of, make_private
 from forge_pipeline.pipeline.runner import Output
-from forge_pipeline.pipeline.work_tree import OUT, RECEIPTS, folder_of, make_private
 from forge_pipeline.stages import STAGES
 
 PAGE = OUT / "report.html"

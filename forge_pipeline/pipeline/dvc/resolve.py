@@ -22,8 +22,8 @@ from forge_pipeline.errors import ConfigError
 from forge_pipeline.frontends.table import tools_for
 from forge_pipeline.pipeline.build import REMOTE, REMOTE_OPTIONS
 from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.dvc.params import overrides
 from forge_pipeline.pipeline.hydra_app import compose
-from forge_pipeline.pipeline.params import overrides
 from forge_pipeline.pipeline.runner import tool_version
 from forge_pipeline.pipeline.stage_configs import password_sources, slices
 from forge_pipeline.stages import STAGES

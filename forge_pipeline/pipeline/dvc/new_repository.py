@@ -21,8 +21,8 @@ from forge_pipeline.errors import ConfigError, ForgeError, ModelError
 from forge_pipeline.frontends.table import frontend_for
 from forge_pipeline.locate import conf_dir, example, pipeline_file
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.params import PARAMS
-from forge_pipeline.pipeline.resolve import resolve
+from forge_pipeline.pipeline.dvc.params import PARAMS
+from forge_pipeline.pipeline.dvc.resolve import resolve
 from forge_pipeline.report.page import require
 from forge_pipeline.target import Target
 from forge_runtime.text import shown

@@ -13,13 +13,13 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import keys
 from forge_pipeline.digest import canonical_json, digest_file
 from forge_pipeline.errors import ArtifactError, ConfigError, UsageError, did_you_mean
-from forge_pipeline.pipeline import resolve as resolving
 from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store, store_root
 from forge_pipeline.pipeline.deliver import export, write_atomically
-from forge_pipeline.pipeline.receipts import clear, receipt_path, record_of, withdraw, write_receipt
-from forge_pipeline.pipeline.resolve import INPUTS, slice_path
+from forge_pipeline.pipeline.dvc import resolve as resolving
+from forge_pipeline.pipeline.dvc.receipts import clear, receipt_path, record_of, withdraw, write_receipt
+from forge_pipeline.pipeline.dvc.resolve import INPUTS, slice_path
+from forge_pipeline.pipeline.dvc.work_tree import folder_of, home, make_private
 from forge_pipeline.pipeline.runner import Input, Output
-from forge_pipeline.pipeline.work_tree import folder_of, home, make_private
 from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
@@ -44,14 +44,14 @@ def resolve() -> None:
 
 def ahead() -> None:
     """Build into the store what `dvc repro` is going to ask for, several targets at once where there are cores."""
-    from forge_pipeline.pipeline.parallel.ahead import build_matrix
+    from forge_pipeline.pipeline.dvc.ahead import build_matrix
 
     build_matrix()
 
 
 def report() -> None:
     """Write the page about the finished build, and results/, and print a summary."""
-    from forge_pipeline.pipeline.summary import write_report
+    from forge_pipeline.pipeline.dvc.summary import write_report
 
     write_report(resolving.targets())
 
