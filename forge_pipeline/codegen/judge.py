@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,21 +53,29 @@ class Judge:
     def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
         """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run.
 
-        Of floats that is twice what inputs that are moved by their spacing show: either side has errors of its own.
+        Of floats that is twice what inputs that are moved by their spacing show, or twice what ONNX Runtime is off
+        from its own results in double precision: either side has errors of its own.
         """
         from forge_pipeline.codegen.rounding import DRAWS, dithered, nudged
+        from forge_pipeline.ir.reference.double import feed_in_double, in_double
 
         noise = dict.fromkeys(wanted, NOTHING)
+
+        def see(model: onnx.ModelProto, fed: Feed, times: float) -> None:
+            with suppress(ModelError, DataError):
+                moved = reference_of(model)(fed)
+                for name, want in wanted.items():
+                    if moved[name].shape == want.shape:
+                        noise[name] = noise[name].larger(Deviation.of(want, moved[name]).times(times))
+
         is_quantized = self.limit_name == "quantized"
-        run = None if is_quantized else reference_of(self.model)
         for seed in range(DRAWS):
-            try:
-                moved = run(nudged(feed, seed)) if run else reference_of(dithered(self.model, seed))(feed)
-            except (ModelError, DataError):
-                return noise
-            for name, want in wanted.items():
-                if moved[name].shape == want.shape:
-                    noise[name] = noise[name].larger(Deviation.of(want, moved[name]).times(1 if is_quantized else 2))
+            if is_quantized:
+                see(dithered(self.model, seed), feed, 1)
+            else:
+                see(self.model, nudged(feed, seed), 2)
+        if not is_quantized:
+            see(in_double(self.model), feed_in_double(feed), 2)
         return noise
 
     @property

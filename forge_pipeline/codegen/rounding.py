@@ -9,7 +9,8 @@ measured, not what quantization costs. Wrong code is off by more than that, as f
 
 In a model of floats it is its inputs that fall otherwise, by the spacing of their type: what this moves an output by,
 no order of sums can tell (the condition of a result: Higham, Accuracy and Stability of Numerical Algorithms, 1.6). The
-distance of a point to itself, as a root of what cancels, is such a one.
+distance of a point to itself, as a root of what cancels, is such a one. What the sums inside lose beside their largest
+terms shows in double precision alone: the logarithm of a spectrum where it is silent.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -
     """
     content = model.SerializeToString()
     child = _run(content, propagate=True)
-    if child.status not in (0, shape_inference_worker.INVALID, None):
-        # Propagation writes vectors out, one message an element: a long one-dimensional weight is enough to fail.
+    if child.status not in (0, None):
+        # Propagation writes vectors out, one message an element: a long one-dimensional weight is enough to fail. It
+        # also takes a sum of constants of unlike length for one of extents, and rejects a model that is valid.
         child = _run(content, propagate=False)
     if child.status == 0:
         return ModelProto.FromString(child.answer)

@@ -113,6 +113,45 @@ def test_a_float_model_is_forgiven_what_the_last_bits_of_its_inputs_decide() -> 
         told.compare({"x": x}, ["y"], [want], [want * np.float32(1.01)])
 
 
+SPECTRUM = """
+<ir_version: 10, opset_import: ["" : 18]>
+spectrum (float[1, 4000] x, float[400, 201] real, float[400, 201] imaginary) => (float[1, 9, 201] y)
+<int64 rows = {9}, int64[3] shape = {1, 9, 400}, int64[1] starts = {0}, int64[1] ends = {3600}, int64[1] ones = {1},
+ float least = {1e-8}>
+{
+    part = Slice(x, starts, ends, ones)
+    frames = Reshape(part, shape)
+    a = MatMul(frames, real)
+    b = MatMul(frames, imaginary)
+    aa = Mul(a, a)
+    bb = Mul(b, b)
+    power = Add(aa, bb)
+    heard = Add(power, least)
+    y = Log(heard)
+}
+"""
+
+
+def test_a_float_model_is_forgiven_what_its_sums_lose_where_they_cancel() -> None:
+    """Of a pure tone every other frequency is silent: the logarithm shows how the sums were rounded, no more."""
+    model = onnx.parser.parse_model(SPECTRUM)
+    turns = np.outer(np.arange(400), np.arange(201)) * (2 * np.pi / 400)
+    feed = {
+        "x": np.round(np.sin(np.arange(4000) * (2 * np.pi / 8)), 4).astype(np.float32)[None],
+        "real": np.cos(turns).astype(np.float32),
+        "imaginary": np.sin(turns).astype(np.float32),
+    }
+    (want,) = Interpreter(model)(feed).values()
+    order = np.random.default_rng(1).permutation(400)
+    frames = feed["x"][:, :3600].reshape(1, 9, 400)[..., order]
+    power = sum((frames @ feed[part][order]) ** 2 for part in ("real", "imaginary"))
+    told = Judge(model=model, limit=1e-5, limit_name="float32")
+    told.compare(feed, ["y"], [want], [np.log(power + np.float32(1e-8))])
+    assert 1e-5 < told.worst["y"] <= told.rounding["y"] < 1e-2
+    with pytest.raises(VerificationError, match="where rounding alone moves it by"):
+        told.compare(feed, ["y"], [want], [want * np.float32(1.1)])
+
+
 def test_noise_is_the_same_each_time_and_different_by_seed() -> None:
     model = chain()
     (first,), (again,), (other,) = (run(dithered(model, seed)) for seed in (0, 0, 1))

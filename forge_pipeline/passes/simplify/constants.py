@@ -28,7 +28,7 @@ SEQUENCES = frozenset({"Optional", "SequenceConstruct", "SequenceEmpty", "SplitT
 class FoldOptions:
     """``max_bytes``: what one folded node may add to the model; weights may also grow eightfold by being decoded."""
 
-    max_bytes: int = 1 << 20
+    max_bytes: int = 8 << 20
 
 
 @verified(Equality(specials=True))

@@ -14,9 +14,10 @@ from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.verification.candidate_sizes import Preferred, candidates
-from forge_pipeline.passes.verification.division_by_zero import dangerous
+from forge_pipeline.passes.verification.division_by_zero import dividing_inputs
 from forge_pipeline.passes.verification.exact import REFUSALS, reason
 from forge_pipeline.passes.verification.samples import INTEGERS, Unsupported, sample
+from forge_pipeline.passes.verification.trial_run import check_survival
 
 TOPS = (4, 2, 1)
 """Exclusive bounds of integers of which the model does not say what they are: indices, flags, or sizes."""
@@ -56,20 +57,21 @@ def made_up(
 
     Sizes that do not suit are left out.
 
-    Raises Unsupported for a model that must not be run so, and what ONNX Runtime said to the first of them where it
-    takes none of those that are tried.
+    Raises what ONNX Runtime said to the first of them where it takes none of those that are tried, and Unsupported
+    where none is to be tried.
     """
-    divisors, danger = dangerous(model)
-    if danger is not None:
-        raise Unsupported(danger)
+    divisors = dividing_inputs(model)
     inputs = fed(model.graph)
     tops = index_bounds(model)
+    free = _has_free_integers(inputs, tops)
     refusal: ForgeError | None = None
     second: MadeUp | None = None
     for sizes in filter(suits, candidates(inputs, preferred)) if suits else candidates(inputs, preferred):
-        for top in TOPS if _has_free_integers(inputs, tops) else TOPS[:1]:
+        for top in TOPS if free else TOPS[:1]:
             try:
                 feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))
+                if sizes or free:
+                    check_survival(run, feeds)
                 finite = [_is_finite(run(feed)) for feed in feeds]
             except REFUSALS as error:
                 refusal = refusal or error

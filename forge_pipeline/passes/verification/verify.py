@@ -26,7 +26,6 @@ from forge_pipeline.passes.contract import (
 )
 from forge_pipeline.passes.verification.bisect import first_difference
 from forge_pipeline.passes.verification.compare import METRICS, Difference, MetricFunction, bitwise, close
-from forge_pipeline.passes.verification.division_by_zero import dangerous, has_zero
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of, reason
 from forge_pipeline.passes.verification.reference import (
     Outputs,
@@ -112,7 +111,7 @@ class Verifier:
         verifier.rounding = short_mantissa(model)
         try:
             run = exact_interpreter(model)
-            verifier.inputs = _checked(model, inputs) if inputs is not None else generate_inputs(model, run, settings)
+            verifier.inputs = list(inputs) if inputs is not None else generate_inputs(model, run, settings)
             verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
             verifier.noise = noise_of(run, verifier.inputs, verifier.original)
             again = [outputs_of(run, fed) for fed in verifier.inputs[:1]]
@@ -279,16 +278,6 @@ class Verifier:
 def _joined(samples: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
     """Return each output of all samples as one array, along its first axis."""
     return [np.concatenate([np.atleast_1d(array) for array in arrays]) for arrays in zip(*samples, strict=True)]
-
-
-def _checked(model: ModelProto, inputs: Sequence[Arrays]) -> list[Arrays]:
-    """Return given inputs; raise Unsupported where running the model on them would end the process."""
-    divisors, reason = dangerous(model)
-    if reason is None and any(has_zero(fed, divisors) for fed in inputs):
-        reason = "the inputs that were given have it divide integers by zero"
-    if reason is not None:
-        raise Unsupported(reason)
-    return list(inputs)
 
 
 def _loads(model: ModelProto) -> bool:

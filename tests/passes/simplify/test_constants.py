@@ -135,7 +135,7 @@ def test_equal_constants_are_kept_once_and_different_ones_all(model: Any, run_pa
 
 
 @pytest.mark.parametrize("op", ["Div", "Mod"])
-def test_integers_are_never_divided_by_zero_which_would_end_the_process(op: str, model: Any, run_passes: Any) -> None:
+def test_integers_are_divided_by_zero_neither_here_nor_when_folded(op: str, model: Any, run_passes: Any) -> None:
     whole = TensorProto.INT32
     by_input = model(
         [helper.make_node("Identity", ["d"], ["e"]), helper.make_node(op, ["x", "e"], ["y"])],
@@ -145,7 +145,7 @@ def test_integers_are_never_divided_by_zero_which_would_end_the_process(op: str,
     assert run_passes(by_input, "remove-identities").unverified == {}
     zeros = [{"x": np.ones(64, np.int32), "d": np.zeros(64, np.int32)}]
     given = run_passes(by_input, "remove-identities", inputs=zeros).unverified
-    assert "divide integers by zero" in given["remove-identities"]
+    assert "by zero" in given["remove-identities"]
     computed = model(
         [
             helper.make_node("Sub", ["x", "x"], ["z"]),
@@ -155,7 +155,7 @@ def test_integers_are_never_divided_by_zero_which_would_end_the_process(op: str,
         {"x": (whole, [4])},
         ["y"],
     )
-    assert "may be zero" in run_passes(computed, "remove-identities").unverified["remove-identities"]
+    assert "by zero" in run_passes(computed, "remove-identities").unverified["remove-identities"]
     constant = model(
         [helper.make_node(op, ["a", "b"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
         {"x": (whole, [2])},

@@ -107,6 +107,20 @@ def test_indices_stay_within_the_rows_that_they_pick() -> None:
     assert (first["ids"].min() >= 0, 30 < first["ids"].max() < 40) == (True, True)
 
 
+def test_sizes_that_end_the_process_are_passed_over() -> None:
+    """The least integer has no opposite: the processor stops who divides it by minus one, the extent less 65."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"]),
+        helper.make_node("Sub", ["length", "less"], ["apart"]),
+        helper.make_node("Div", ["least", "apart"], ["y"]),
+    ]
+    weights = {"less": np.array([65]), "least": np.array([-(2**63)])}
+    model = model_of(nodes, {"x": (FLOAT, ["n"])}, weights)
+    assert made_up(model, Interpreter(model), Preferred(extent=64), KINDS).sizes["n"] != 64
+    with pytest.raises(DataError, match="ended by SIGFPE"):
+        made_up(model, Interpreter(model), Preferred(given={"n": 64}), KINDS)
+
+
 def test_values_are_tried_where_sizes_are_not_to_blame() -> None:
     """A count of at most one of what there is one of: 2 and 3 are refused."""
     nodes = [helper.make_node("Gather", ["x", "which"], ["y"], axis=1)]
