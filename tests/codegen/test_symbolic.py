@@ -171,6 +171,42 @@ def test_pools_have_as_many_results_as_onnx_runtime_has_when_it_rounds_their_num
             assert_same_sums(found, wanted, terms=3 + 9)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "strides", "dilations", "mode"),
+    [([2, 2], [2, 2], [1, 1], "UPPER"), ([5, 3], [2, 3], [1, 1], "LOWER"), ([3, 3], [2, 1], [2, 3], "UPPER")],
+)
+def test_a_mean_leaves_out_padding_that_hangs_on_the_extents(
+    kernel: list[int], strides: list[int], dilations: list[int], mode: str
+) -> None:
+    """As ONNX says: ONNX Runtime forgets results of dilated windows, ONNX's own reference computes them as zeros."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 19]>
+        means (float[n, 5, height, width] x) => (float[n, 5, rows, columns] y) {{
+            y = AveragePool<kernel_shape = {kernel}, strides = {strides}, dilations = {dilations},
+                            auto_pad = "SAME_{mode}">(x)
+        }}"""
+    )
+    engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    for shape in ((1, 5, 7, 7), (2, 5, 8, 9), (1, 5, 13, 10)):
+        x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+        (found,) = engine(x)
+        assert_same_sums(found, _means_of_pixels(x, kernel, strides, dilations, mode), terms=15)
+
+
+def _means_of_pixels(
+    x: np.ndarray, kernel: list[int], strides: list[int], dilations: list[int], mode: str
+) -> np.ndarray:
+    """Return the means over windows of ceil(extent / stride) places, whose padding is no number."""
+    for axis, (width, stride, step) in enumerate(zip(kernel, strides, dilations, strict=True), 2):
+        reach, extent = (width - 1) * step + 1, x.shape[axis]
+        total = max((-(-extent // stride) - 1) * stride + reach - extent, 0)
+        sides = (total // 2, total - total // 2)
+        pads = [(0, 0)] * axis + [sides if mode == "UPPER" else sides[::-1]] + [(0, 0)] * (x.ndim - axis - 1)
+        x = np.lib.stride_tricks.sliding_window_view(np.pad(x, pads, constant_values=np.nan), reach, axis)
+        x = np.moveaxis(np.moveaxis(x, axis, 0)[::stride], 0, axis)[..., ::step]
+    return np.asarray(np.nanmean(x, (-2, -1)), np.float32)
+
+
 def test_windows_larger_than_the_image_are_refused_and_the_engine_goes_on() -> None:
     engine, session = _pools(("MaxPool", {"kernel_shape": [3, 2], "strides": [2, 2]}))
     with pytest.raises(DataError, match=r"expected sizes that (go together|the model can compute with)"):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tvm import te, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
@@ -35,15 +35,41 @@ def pooled(node: NodeImport, name: str, image: Any, *, counts_padding: bool) -> 
         window, ceil_mode = _rounded_up(window, is_counted=name == "avg_pool" and counts_padding)
     _check_results(window)
     padding = window.padding
+    is_scaled = padding is None and name == "avg_pool" and not counts_padding
     if padding is None:
-        if name == "avg_pool" and not counts_padding:
-            raise NotImplementedError("a mean without its padding, where that hangs on an extent")
         filler = _least(node.dtype()) if name == "max_pool" else 0.0
         image = padded(node, image, (0, 0, *window.before), (0, 0, *window.after), node.shape(), filler)
         padding = [0] * (2 * space)
     function = getattr(op.nn, f"{name}{space}d")
-    arguments = [list(window.kernel), list(window.strides), padding, list(window.dilations), ceil_mode, counts_padding]
-    return function(image, *arguments)
+    arguments = [list(window.kernel), list(window.strides), padding, list(window.dilations), ceil_mode]
+    result = function(image, *arguments, counts_padding or is_scaled)
+    return _of_pixels(node, node.emit(result), window) if is_scaled else result
+
+
+def _of_pixels(node: NodeImport, means: Any, window: Window) -> Any:
+    """Turn means that count padding as zeros into those of the pixels alone: padding that hangs on an extent."""
+    space, area = len(window.kernel), float(np.prod(window.kernel))
+    kind = node.dtype()
+
+    def scaled(mean: Any, *sizes: Any) -> Any:
+        starts, extents = sizes[:space], sizes[space:]
+
+        def pixels(axis: int, at: Any) -> Any:
+            step, width = window.dilations[axis], window.kernel[axis]
+            first = at * window.strides[axis] - starts[axis]
+            end = tirx.min((extents[axis] - first + step - 1) // step, width)
+            return end - tirx.max((step - 1 - first) // step, 0)
+
+        def value(*at: Any) -> Any:
+            counted: Any = 1
+            for axis in range(space):
+                counted = counted * pixels(axis, at[2 + axis])
+            return mean(*at) * (tirx.const(area, kind) / counted.astype(kind))
+
+        return te.compute(mean.shape, value, name="mean_of_pixels")
+
+    known = node.scope.told(means, relax.TensorType(node.sizes(node.result_shape()), kind))
+    return node.kernel(scaled, known, sizes=[*window.before, *window.image], name="mean_of_pixels")
 
 
 def _window(node: NodeImport) -> Window:
