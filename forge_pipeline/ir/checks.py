@@ -18,7 +18,7 @@ from forge_pipeline.ir.canonical import Canonical
 from forge_pipeline.ir.ml.builder import ML
 from forge_pipeline.ir.ml.to_standard import KEPT
 from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
-from forge_pipeline.ir.shape_inference import check_and_infer
+from forge_pipeline.ir.shape_inference import InvalidModelError, check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
 from forge_pipeline.ir.values import fed
@@ -199,10 +199,23 @@ def _is_defined(op_type: str, domain: str, version: int) -> bool:
 def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     """Run the ONNX checker and shape inference; return the skeleton with the types of all values inferred.
 
-    No value is computed: large weights are stood in for by inputs of the same type. Raises ModelError for a node
-    that does not fit its schema, types that contradict each other, and a value of more than ``max_value_bytes``.
+    No value is computed: large weights are stood in for by inputs of the same type. Shapes that the file states of
+    results are left out where nodes contradict them, as ONNX Runtime does: some exporters write an empty one. Raises
+    ModelError for a node that does not fit its schema, types that contradict each other, and a value of more than
+    ``max_value_bytes``.
     """
-    inferred = check_and_infer(_outline(form), explain=lambda message: _with_original_names(message, form.names))
+    outline = _outline(form)
+
+    def infer() -> ModelProto:
+        return check_and_infer(outline, explain=lambda message: _with_original_names(message, form.names))
+
+    try:
+        inferred = infer()
+    except InvalidModelError:
+        del outline.graph.value_info[:]
+        for value in outline.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        inferred = infer()
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
             _check_inferred(value.type.tensor_type, f"value {form.names.get(value.name, value.name)[:80]!r}")
@@ -211,14 +224,16 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
 
 
 def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give outputs what inference finds where the file says nothing: a type, a number, the name of an extent."""
+    """Give outputs what inference finds where the file is silent or wrong: a shape, a number, an extent's name."""
     names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
     for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        if not value.type.tensor_type.HasField("shape"):
+        stated, true = (item.type.tensor_type.shape for item in (value, known))
+        if not value.type.tensor_type.HasField("shape") or len(stated.dim) != len(true.dim):
             value.type.CopyFrom(known.type)
             clear_impossible(value.type)
-        for dim, found in zip(value.type.tensor_type.shape.dim, known.type.tensor_type.shape.dim, strict=False):
-            if is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names):
+        for dim, found in zip(value.type.tensor_type.shape.dim, true.dim, strict=True):
+            is_wrong = found.dim_value > 0 and dim.HasField("dim_value")
+            if is_wrong or (is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names)):
                 dim.CopyFrom(found)
 
 

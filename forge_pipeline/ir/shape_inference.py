@@ -22,11 +22,15 @@ SECONDS: Final = 30  # of processor time
 _PATIENCE: Final = 20  # times as long on the clock, where the machine is busy with other things
 
 
+class InvalidModelError(ModelError):
+    """What the checker says of a model that it has read to the end."""
+
+
 def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -> ModelProto:
     """Return ``model`` with the types of its values, once the ONNX checker has accepted it.
 
-    ``explain`` rewrites the checker's message before it is shown. Raises ModelError for an invalid model, and for
-    one that the checker cannot finish within its limits.
+    ``explain`` rewrites the checker's message before it is shown. Raises InvalidModelError for an invalid
+    model, and ModelError for one that the checker cannot finish within its limits.
     """
     content = model.SerializeToString()
     child = _run(content, propagate=True)
@@ -38,7 +42,7 @@ def check_and_infer(model: ModelProto, *, explain: Callable[[str], str] = str) -
         return ModelProto.FromString(child.answer)
     message = _printable(child.said.strip())
     if child.status == shape_inference_worker.INVALID:
-        raise ModelError(
+        raise InvalidModelError(
             where="ONNX checker",
             expected="a valid model",
             found=explain(message),

@@ -94,6 +94,13 @@ def test_an_output_without_a_shape_gets_the_inferred_one(loaded):
     assert loaded(bare).output.output_shapes == [("N", 4)]
 
 
+@pytest.mark.parametrize("stated", [[], ["N"], ["N", 5], ["N", 4, 1]])
+def test_an_output_that_is_stated_wrongly_gets_the_inferred_shape(loaded, stated):
+    """Exporters of PaddlePaddle models write that an output has no axes; ONNX Runtime minds none of these."""
+    wrong = model(helper.make_node("Relu", ["x"], ["y"]), outputs=[("y", FLOAT, stated)])
+    assert loaded(wrong).output.output_shapes == [("N", 4)]
+
+
 def test_a_default_of_an_input_becomes_a_constant_or_is_refused(loaded):
     weights = [numpy_helper.from_array(np.ones(4, np.float32), "w")]
     listed = model(

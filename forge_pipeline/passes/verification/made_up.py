@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from forge_pipeline.errors import ForgeError
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import Arrays
+from forge_pipeline.passes.graph import Array
 from forge_pipeline.passes.verification.candidate_sizes import Preferred, candidates
 from forge_pipeline.passes.verification.division_by_zero import dividing_inputs
 from forge_pipeline.passes.verification.exact import REFUSALS, reason
@@ -72,12 +73,15 @@ def made_up(
                 feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))
                 if sizes or free:
                     check_survival(run, feeds)
-                finite = [_is_finite(run(feed)) for feed in feeds]
+                is_finite = _are_finite(run, feeds)
+                if not is_finite and not kinds.varied:  # a logarithm, a root: of what is positive there is one
+                    feeds = [{name: _positive(array) for name, array in feed.items()} for feed in feeds]
+                    is_finite = _are_finite(run, feeds)
             except REFUSALS as error:
                 refusal = refusal or error
                 continue
             found = MadeUp(feeds=feeds, sizes=sizes)
-            if all(finite):
+            if is_finite:
                 return found
             second = second or found
         if second is not None:
@@ -129,9 +133,12 @@ def _samples(
         }
 
 
-def _is_finite(results: Mapping[str, object]) -> bool:
-    return all(
-        bool(np.isfinite(value).all())
-        for value in results.values()
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    )
+def _positive(array: Array) -> Array:
+    return np.abs(array) if array.dtype.kind == "f" else array
+
+
+def _are_finite(run: Interpreter, feeds: Iterable[Arrays]) -> bool:
+    """Whether results of floats are numbers; all feeds are run, so that what refuses one of them is heard."""
+    results = [value for feed in feeds for value in run(feed).values()]
+    floats = [value for value in results if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
+    return all(bool(np.isfinite(value).all()) for value in floats)

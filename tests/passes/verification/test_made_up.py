@@ -141,6 +141,12 @@ def test_results_that_are_numbers_are_preferred() -> None:
         assert np.isfinite(Interpreter(model)(feed)["y"]).all()
 
 
+def test_what_is_positive_is_tried_where_results_are_no_numbers() -> None:
+    model = model_of([helper.make_node("Log", ["x"], ["y"])], {"x": (FLOAT, ["batch", 8])}, {})
+    for feed in made_up(model, Interpreter(model), Preferred(), KINDS).feeds:
+        assert np.isfinite(Interpreter(model)(feed)["y"]).all()
+
+
 def test_a_model_that_takes_nothing_is_given_up_on() -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = model_of([node], {"x": (FLOAT, ["n", "m"])}, {"shape": np.array([7, 1009])})
