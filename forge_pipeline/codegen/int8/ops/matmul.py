@@ -24,11 +24,16 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"
 """The annotation with the rows of the tile that a template was laid out for."""
+
+ROWS_OF_CALLS = (8, 20, 50, 128, 197)
+"""Numbers of rows that tiles are chosen for where a call brings them."""
 
 VECTORS = 4
 """Vectors in a panel, where there are as many: a row of sums side by side hides the latency of the additions."""
@@ -46,9 +51,11 @@ class Product(DeferredSums):
             repeated = weights.again(graph, graph.plain(self.source), times, axis=-1)
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
         epilogue = self.epilogue(graph.machine, affine, self.weight.astype(np.int64).sum(axis=0))
-        rows = primitives.product(self.shape[:-1])
+        is_open = not all(isinstance(extent, int) for extent in self.shape[:-1])
+        rows = self.shape[-2] if is_open else primitives.product(self.shape[:-1])
         left = graph.plain(self.source)
-        keeps_axes = len(self.shape) == 2 or (_is_matrix(self.shape) and not graph.machine.amx)  # tiles read two axes
+        is_read_whole = _is_matrix(self.shape) and not graph.machine.amx  # tiles of AMX read two axes
+        keeps_axes = len(self.shape) == 2 or is_open or is_read_whole
         if not keeps_axes:
             left = graph.emit(relax.op.reshape(left, (rows, self.weight.shape[0])))
         result = first_result(ALGORITHMS, graph, left, rows, self.weight, epilogue)
@@ -84,21 +91,19 @@ def _is_matrix(shape: tuple[Extent, ...]) -> bool:
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
-    """Take a dequantized matrix, of a known number of rows, times dequantized constant weights that fit int8."""
+    """Take a dequantized matrix, of any number of rows, times dequantized constant weights that fit int8."""
     weight = graph.look(call.args[1])
     if not isinstance(weight, IntegerWeight) or weight.integers.ndim != 2:
         return None
     if weight.scale.size > 1 and weight.axis != 1:
         return None
-    if not has_known_shape(call.args[0]) or len(shape_of(call.args[0])) < 2:
-        return None
-    shape = shape_of(call)
-    if len(shape) != 2 and not all(isinstance(extent, int) for extent in shape):
+    rank = len(shape_of(call.args[0])) if has_known_shape(call.args[0], symbolic_axes=range(8)) else 0
+    if rank < 2 or not has_known_shape(call.args[0], symbolic_axes=range(rank - 1)):
         return None
     operands = quantized_operands(graph, call, np.transpose)
     if operands is None:
         return None
-    return Value(deferred=Product(**{**operands, "weight": operands["weight"].T}, shape=shape))
+    return Value(deferred=Product(**{**operands, "weight": operands["weight"].T}, shape=shape_of(call)))
 
 
 def add_bias(graph: Graph, call: relax.Call) -> Value | None:
@@ -117,17 +122,20 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[int, int]:
-    """Return rows and vectors of a tile; the vectors of the last panel that nobody needs are computed too."""
-    if not isinstance(rows, int):
-        return 1, min(VECTORS, vectors)
+    """Return rows and vectors of a tile; the vectors of the last panel that nobody needs are computed too.
+
+    A number of rows that a call brings is taken for any of a few.
+    """
+    lengths = (rows,) if isinstance(rows, int) else ROWS_OF_CALLS
     best: tuple[float, int, int] | None = None
     dot = dot_product(machine)
     for nr in range(1, min(VECTORS, vectors) + 1):
         panels = -(-vectors // nr)
-        for mr in range(1, min(rows, machine.registers) + 1):
+        for mr in range(1, min(max(lengths), machine.registers) + 1):
             if not dot.fits(machine, mr, nr):
                 break
-            cycles = -(-rows // mr) * (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
+            tile = (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
+            cycles = sum(-(-length // mr) * tile / length for length in lengths)
             if best is None or cycles <= best[0]:
                 best = (cycles, mr, nr)
     assert best is not None  # noqa: S101 - one by one always fits
@@ -147,38 +155,48 @@ def by_panels(
     left: te.Tensor, panels: te.Tensor, bias: te.Tensor, factor: te.Tensor, *float_bias: te.Tensor,
     columns: int, epilogue: Epilogue, mr: int, dot: DotProduct,
 ) -> te.Tensor:  # fmt: skip
-    """Describe (rows, steps), or (1, .., rows, steps), times packed weights, and what is done to the sums."""
+    """Describe (.., rows, steps) times packed weights, and what is done to the sums.
+
+    Where all extents are numbers, those before rows are ones.
+    """
     count, groups, width, _ = (int(extent) for extent in panels.shape)
-    *ones, rows, steps = left.shape
-    first = (0,) * len(ones)
-    padded_rows = -(-int(rows) // mr) * mr if isinstance(rows, tirx.IntImm | int) else rows
+    *leading, rows, steps = left.shape
+    is_open = not all(isinstance(extent, tirx.IntImm | int) for extent in left.shape)
+    padded_rows = rows if is_open else -(-int(rows) // mr) * mr
     k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, dot.k_inner), "k_inner")
     source = left
     if str(padded_rows) != str(rows) or int(steps) != groups * dot.k_inner:
-        source = te.compute((*ones, padded_rows, groups * dot.k_inner), lambda *at: _inside(left, *at), name="pad")
+        padded = (*leading, padded_rows, groups * dot.k_inner)
+        source = te.compute(padded, lambda *at: _inside(left, *at, pads_rows=not is_open), name="pad")
     if dot.widens:
         source = to_int16(source)
 
-    def sums(m: Any, panel: Any, column: Any) -> Any:
+    def sums(*at: Any) -> Any:
+        *row, panel, column = at if is_open else (*(0 for _ in leading), *at)
         return te.sum(
-            products(source(*first, m, k_outer * dot.k_inner + k_inner), panels(panel, k_outer, column, k_inner)),
+            products(source(*row, k_outer * dot.k_inner + k_inner), panels(panel, k_outer, column, k_inner)),
             axis=[k_outer, k_inner],
         )
 
-    total = te.compute(
-        (padded_rows, count, width), sums, name="sums", attrs={primitives.FAMILY: NAME, ROWS: mr, WEIGHTS: panels.dtype}
-    )
+    attributes = {primitives.FAMILY: NAME, ROWS: mr, WEIGHTS: panels.dtype}
+    if is_open and leading:
+        attributes[ANY_ORDER] = len(leading) - 1
+    before = leading if is_open else []
+    total = te.compute((*before, padded_rows, count, width), sums, name="sums", attrs=attributes)
 
     def element(*at: Any) -> Any:
-        m, n = at[-2:]
-        return epilogue.result(total(m, n // width, n % width), bias(n), factor(n), *(term(n) for term in float_bias))
+        *row, n = at
+        own = row if is_open else row[-1:]
+        constants = [term(n) for term in (bias, factor, *float_bias)]
+        return epilogue.result(total(*own, n // width, n % width), *constants)
 
-    return te.compute((*ones, rows, columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
+    return te.compute((*leading, rows, columns), element, name=f"finish_{to_float_if_needed(epilogue.affine)}")
 
 
-def _inside(left: te.Tensor, *at: Any) -> Any:
+def _inside(left: te.Tensor, *at: Any, pads_rows: bool) -> Any:
     rows, steps = left.shape[-2:]
-    return tirx.if_then_else(tirx.all(at[-2] < rows, at[-1] < steps), left(*at), tirx.const(0, left.dtype))
+    inside = tirx.all(at[-2] < rows, at[-1] < steps) if pads_rows else at[-1] < steps
+    return tirx.if_then_else(inside, left(*at), tirx.const(0, left.dtype))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -190,22 +208,36 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.compute_inline(block)
     for block in before[-1:]:
         primitives.schedule_elementwise(sch, block, machine)
-    m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
-    extents = [primitives.extent(sch, loop) for loop in (m, panel, column, k_outer)]
-    m_out, m_in = sch.split(m, [None, mr])
+    *leading, m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
+    extents = [primitives.extent(sch, loop) for loop in (*leading, m, panel, column, k_outer)]
+    is_open = None in extents
+    if is_open:
+        mr = 1 if is_narrow(sch) else mr
+        tiles = max(1, machine.l2 // 2 // (int(extents[-1] or 1) * dot_product(machine).k_inner * mr))
+        m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
+        if mr > 1:
+            sch.annotate(m_out, TILES, mr)
+        sch.annotate(m_out, MARGIN, mr)
+    else:
+        m_out, m_in = sch.split(m, [None, mr])
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(panel, m_out, k_outer, m_in, vector, lane, k_inner)
-    shared = sch.fuse(panel, m_out) if extents[0] is not None else panel
-    at = shared if extents[0] is not None else m_out
+    if is_open:
+        sch.reorder(*leading, m_block, panel, m_out, k_outer, m_in, vector, lane, k_inner)
+        shared, at, below = primitives.fuse(sch, [*leading, m_block, panel]), m_out, 2
+    else:
+        sch.reorder(panel, m_out, k_outer, m_in, vector, lane, k_inner)
+        shared = at = sch.fuse(panel, m_out)
+        below = 1
     sch.reverse_compute_at(last, at)
-    primitives.parallel_if_worth(sch, shared, primitives.product(extents))
+    work = primitives.product(primitives.UNKNOWN if extent is None else extent for extent in extents)
+    primitives.parallel_if_worth(sch, shared, work)
     sch.unroll(m_in)
     sch.unroll(vector)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
-    primitives.vectorize_and_unroll(
-        sch, sch.decompose_reduction(anchor, k_outer), below=len(sch.get_loops(anchor)) - 5, lanes=machine.lanes
-    )
-    tensorize(sch, lane, machine, dot_product(machine), BYTES, str(sch.get(anchor).annotations[WEIGHTS]))
+    start = sch.decompose_reduction(anchor, k_outer)
+    primitives.vectorize_and_unroll(sch, start, below=below, lanes=machine.lanes)
+    weights_kind = str(sch.get(anchor).annotations[WEIGHTS])
+    tensorize(sch, lane, machine, dot_product(machine), BYTES, weights_kind, later=is_open)
 
 
 HANDLERS = {"relax.matmul": multiply, "relax.add": add_bias}

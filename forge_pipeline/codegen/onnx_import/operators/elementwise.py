@@ -125,6 +125,14 @@ def _pow(node: NodeImport) -> Any:
     """Pow, of base and exponent of any types; the result has the base's."""
     base, exponent, dtype = node.agreeing(0), node.agreeing(1), node.dtype()
     if dtype in FLOATS:
+        known = node.constant(1)
+        if known is not None and known.size == 1 and known.ndim <= node.rank():
+            times = known.reshape(()).item()
+            if times in (2, 3):  # as ONNX Runtime has it, instead of a call of the C library for each number
+                square = node.emit(op.multiply(base, base))
+                return square if times == 2 else op.multiply(square, base)
+            if times == 0.5:
+                return op.sqrt(base)
         if node.dtype(1) != dtype:
             exponent = node.emit(op.astype(exponent, dtype))
         return op.power(base, exponent)
