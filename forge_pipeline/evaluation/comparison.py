@@ -26,11 +26,15 @@ BASE = {QUANTIZED: FLOAT, COMPILED: QUANTIZED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """``scores`` by model. ``noise``: by model and output, quantized against float, compiled against quantized."""
+    """``scores`` by model. ``noise``: by model and output, quantized against float, compiled against quantized.
+
+    ``farthest`` is the index of the feed on which compiled and quantized model are farthest apart.
+    """
 
     scores: Mapping[str, float]
     noise: Mapping[str, Mapping[str, Noise]]
     samples: int
+    farthest: int
 
     def drop(self, higher_is_better: bool) -> float:
         """Return the largest loss against the float model, in the metric's unit; negative for a gain."""
@@ -54,7 +58,7 @@ def compare(
     scores = {name: new_score() for name in models}
     noise = {name: {output: Noise() for output in outputs} for name in models if name in BASE}
     share = 0 if labels is None else len(labels) // len(feeds)
-    done = 0
+    done, distances = 0, [0.0]
     for index, feed in enumerate(taken(feeds, labels, limit)):
         expected = None if labels is None else labels[index * share : (index + 1) * share]
         results: dict[str, Mapping[str, NDArray[Any]]] = {}
@@ -66,10 +70,25 @@ def compare(
             scores[name].update(results[name], expected, results[FLOAT])
             for output, one in noise.get(name, {}).items():
                 one.update(results[BASE[name]][output], results[name][output])
+        if COMPILED in results:
+            distances[index:] = [distance(results[QUANTIZED], results[COMPILED])]
         done += share or _leading(feed)
     return Comparison(
-        scores={name: _finite(score.result(), name) for name, score in scores.items()}, noise=noise, samples=done
+        scores={name: _finite(score.result(), name) for name, score in scores.items()},
+        noise=noise,
+        samples=done,
+        farthest=distances.index(max(distances)),
     )
+
+
+def distance(reference: Mapping[str, NDArray[Any]], values: Mapping[str, NDArray[Any]]) -> float:
+    """Return the power of the noise in the outputs of one feed, as a share of the signal's, summed over the outputs."""
+    total = 0.0
+    for name, exact in reference.items():
+        noise = Noise()
+        noise.update(exact, values[name])
+        total += noise.ratio
+    return total
 
 
 def taken(feeds: Samples | Sequence[Feed], labels: NDArray[Any] | None, limit: int | None) -> Iterator[Feed]:

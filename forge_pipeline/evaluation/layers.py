@@ -61,13 +61,13 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     gains = {name: Gains(spatial=name in spatial) for name in pairs}
     for feed in feeds:
         wanted, found = {**feed, **exact(feed)}, {**feed, **whole(feed)}
-        for name in _comparable(pairs, wanted, found):
+        for name in comparable(pairs, wanted, found):
             gains[name].update(wanted[name], found[pairs[name]])
     apart: Interpreter | None = None
     total, own = ({name: Noise() for name in pairs} for _ in range(2))
     for feed in feeds:
         wanted, found = {**feed, **exact(feed)}, {**feed, **whole(feed)}
-        scaled = {name: wanted[name] * gains[name].factors(wanted[name]) for name in _comparable(pairs, wanted, found)}
+        scaled = {name: wanted[name] * gains[name].factors(wanted[name]) for name in comparable(pairs, wanted, found)}
         with np.errstate(over="ignore"):  # what half precision does not hold is infinite in ``found`` too
             fed = {
                 f"{pairs[name]}{EXACT}": value.astype(found[pairs[name]].dtype)
@@ -76,7 +76,7 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
             }
         if apart is None:
             dtypes = {name: array.dtype for name, array in fed.items()}
-            apart = Interpreter(_cut(model, dtypes).light, where="quantized model, layer by layer", taps=names)
+            apart = Interpreter(cut(model, dtypes).light, where="quantized model, layer by layer", taps=names)
         alone = {**feed, **apart({**feed, **fed})}
         for name, value in scaled.items():
             factors = gains[name].factors(value)
@@ -84,7 +84,7 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
             own[name].update(wanted[name], alone[pairs[name]] / factors)
     measured = {name: one for name, one in total.items() if one.signal or one.error}
     differs = any(one.ratio for one in total.values())
-    return _rows(graph, measured, own if differs else total)  # cut into layers, half precision rounds in other places
+    return rows(graph, measured, own if differs else total)  # cut into layers, half precision rounds in other places
 
 
 def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
@@ -95,12 +95,12 @@ def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
     none = {name: Noise() for name in pairs}
     for feed in feeds:
         values = {**feed, **run(feed)}
-        for name in _comparable(pairs, values, values):
+        for name in comparable(pairs, values, values):
             none[name].update(values[name], values[name])
-    return _rows(graph, {name: one for name, one in none.items() if one.signal}, none)
+    return rows(graph, {name: one for name, one in none.items() if one.signal}, none)
 
 
-def _comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:
+def comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:
     """Return the values that are floats of one shape in both models; those of subgraphs are not seen."""
     return [
         name
@@ -115,7 +115,7 @@ def worst(layers: Iterable[Layer], count: int) -> list[Layer]:
     return sorted(noisy, key=lambda row: (-row.noise_share, row.index))[:count]
 
 
-def _cut(model: ONNXModule, dtypes: Mapping[str, np.dtype[Any]]) -> ONNXModule:
+def cut(model: ONNXModule, dtypes: Mapping[str, np.dtype[Any]]) -> ONNXModule:
     """Return a copy whose nodes read new inputs, named ``value__exact``, in place of these values."""
     copy = model.copy()
     for node in copy.light.graph.node:
@@ -128,7 +128,7 @@ def _cut(model: ONNXModule, dtypes: Mapping[str, np.dtype[Any]]) -> ONNXModule:
     return copy
 
 
-def _rows(graph: GraphProto, total: Mapping[str, Noise], own: Mapping[str, Noise]) -> tuple[Layer, ...]:
+def rows(graph: GraphProto, total: Mapping[str, Noise], own: Mapping[str, Noise]) -> tuple[Layer, ...]:
     """Walk the graph in order; an unmeasured value (fused into its reader) hands on its layer."""
     fused: dict[str, Chain] = {}
     chains: dict[str, Chain] = {}

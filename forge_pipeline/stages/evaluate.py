@@ -7,14 +7,14 @@ apart, with the name of the CPU they were seen on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.data import Dataset, Feed, Preparation
-from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.errors import ConfigError, ForgeError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.runners.artifact import Artifact
+    from forge_pipeline.runners.artifact import Artifact, Wanted
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
 
@@ -160,7 +160,9 @@ def run(
     is_gain = new_score().higher_is_better
     drop = found.drop(is_gain)
     _check_budget(config.max_drop, metric, found, drop, table)
-    _check_compiled(config.max_compiled_drop, metric, found, is_gain, artifact)
+    if artifact.model is not None:
+        case = _Compiled(reference=reference, model=model, library=library, wanted=wanted, where=str(artifact.where))
+        _check_compiled(config.max_compiled_drop, metric, found, is_gain, case, chosen.feeds)
     values: dict[str, Value] = {
         "metric": metric,
         "samples": found.samples,
@@ -257,17 +259,45 @@ def _check_budget(
     )
 
 
-def _check_compiled(most: float | None, metric: str, found: Comparison, is_gain: bool, artifact: Artifact) -> None:
-    if most is None or artifact.model is None:
-        return
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """A library that was run ``where`` it was ``wanted``, and the models that it is made of."""
+
+    reference: ONNXModule
+    model: ONNXModule
+    library: Library
+    wanted: Wanted
+    where: str
+
+    def first_difference(self, feed: Feed) -> str:
+        """Return the first layer in which the library leaves its model, or why that is not known."""
+        from forge_pipeline.evaluation.blame import first_difference
+        from forge_pipeline.runners.artifact import opened
+        from forge_pipeline.runners.debugging import compiled_like
+
+        try:
+            with opened(self.library, lambda is_emulated: [feed], self.wanted) as artifact:
+                found = {} if artifact.model is None else dict(artifact.model(feed))
+            build = compiled_like(self.library.metadata, self.wanted)
+            return first_difference(self.reference, self.model, feed, found, build)
+        except ForgeError as error:
+            return f"not known: {error.where}: {error.found}"
+
+
+def _check_compiled(
+    most: float | None, metric: str, found: Comparison, is_gain: bool, compiled: _Compiled, feeds: Iterable[Feed]
+) -> None:
     drop = (found.scores[QUANTIZED] - found.scores[COMPILED]) * (1 if is_gain else -1)
-    if drop > most:
-        raise VerificationError(
-            where=f"evaluate, {artifact.where}",
-            expected=f"a loss of at most {most:g} in {metric} by compilation",
-            found=f"{drop:.6g} (quantized {found.scores[QUANTIZED]:.6g}, compiled {found.scores[COMPILED]:.6g})",
-            fix="report it with the model, or raise evaluate.max_compiled_drop",
-        )
+    if most is None or drop <= most:
+        return
+    first = compiled.first_difference(next(islice(feeds, found.farthest, None)))
+    scores = f"quantized {found.scores[QUANTIZED]:.6g}, compiled {found.scores[COMPILED]:.6g}"
+    raise VerificationError(
+        where=f"evaluate, {compiled.where}",
+        expected=f"a loss of at most {most:g} in {metric} by compilation",
+        found=f"{drop:.6g} ({scores}); the first layer that differs: {first}",
+        fix="report it with the model, or raise evaluate.max_compiled_drop",
+    )
 
 
 def _rounded(value: Any) -> float | None:
