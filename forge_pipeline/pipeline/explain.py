@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_pipeline.errors import UsageError, did_you_mean
+from forge_pipeline.pipeline.auto_target import with_target
 from forge_pipeline.pipeline.build import (
     make_runner,
     model_name,
@@ -70,7 +71,7 @@ def explain(arguments: Sequence[str]) -> str:
     Without a target and without overrides it is about what `dvc repro` builds. Raises UsageError for a word that is
     none of these.
     """
-    overrides = [quote_path(word) for word in arguments if "=" in word]
+    overrides = with_target([quote_path(word) for word in arguments if "=" in word], compose)
     words = [word for word in arguments if "=" not in word]
     stages = [word for word in words if word in STAGES]
     targets = [word for word in words if word not in STAGES]

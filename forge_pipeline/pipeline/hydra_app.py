@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.pipeline.auto_target import with_target
 from forge_pipeline.pipeline.sweep import EndedError, Job, Single, Task
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
 from forge_runtime.redact import HIDDEN
@@ -42,6 +43,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     an override that does not fit the configuration, ConfigError for a password that would be written down, and
     whatever ``task`` raises.
     """
+    arguments = with_target(arguments, compose)
     if not any(argument.startswith("-") for argument in arguments):
         task(compose([admitted(quote_path(argument)) for argument in arguments]), None)
         return

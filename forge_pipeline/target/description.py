@@ -183,8 +183,8 @@ def _this_target() -> Target:
     return replace(match, tag=HOST, description=f"this machine, as {match.tag}", cores=machine.cores)
 
 
-def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
-    """Return the most capable CPU target whose flags and id ``machine`` has.
+def best_match(machine: Machine, targets: Sequence[Target], *, where: str = "target host") -> Target:
+    """Return the most capable CPU target whose flags and id ``machine``, called ``where`` in messages, has.
 
     A named CPU is preferred to a generic level with as many flags: its caches are known. Raises TargetError.
     """
@@ -199,7 +199,7 @@ def best_match(machine: Machine, targets: Sequence[Target]) -> Target:
     ]
     if not fitting:
         raise TargetError(
-            where="target host",
+            where=where,
             expected="a machine that one of conf/target describes",
             found=f"{machine.arch} on {machine.system}, CPU {', '.join(sorted(machine.ids)) or 'unknown'}",
             fix="name a target (`forge-pipeline targets` lists them), or describe this CPU in conf/target",
