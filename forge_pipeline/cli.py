@@ -372,11 +372,12 @@ def targets(as_json: bool) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each has its turn.")
 @click.option("--threads", type=click.IntRange(min=1), help="For throughput; else all of this machine's cores.")
 @click.option("--size", multiple=True, metavar="NAME=N", help="The size of an open extent; else 1.")
+@click.option("--password", multiple=True, help="Of what is encrypted, its key beside it: file:PATH, env:NAME.")
 @click.option("--profile", is_flag=True, help="Show what each kernel takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the latencies into this file.")
 def bench(artifacts: tuple[Path, ...], **options: Any) -> None:
-    """Time ARTIFACTs (plain libraries) with random inputs, taking turns, on this machine or on a board."""
+    """Time ARTIFACTs (libraries) with random inputs, taking turns, on this machine or on a board."""
     from forge_pipeline.pipeline.bench import Bench, bench
 
     click.echo(bench(artifacts, Bench(**options)))

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from forge_pipeline.crypto import keyfile
+from forge_pipeline.crypto.envelope import MAGIC, is_encrypted, read_header
+from forge_pipeline.crypto.keys import read_password
 from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.listener import timing
 from forge_pipeline.runners.board import Board
-from forge_pipeline.runners.contract import Job, Place
+from forge_pipeline.runners.contract import Job, Place, Seal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.here import Here
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.stages.artifacts import KEY
 from forge_runtime.engine import available_cores
+from forge_runtime.secret import Secret
 from forge_runtime.text import shown
 
 Row = Mapping[str, Any]
@@ -49,6 +56,7 @@ class Bench:
     profile: bool
     as_json: bool
     svg: Path | None
+    password: tuple[str, ...] = ()
 
 
 def bench(artifacts: Sequence[Path], asked: Bench) -> str:
@@ -63,8 +71,8 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as folder:
         entrants: dict[str, Turn] = {}
         for path in artifacts:
-            place = _place(asked, _library(path))
-            entrants[str(path)] = _forge_run(place, path, Path(folder), asked)
+            seal, triple = _opened(path, asked)
+            entrants[str(path)] = _forge_run(_place(asked, triple), path, seal, Path(folder), asked)
         if asked.against is not None:
             entrants[f"{asked.against} (ONNX Runtime)"] = _onnx_runtime(asked.against, asked)
         turns: dict[str, list[tuple[Row, Row]]] = {name: [] for name in entrants}
@@ -83,29 +91,46 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
     return _table(rows, threads)
 
 
-def _library(path: Path) -> Library:
+def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str]:
+    """Return what opens a library, None for one in clear, and its triple, which a seal leaves readable."""
     try:
-        return Library.from_file(path)
+        with path.open("rb") as file:
+            if not is_encrypted(file.read(len(MAGIC))):
+                return None, str(Library.from_file(path).metadata["target"]["triple"])
+            seal = Seal(key=path.with_name(KEY), password=_password(path, asked))
+            wrapped, size = seal.key.read_bytes(), file.seek(0, os.SEEK_END)
+            file.seek(0)
+            unlock = partial(keyfile.unwrap, wrapped, seal.password)
+            header, _ = read_header(file, size, lambda pair: unlock(pair=pair), where=str(path))
     except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise ArtifactError(str(path), "a plain library", found, "give the path of a model_library.so") from error
+        found = f"{error.strerror or type(error).__name__}: {error.filename}"
+        raise ArtifactError(str(path), "a library, and its key beside it", found, "give a model_library.so") from error
+    return seal, str(json.loads(header.meta)["target"]["triple"])
 
 
-def _place(asked: Bench, library: Library) -> Place:
+def _password(path: Path, asked: Bench) -> Secret:
+    if not asked.password:
+        fix = "give --password file:PATH or env:NAME"
+        raise ConfigError(str(path), "--password with an encrypted model", "none", fix)
+    return read_password(asked.password)
+
+
+def _place(asked: Bench, triple: str) -> Place:
     if asked.device is None:
         return Here()
     device = Device.of(compose([f"device={asked.device}"], asked.config_dir)["device"])
     if device is None:
         raise ConfigError("--device", "a board of conf/device", asked.device, "name one, or leave the option out")
-    return Board(device=device, triple=str(library.metadata["target"]["triple"]))
+    return Board(device=device, triple=triple)
 
 
-def _forge_run(place: Place, path: Path, folder: Path, asked: Bench) -> Turn:
+def _forge_run(place: Place, path: Path, seal: Seal | None, folder: Path, asked: Bench) -> Turn:
     sizes = tuple(word for size in asked.size for word in ("--size", size))
 
     def turn(threads: int, *extra: str) -> Row:
         options = ("--threads", str(threads), *sizes, *extra)
-        return place.run(Job(library=path, inputs={}, outputs=0, folder=folder, runs=asked.runs, options=options))
+        job = Job(library=path, inputs={}, outputs=0, folder=folder, runs=asked.runs, options=options, seal=seal)
+        return place.run(job)
 
     return turn
 

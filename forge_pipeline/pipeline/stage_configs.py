@@ -88,7 +88,7 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,
         form=bind(Package, _section(config, "package"), where="package").form,
-        device=_known(Device.of(config.get("device"))),
+        device=_known(Device.of(config.get("device")), is_sealed=bool(password_sources(config))),
     )
     password_sources(config)
     key_sources(config)
@@ -116,12 +116,16 @@ def plan(parts: Mapping[str, Slice]) -> dict[str, dict[str, str | None]]:
     return {name: read for name, read in origins.items() if name in needed}
 
 
-def _known(device: Device | None) -> Slice | None:
-    """Return what makes a board's measurements its own; how it is reached makes no difference."""
+def _known(device: Device | None, *, is_sealed: bool) -> Slice | None:
+    """Return what makes a board's measurements its own; how it is reached makes no difference.
+
+    What is delivered encrypted goes there encrypted, and takes longer to open.
+    """
     if device is None:
         return None
     settings = {"prefix": list(device.prefix), "cpus": list(device.cpus), "cool_down": device.cool_down}
-    return {"name": device.name, "fingerprint": device.fingerprint(), **settings}
+    sealed = {"is_sealed": True} if is_sealed else {}
+    return {"name": device.name, "fingerprint": device.fingerprint(), **settings, **sealed}
 
 
 def _mentions_host(values: Slice) -> bool:

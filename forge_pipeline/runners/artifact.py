@@ -11,6 +11,7 @@ from forge_pipeline.codegen.link import loadable
 from forge_pipeline.errors import MachineError
 from forge_pipeline.evaluation import compiled
 from forge_pipeline.evaluation.processor import cpu_name
+from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.choice import Runner, prefers_host, without_host
 from forge_pipeline.runners.contract import Facts, Place
 from forge_pipeline.runners.emulators import Emulator
@@ -44,12 +45,13 @@ OF_A_BOARD: Final = ("cpu", "kernel", "governor", "khz", "throttled", "celsius_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How an artifact, compiled for ``target``, is to be run."""
+    """How an artifact, compiled for ``target``, is to be run; ``is_sealed``: a board gets it encrypted."""
 
     runner: Runner
     device: Device | None
     target: Target
     latency_runs: int
+    is_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,8 @@ def _ran(place: Place, library: Library, feeds: Callable[[bool], Iterable[Feed]]
     """Run ``library`` in a place other than this process, on all feeds, before any output is asked for."""
     is_emulated = not place.measures_time
     runs = 0 if is_emulated else wanted.latency_runs
-    with ran(place, _linked(library, wanted.target), feeds(is_emulated), runs=runs) as run:
+    is_sealed = wanted.is_sealed and isinstance(place, Board)
+    with ran(place, _linked(library, wanted.target), feeds(is_emulated), runs=runs, is_sealed=is_sealed) as run:
         facts = {} if is_emulated else _timed(run.facts)
         yield Artifact(model=run, where=place.name, is_emulated=is_emulated, facts=lambda feed: facts)
 

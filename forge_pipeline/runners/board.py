@@ -12,16 +12,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from forge_pipeline.digest import digest_file
-from forge_pipeline.errors import ForgeError, MachineError
+from forge_pipeline.errors import ForgeError, MachineError, SecretError
 from forge_pipeline.runners.contract import Facts, Job, facts_of, refusal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.ssh import Connection, LostError, connected, unusable
 from forge_pipeline.runtime.native import native_runner
 from forge_pipeline.target.host import ARCHITECTURES
+from forge_runtime.secret import Secret
 
 PROGRAM: Final = "forge-run"
 SAID, ERROR, BEFORE, AFTER = "said", "error", "before", "after"
 """The files of texts that come back beside the outputs."""
+
+ASKING: Final = """
+case $(command -v printf) in */*) echo 'printf is no part of this shell: a password would show' >&2; exit 1;; esac
+IFS= read -r secret || exit
+"""
+GIVING: Final = "printf '%s' \"$secret\" |"
+"""How a shell gets a password, and hands it on."""
 
 PAUSE: Final = 1.0
 """Seconds before a connection is tried again, doubled each time."""
@@ -71,7 +79,8 @@ class Board:
         digest = digest_file(program)
         sent, got = job.folder / "sent.tar", job.folder / "got.tar"
         _pack(sent, job, None if digest in connection.programs else program)
-        done = connection.run(self._script(connection.work, f"forge-run-{digest}", job), sent, got)
+        password = None if job.seal is None else _one_line(job.seal.password)
+        done = connection.run(self._script(connection.work, f"forge-run-{digest}", job), sent, got, password)
         if not got.stat().st_size:
             raise unusable(self.device, done.said)
         texts = _unpack(got, job)
@@ -80,29 +89,43 @@ class Board:
         return facts_of(texts[SAID]) | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
 
     def _script(self, work: str, program: str, job: Job) -> str:
-        """Return what is run on the board: a tar archive in, a tar archive out, and forge-run's exit status."""
+        """Return what is run on the board: a tar archive in, a tar archive out, and forge-run's exit status.
+
+        A password is the line before the archive. It stays a variable of the shell, which no child inherits, and its
+        own `printf` hands it on: that of a program would show it among the arguments.
+        """
         place = f"{self.device.folder}/{program}"
         inputs = {name: path.name for name, path in job.inputs.items()}
-        words = [*self.device.prefix, place, job.library.name, *job.arguments(inputs, ".")]
+        key = None if job.seal is None else job.seal.key.name
+        words = [*self.device.prefix, place, job.library.name, *job.arguments(inputs, ".", key)]
         if self.device.cpus:
             words += ["--cpus", ",".join(map(str, self.device.cpus))]
         own = "echo $$ >pid; exec " + shlex.join(words)  # `exec`: what the keeper ends is forge-run
-        return f"""cd {shlex.quote(work)} && tar xf - || exit
+        ask, give = ("", "") if key is None else (ASKING, GIVING)
+        return f"""{ask} cd {shlex.quote(work)} && tar xf - || exit
             [ ! -f forge-run ] || {{ chmod 700 forge-run && mv forge-run {shlex.quote(place)}; }} || exit
             sleep {self.device.cool_down:g}
             state() {{ {STATE} }}
             state >{BEFORE}
-            sh -c {shlex.quote(own)} >{SAID} 2>{ERROR}; code=$?
+            {give} sh -c {shlex.quote(own)} >{SAID} 2>{ERROR}; code=$?
             state >{AFTER}
-            rm -f pid {shlex.join([job.library.name, *inputs.values()])}
+            rm -f pid {shlex.join([job.library.name, *([] if key is None else [key]), *inputs.values()])}
             tar cf - * && exit $code"""
+
+
+def _one_line(password: Secret) -> Secret:
+    """Return the password, which a shell is to read as a line. Raises SecretError where it is none."""
+    if any(letter in password.reveal() for letter in b"\n\0"):
+        raise SecretError("password", "one line, as it is sent to a board", "several", "encrypt with another password")
+    return password
 
 
 def _pack(archive: Path, job: Job, program: Path | None) -> None:
     with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as packed:
         if program is not None:
             packed.add(program, PROGRAM)
-        for path in (job.library, *job.inputs.values()):
+        key = [] if job.seal is None else [job.seal.key]
+        for path in (job.library, *key, *job.inputs.values()):
             packed.add(path, path.name)
 
 

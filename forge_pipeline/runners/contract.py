@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_pipeline.errors import ArtifactError, ForgeError, MachineError
+from forge_runtime.secret import Secret
 from forge_runtime.text import shown
 
 Facts = Mapping[str, Any]
@@ -22,11 +23,20 @@ _ILLEGAL = (132, -4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What opens an encrypted library."""
+
+    key: Path
+    password: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One run of ``library``, a file, over files of samples (``inputs``, by the name of the model's input).
 
     A model without inputs has one sample. Outputs are to be in ``folder``: `out0.npy`, `out1.npy`, as many as
-    ``outputs``. ``runs`` more are timed. ``options`` are other words for forge-run.
+    ``outputs``. ``runs`` more are timed. ``options`` are other words for forge-run. ``seal`` is for a library that is
+    encrypted: its key file, and the password, which forge-run reads from its standard input.
     """
 
     library: Path
@@ -35,12 +45,14 @@ class Job:
     folder: Path
     runs: int
     options: tuple[str, ...] = ()
+    seal: Seal | None = None
 
-    def arguments(self, inputs: Mapping[str, str], output: str) -> list[str]:
+    def arguments(self, inputs: Mapping[str, str], output: str, key: str | None) -> list[str]:
         """Return forge-run's, after the library, for where its files are."""
         samples = ["--samples"] if inputs else []
         files = [f"{name}={path}" for name, path in inputs.items()]
-        return [*files, *samples, *self.options, "--json", "--output", output, "--runs", str(self.runs)]
+        unlocking = [] if key is None else ["--key", key, "--password-file", "-"]
+        return [*files, *samples, *unlocking, *self.options, "--json", "--output", output, "--runs", str(self.runs)]
 
 
 def facts_of(answer: str) -> dict[str, Any]:

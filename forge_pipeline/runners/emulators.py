@@ -23,6 +23,8 @@ MODELS: Final[Mapping[str, str]] = {
     "cortex-a76": "cortex-a76",
     "neoverse-n1": "neoverse-n1",
     "generic-rv64": "rv64",
+    "x86-64-v2": "Nehalem",
+    "x86-64-v3": "Haswell",
 }
 """QEMU's models of CPUs, by LLVM's word for a target's, that have no more than that; all others run on the largest.
 All are in QEMU 7.0 and later: the choice is the same with any of them."""

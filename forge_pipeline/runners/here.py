@@ -36,8 +36,9 @@ def run_here(name: str, arch: str, job: Job, before: Sequence[str] = ()) -> Fact
     None of our descriptors and secrets reaches it, and it ends with us.
     """
     inputs = {name: str(path) for name, path in job.inputs.items()}
-    command = [*before, str(native_runner(arch)), str(job.library), *job.arguments(inputs, str(job.folder))]
-    ended = children.run_apart(command, b"")
+    key = None if job.seal is None else str(job.seal.key)
+    command = [*before, str(native_runner(arch)), str(job.library), *job.arguments(inputs, str(job.folder), key)]
+    ended = children.run_apart(command, b"" if job.seal is None else job.seal.password.reveal())
     if ended.status != 0:
         raise refusal(name, ended.status, ended.said)
     return facts_of(ended.answer.decode("utf-8", "replace"))

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from forge_pipeline.content import pieces
+from forge_pipeline.content import Content, pieces
+from forge_pipeline.crypto import envelope
+from forge_pipeline.crypto.keyfile import Kdf
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.runners.contract import Facts, Job, Place
+from forge_pipeline.runners.contract import Facts, Job, Place, Seal
+from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge_pipeline.data import Feed
     from forge_pipeline.runtime.bundle import Library
+
+QUICK: Final = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
+"""The least that a runtime accepts."""
+CHUNK: Final = 16
+"""Bits of the smallest chunk: a board needs memory for two."""
 
 BFLOAT16 = "bfloat16"
 """What NumPy's files have no word for: its bits are written as uint16."""
@@ -37,27 +46,38 @@ class Ran:
 
 
 @contextmanager
-def ran(place: Place, library: Library, feeds: Iterable[Feed], *, runs: int) -> Iterator[Ran]:
+def ran(place: Place, library: Library, feeds: Iterable[Feed], *, runs: int, is_sealed: bool = False) -> Iterator[Ran]:
     """Run ``library`` in ``place`` with all ``feeds``, then ``runs`` times with the last; no file of it stays.
 
-    Raises what ``Place.run`` raises.
+    ``is_sealed``: the place gets it encrypted, under a password of this run's own. Raises what ``Place.run`` raises.
     """
     with tempfile.TemporaryDirectory(prefix="forge-run-") as name:
         folder = Path(name)
         path = folder / "model_library.so"
+        seal, content = _sealed(library, folder / "key") if is_sealed else (None, library.content())
         with path.open("wb") as stream:
-            stream.writelines(pieces(library.content()))
+            stream.writelines(pieces(content))
         inputs = [str(port["name"]) for port in library.metadata["inputs"]]
         outputs = [(str(port["name"]), str(port["dtype"])) for port in library.metadata["outputs"]]
         files = {input_: folder / f"in{index}.npy" for index, input_ in enumerate(inputs)}
         count = _write(files, feeds)
-        job = Job(library=path, inputs=files, outputs=len(outputs), folder=folder, runs=runs)
+        job = Job(library=path, inputs=files, outputs=len(outputs), folder=folder, runs=runs, seal=seal)
         facts = place.run(job)
         if facts.get("samples", count) != count:
             found = f"{facts['samples']}"
             raise ArtifactError(f"forge-run in {place.name}", f"outputs of {count} samples", found, "run it again")
         found_outputs = _read(folder, outputs)
         yield Ran(facts=facts, outputs=found_outputs if inputs else itertools.repeat(next(found_outputs)))
+
+
+def _sealed(library: Library, key: Path) -> tuple[Seal, Content]:
+    """Encrypt a library under a password of 256 random bits: nothing need make guesses of it slow."""
+    password = Secret(secrets.token_hex(32).encode())
+    content, wrapped, _ = envelope.seal(
+        library.content(), password, meta={}, confirmable={}, kdf=QUICK, chunk_bits=CHUNK, entropy=secrets.token_bytes
+    )
+    key.write_bytes(wrapped)
+    return Seal(key=key, password=password), content
 
 
 def _write(files: Mapping[str, Path], feeds: Iterable[Feed]) -> int:

@@ -22,6 +22,7 @@ from typing import IO, Final
 from forge_pipeline import children
 from forge_pipeline.errors import DeviceError
 from forge_pipeline.runners.device import Device, no_client
+from forge_runtime.secret import Secret
 from forge_runtime.text import shown
 
 KEEPER: Final = Path(__file__).with_name("keeper.sh")
@@ -55,24 +56,36 @@ class Connection:
     about: Mapping[str, str]
     programs: frozenset[str]
 
-    def run(self, command: str, send: Path, into: Path) -> Done:
+    def run(self, command: str, send: Path, into: Path, secret: Secret | None = None) -> Done:
         """Run a command of the board's shell with a file as its input; its output becomes the other file.
 
-        Raises LostError where the connection ends before the command.
+        ``secret`` is sent before the file, as a line: it is in no argument and in no file, on either side. Raises
+        LostError where the connection ends before the command.
         """
         words = ["ssh", *_options(self.device), "-o", "ControlMaster=no", "-T", _address(self.device)]
         with send.open("rb") as given, into.open("wb") as answer, subprocess.Popen(
             [*words, f"sh -c {shlex.quote(command)}"],
-            stdin=given, stdout=answer, stderr=subprocess.PIPE, cwd=self.folder, env=environment(),
+            stdin=given if secret is None else subprocess.PIPE, stdout=answer, stderr=subprocess.PIPE,
+            cwd=self.folder, env=environment(),
         ) as child:  # fmt: skip
             try:
-                said = (child.communicate()[1] or b"").decode("utf-8", "replace")
+                if secret is not None and child.stdin is not None:
+                    threading.Thread(target=_feed, args=(child.stdin, secret, given), daemon=True).start()
+                said = b"" if child.stderr is None else child.stderr.read()
+                child.wait()
             except BaseException:
                 child.kill()
                 raise
         if child.returncode == GONE:
-            raise lost(self.device, said)
-        return Done(status=child.returncode, said=said)
+            raise lost(self.device, said.decode("utf-8", "replace"))
+        return Done(status=child.returncode, said=said.decode("utf-8", "replace"))
+
+
+def _feed(sink: IO[bytes], secret: Secret, given: IO[bytes]) -> None:
+    """Write the secret's line and the file; a board that ends before is not our error: its status is."""
+    with suppress(OSError, ValueError), sink:
+        sink.write(secret.reveal() + b"\n")
+        shutil.copyfileobj(given, sink)
 
 
 def environment() -> dict[str, str]:

@@ -146,6 +146,7 @@ def run(
         device=device,
         target=described(config.target),
         latency_runs=config.latency_runs,
+        is_sealed=bool((config.device or {}).get("is_sealed")),
     )
     with opened(library, feeds, wanted) as artifact:
         if artifact.model is not None:

@@ -103,7 +103,7 @@ fn open(options: *const Options, model: *Model, linked: ?[]align(abi.alignment) 
     const key = try platform.readFile(key_path, 1 << 20, null);
     defer platform.unmap(key.memory);
     const password_path = options.password_file orelse return message.fail(error.Usage, "--password-file: expected the file with the password, found none\nfix: give it beside --key", .{});
-    const password = try platform.readFile(password_path, 1 << 20, null);
+    const password = if (std.mem.eql(u8, password_path, "-")) try platform.readInput(1 << 12) else try platform.readFile(password_path, 1 << 20, null);
     defer platform.wipe(password.memory);
     platform.hide(password.memory);
     var text: []const u8 = password.memory[0..password.size];

@@ -21,7 +21,7 @@ pub const help =
     \\  --profile               time by kernel, of these runs
     \\  --memory                bytes of weights and arena, and the most that the process had
     \\  --key FILE              key file of an encrypted model
-    \\  --password-file FILE    its password; one newline at the end does not count
+    \\  --password-file FILE    its password, - for standard input; one newline at the end does not count
     \\  --trusted FILE          public keys, a line each: run only what one of them signed
     \\  --signature FILE        its signature; MODEL.sig without
     \\  --json                  say all of it as one line of JSON

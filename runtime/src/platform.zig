@@ -144,6 +144,25 @@ pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
     return .{ .memory = memory, .size = end };
 }
 
+/// Read standard input to its end, into memory that is in no dump.
+pub fn readInput(limit: usize) Error!File {
+    const memory = try map(limit);
+    hide(memory);
+    var at: usize = 0;
+    while (at < limit) {
+        const got = linux.read(0, memory.ptr + at, limit - at);
+        if (linux.errno(got) == .INTR) continue;
+        if (failed(got)) {
+            wipe(memory);
+            return unreadable("standard input", reason(got));
+        }
+        if (got == 0) return .{ .memory = memory, .size = at };
+        at += got;
+    }
+    wipe(memory);
+    return unreadable("standard input", "more than a password");
+}
+
 pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
     return message.fail(error.File, "{s}: expected at most {d} bytes, what this device gives for it, found {d} bytes\nfix: make sure that this is the file you mean; free some memory, or raise max_bytes", .{ where, limit, size });
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +15,14 @@ import onnx
 import pytest
 
 from forge_pipeline.cli import main
+from forge_pipeline.content import in_memory
+from forge_pipeline.crypto.envelope import seal
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.runners.samples import CHUNK, QUICK
+from forge_pipeline.target import Target
+from forge_runtime.secret import Secret
 from tests.support.native import convolutions, library_of
+from tests.support.sshd import serving
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +72,35 @@ def test_a_table_has_a_line_for_each(bench: Callable[..., tuple[Any, str, str]],
     assert head.split()[:4] == ["least", "ms", "p50", "ms"]
     assert row.split()[0] == str(files[0])
     assert last.startswith("times on 1 thread")
+
+
+def test_libraries_in_clear_and_encrypted_are_measured_on_a_board(
+    bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By a configuration of one's own, through OpenSSH's own server."""
+    conf, sealed = tmp_path / "conf", tmp_path / "sealed"
+    shutil.copytree(conf_dir(), conf)
+    sealed.mkdir()
+    password = Secret(b"open sesame")
+    content, key, _ = seal(
+        files[0].read_bytes(), password, meta={"target": {"triple": Target.from_tag("host").triple}}, confirmable={},
+        kdf=QUICK, chunk_bits=CHUNK, entropy=os.urandom,
+    )  # fmt: skip
+    (sealed / "model_library.so").write_bytes(in_memory(content))
+    (sealed / "modelKey.bin").write_bytes(key)
+    (tmp_path / "password").write_bytes(password.reveal() + b"\n")
+    (tmp_path / "password").chmod(0o600)
+    with serving(tmp_path) as server:
+        (conf / "device" / "lab.yaml").write_text(json.dumps(asdict(server.device)))
+        words = (files[0], sealed / "model_library.so", "--device", "lab", "--config-dir", conf, "--json")
+        code, _, err = bench(*words)
+        assert (code, "expected --password with an encrypted model" in err) == (1, True)
+        code, out, err = bench(*words, "--password", f"file:{tmp_path / 'password'}")
+        server.is_clean()
+    assert (code or 0, err) == (0, "")
+    plain, other = json.loads(out)["rows"].values()
+    assert 0 < plain["least_ms"] <= plain["p99_ms"]
+    assert other["peak_kib"] > plain["peak_kib"]  # what deriving the key takes
 
 
 def test_what_is_no_library_is_refused(bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path]) -> None:

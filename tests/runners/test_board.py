@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge_pipeline.errors import DeviceError, ForgeError, MachineError
+from forge_pipeline.crypto.envelope import MAGIC
+from forge_pipeline.errors import DeviceError, ForgeError, MachineError, SecretError
 from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.samples import ran
 from forge_pipeline.runners.ssh import LostError
@@ -41,9 +43,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def run(server: Server, library: Library, runs: int = 3, **changes: Any) -> tuple[list[Any], dict[str, Any]]:
+def run(
+    server: Server, library: Library, runs: int = 3, *, is_sealed: bool = False, **changes: Any
+) -> tuple[list[Any], dict[str, Any]]:
     board = Board(device=replace(server.device, **changes), triple=str(library.metadata["target"]["triple"]))
-    with ran(board, library, FEEDS, runs=runs) as found:
+    with ran(board, library, FEEDS, runs=runs, is_sealed=is_sealed) as found:
         return [outputs["y"] for outputs in found.outputs], dict(found.facts)
 
 
@@ -124,6 +128,42 @@ with ran(Board(device={server.device!r}, triple=library.metadata["target"]["trip
         build.send_signal(signal.SIGKILL)
         build.wait()
     server.is_clean()
+
+
+def test_an_encrypted_library_is_never_in_clear_on_the_board(
+    server: Server, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is its password where others could read it: in a file, among arguments or in an environment."""
+    password = 'horse\'s $(staple) `a` "b" \\n %s'
+    monkeypatch.setattr("secrets.token_hex", lambda size: password)
+    found, _ = run(server, library, is_sealed=True)
+    assert found[0].tobytes() == loaded(library, threads=1)(**FEEDS[0])[0].tobytes()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, server, library, LONG, is_sealed=True)
+        server.started()
+        files = [path.read_bytes() for path in Path(server.device.folder).rglob("*") if path.is_file()]
+        processes = [text for folder in Path("/proc").glob("[0-9]*") for text in _words(folder)]
+        server.kill()
+        with pytest.raises(LostError):
+            running.result()
+    server.is_clean()
+    assert any(content.startswith(MAGIC) for content in files)
+    for secret in (password.encode(), bytes(library.program[:64]), bytes(library.elf[4096:8192])):
+        assert not any(secret in text for text in (*files, *processes))
+
+
+def _words(process: Path) -> Iterator[bytes]:
+    for name in ("cmdline", "environ"):
+        with suppress(OSError):
+            yield (process / name).read_bytes()
+
+
+def test_a_password_of_several_lines_is_refused(
+    server: Server, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda size: "one\ntwo")
+    with pytest.raises(SecretError, match="expected one line"):
+        run(server, library, is_sealed=True)
 
 
 def test_two_builds_take_turns(server: Server, library: Library) -> None:

@@ -28,6 +28,7 @@ DEVICE: dict[str, Any] = {
     "name": "lab", "host": "192.0.2.1", "user": "u", "port": 22, "identity": None, "known_hosts": "known",
     "folder": "/tmp/board", "prefix": (), "cpus": (), "cool_down": 0.0, "silence": 15.0, "wait": 1.0, "retries": 0,
 }  # fmt: skip
+LEVELS = ("x86-64/v2", "x86-64/v3")
 FOREIGN = ("raspberry-pi/5", "android/cpu", "riscv64/generic")
 
 
@@ -160,7 +161,10 @@ def test_a_model_without_inputs_is_run_once() -> None:
         assert [found({})["y"].tolist() for _ in range(2)] == [[1.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("tag", ["raspberry-pi/5", pytest.param("riscv64/generic", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "tag",
+    ["raspberry-pi/5", *(pytest.param(tag, marks=pytest.mark.long) for tag in ("riscv64/generic", *LEVELS))],
+)
 def test_an_emulator_computes_what_this_machine_does(tag: str, foreign: Library) -> None:
     target = Target.from_tag(tag)
     if emulator(target.arch) is None:
@@ -172,6 +176,15 @@ def test_an_emulator_computes_what_this_machine_does(tag: str, foreign: Library)
     library = foreign if tag == "raspberry-pi/5" else library_of(convolutions(), tag)
     for have, feed in zip(outputs(place, library, feeds), feeds, strict=True):
         assert_close(have["y"], engine(**feed)[0], within=1e-5)
+
+
+@pytest.mark.long
+def test_an_emulated_level_of_x86_has_no_more_than_it() -> None:
+    place = emulator_for(*(metadata("x86-64/v2")[key] for key in ("triple", "cpu", "cpu_flags")))
+    if not isinstance(place, Emulator):
+        pytest.skip(place)
+    with pytest.raises(MachineError, match="a CPU without .*avx"):
+        outputs(place, library_of(convolutions(), "x86-64/v3"), [{"x": np.zeros((1, 3, 24, 24), "f")}])
 
 
 def test_an_emulated_cpu_without_the_instructions_is_refused(foreign: Library) -> None:
