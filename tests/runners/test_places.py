@@ -183,7 +183,7 @@ def test_an_emulated_level_of_x86_has_no_more_than_it() -> None:
     place = emulator_for(*(metadata("x86-64/v2")[key] for key in ("triple", "cpu", "cpu_flags")))
     if not isinstance(place, Emulator):
         pytest.skip(place)
-    with pytest.raises(MachineError, match="a CPU without .*avx"):
+    with pytest.raises(MachineError, match="expected instructions that it has"):
         outputs(place, library_of(convolutions(), "x86-64/v3"), [{"x": np.zeros((1, 3, 24, 24), "f")}])
 
 
