@@ -36,7 +36,7 @@ STAGES = Registry(
                 folder="plain/{target}", wants=("key", "dump"),
             ),
             Stage(
-                name="evaluate", version=9,
+                name="evaluate", version=10,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),

@@ -156,6 +156,7 @@ def run(
         with quiet() if artifact.where == HOST else nullcontext():
             speed = _speed(artifact, next(iter(chosen.feeds)), config.machine)
     del interpreter, models  # not in memory beside those that give inner values
+    speed |= _roofline(artifact, model, next(iter(chosen.feeds)), speed, quiet)
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
     is_gain = new_score().higher_is_better
@@ -228,6 +229,39 @@ def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value]:
     }
     is_here = artifact.where == HOST
     return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
+
+
+def _roofline(
+    artifact: Artifact,
+    model: ONNXModule,
+    feed: Feed,
+    speed: Mapping[str, Value],
+    quiet: Callable[[], AbstractContextManager[None]],
+) -> dict[str, Value]:
+    """Return what of the least time this machine's peaks explain, or why that is not known."""
+    from forge_pipeline.evaluation.work import work_of
+    from forge_pipeline.runners.peaks import peaks
+
+    least = speed.get("latency_min_ms")
+    if not isinstance(least, float):
+        return {}
+    if artifact.where != HOST:
+        return {"no_roofline": f"the peaks of {artifact.where} are not measured"}
+    work = work_of(model, feed)
+    try:
+        with quiet():
+            known = peaks()
+            if known.bound_ms(work) > least:
+                known = peaks(again=True)
+    except ForgeError as error:
+        return {"no_roofline": f"the peaks of this machine are not known: {error.found}"}
+    bound = known.bound_ms(work)
+    return {
+        "float_operations": work.float_operations,
+        "int8_operations": work.byte_operations,
+        "bound_ms": _rounded(bound),
+        "roofline_share": _rounded(bound / least),
+    }
 
 
 def _noise(found: Comparison) -> dict[str, Value]:
