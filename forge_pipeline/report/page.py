@@ -9,6 +9,7 @@ from typing import Any
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import figures
 from forge_pipeline.report.build import Build
+from forge_pipeline.report.by_target import by_target
 from forge_pipeline.report.chart import Chart, chart
 from forge_runtime.text import shown
 
@@ -46,6 +47,7 @@ def render(builds: Sequence[Build]) -> str:
         stages=_stages(builds),
         machines=_machines(builds),
         absent=_absent(builds),
+        bars=by_target(builds),
         model=builds[0].metadata,
     )
 

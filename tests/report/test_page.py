@@ -15,6 +15,7 @@ from forge_pipeline.report.chart import chart
 from forge_pipeline.report.figures import change, decibel, milliseconds, score, size
 
 HOSTILE = "</title><script>alert(1)</script>\"' onload='x' {{ 7 * 7 }} & <img src=//evil>"
+LAYERS = "share of the noise, by layer"
 VOID = {"meta", "line", "rect", "circle", "polyline"}
 
 
@@ -131,9 +132,9 @@ def test_a_target_that_could_not_be_run_says_why() -> None:
 
 def test_targets_with_the_same_layers_share_a_chart() -> None:
     same = render([build("a"), build("b")])
-    assert same.count("<svg") == 1
+    assert same.count(LAYERS) == 1
     different = render([build("a"), build("b", layers=layers(3))])
-    assert different.count("<svg") == 2
+    assert different.count(LAYERS) == 2
     assert "<h3>a</h3>" in different
 
 
@@ -148,7 +149,7 @@ def test_a_model_that_lost_nothing_has_no_chart() -> None:
     exact = [{**layer, "sqnr_db": None, "noise_share": 0.0} for layer in layers()]
     page = render([build(layers=exact)])
     assert "No layer differs from the float model." in page
-    assert "<svg" not in page
+    assert LAYERS not in page
 
 
 def test_a_stage_that_served_several_targets_is_shown_once() -> None:
