@@ -5,8 +5,10 @@ It is found before anything is composed: keys, folders and manifests have the ta
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from forge_pipeline.errors import UsageError
@@ -40,6 +42,14 @@ def _values(word: str) -> list[str]:
     return [value.strip() for value in word.partition("=")[2].split(",")]
 
 
+def _folders(arguments: Sequence[str]) -> list[str]:
+    """Return the folders of the user's own groups as an override: Hydra's flag is none of ``compose``'s."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--config-dir", "-cd", dest="folder")
+    folder = flags.parse_known_args(list(arguments))[0].folder
+    return [] if folder is None else [f"hydra.searchpath=['file://{Path(folder).absolute()}']"]
+
+
 def _found(arguments: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]) -> str:
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runners.inquiry import machine_of
@@ -49,7 +59,7 @@ def _found(arguments: Sequence[str], compose: Callable[[Sequence[str]], dict[str
     own = [word for word in arguments if word.lstrip("+").partition("=")[0].partition(".")[0] == DEVICE]
     if any(word.startswith(f"{DEVICE}=") and "," in word for word in own):
         raise UsageError(f"{OPTION}={AUTO}", "one device", " ".join(own), "name the targets, or sweep over them alone")
-    device = Device.of(compose(own)[DEVICE])
+    device = Device.of(compose([*own, *_folders(arguments)])[DEVICE])
     where = "this machine" if device is None else f"device {device.name}"
     found = nearest(this_machine() if device is None else machine_of(device), f"{OPTION}={AUTO}, {where}")
     print(shown(f"{OPTION}={AUTO}: {where} is {found.target.tag} ({found.target.description})"), file=sys.stderr)

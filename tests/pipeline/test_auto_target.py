@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,6 +45,19 @@ def test_a_build_for_it_is_one_for_the_tag(capsys: pytest.CaptureFixture[str]) -
     written = capsys.readouterr().out
     assert f"tag: {HERE}\n" in written
     assert "auto\n" not in written.partition("target:")[2].partition("device:")[0]
+
+
+def test_a_board_of_a_folder_of_ones_own_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf = tmp_path / "my conf"
+    (conf / "device").mkdir(parents=True)
+    with serving(tmp_path) as server:
+        (conf / "device" / "lab.yaml").write_text(json.dumps(asdict(server.device)))
+        with pytest.raises(SystemExit):
+            main(["run", "--cfg", "job", "--config-dir", str(conf), "target=auto", "device=lab"])
+        server.is_clean()
+    said = capsys.readouterr()
+    assert f"device lab is {HERE} (" in said.err
+    assert f"tag: {HERE}\n" in said.out
 
 
 def test_a_board_is_asked_for_its_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
