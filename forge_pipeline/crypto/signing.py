@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -28,6 +30,9 @@ MAX_SIGNATURE = 4096
 _BEGIN, _END = b"-----BEGIN SSH SIGNATURE-----", b"-----END SSH SIGNATURE-----"
 _KIND = b"ssh-ed25519"
 _MAKE = "make one with `forge-pipeline keygen PATH`"
+_DATED = re.compile(r'((?:(?:,|^)valid-(?:after|before)="[0-9]+Z")+)[ \t]+')
+_DATE = re.compile(r'valid-(after|before)="([0-9]+)Z"')
+_TIMES = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 
 
 def _field(content: bytes) -> bytes:
@@ -94,28 +99,53 @@ def public_line(key: Ed25519PublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def read_trusted(paths: Sequence[Path], option: str = "--trusted") -> dict[str, str]:
-    """Return the comments of the keys in files of lines `ssh-ed25519 AAAA... COMMENT`, by key. Raises ConfigError."""
+def read_trusted(
+    paths: Sequence[Path], option: str = "--trusted", *, at: datetime | None = None, dated: bool = True
+) -> dict[str, str]:
+    """Return the comments of the keys in files of lines `ssh-ed25519 AAAA... COMMENT`, by key. Raises ConfigError.
+
+    A line may begin with the dates of ssh-keygen's ALLOWED SIGNERS, `valid-after="20260101Z",valid-before="20270101Z"`,
+    in UTC: outside of them, ``at`` that time (by default now), its key is none of those returned, unless not ``dated``.
+    """
+    now = at or datetime.now(UTC)
     trusted: dict[str, str] = {}
+    out_of_date = 0
     for path in paths:
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(path), "a file of public keys", type(error).__name__, "correct the path") from error
-        for line in lines:
-            words = line.split(maxsplit=2)
-            if not words or words[0].startswith("#"):
+        for line in map(str.strip, lines):
+            if not line or line.startswith("#"):
                 continue
-            try:
-                key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
-            except Exception as error:  # ValueError, UnsupportedAlgorithm, and what damaged fields raise
-                raise _no_key(path) from error
-            if not isinstance(key, Ed25519PublicKey):
-                raise _no_key(path)
-            trusted[public_line(key)] = words[2] if len(words) > 2 else ""
+            key, comment, valid = _trusted_line(line, path, now)
+            if valid or not dated:
+                trusted[key] = comment
+            out_of_date += not valid
     if not trusted:
-        raise ConfigError(option, "at least one public key", "none", "give the .pub file of who built it")
+        found = f"none ({out_of_date} outside of their dates of validity)" if out_of_date else "none"
+        raise ConfigError(option, "at least one public key", found, "give the .pub file of who built it")
     return trusted
+
+
+def _trusted_line(line: str, path: Path, now: datetime) -> tuple[str, str, bool]:
+    """Return the key, its comment, and whether ``now`` is within its dates. Raises ConfigError."""
+    dates = _DATED.match(line)
+    words = line[dates.end() if dates else 0 :].split(maxsplit=2)
+    try:
+        bounds = [(bound, _time(digits)) for bound, digits in _DATE.findall(dates[1] if dates else "")]
+        key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
+    except Exception as error:  # ValueError, UnsupportedAlgorithm, and what damaged fields raise
+        raise _no_key(path) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key(path)
+    valid = all(time <= now if bound == "after" else now <= time for bound, time in bounds)
+    return public_line(key), words[2] if len(words) > 2 else "", valid
+
+
+def _time(digits: str) -> datetime:
+    """Return the time in ``YYYYMMDD[HHMM[SS]]``, UTC. Raises ValueError, and KeyError for another length."""
+    return datetime.strptime(digits, _TIMES[len(digits)]).replace(tzinfo=UTC)
 
 
 def sign(digest: bytes, key: Ed25519PrivateKey, purpose: str = RELEASES) -> bytes:
@@ -162,5 +192,8 @@ def _unsigned(found: str) -> ArtifactError:
 
 def _no_key(path: Path) -> ConfigError:
     return ConfigError(
-        str(path), "lines `ssh-ed25519 AAAA... COMMENT`", "another line", "give the .pub file of an Ed25519 key"
+        str(path),
+        'lines `ssh-ed25519 AAAA... COMMENT`, with dates such as valid-before="20270101Z" before, if any',
+        "another line",
+        "give the .pub file of an Ed25519 key",
     )

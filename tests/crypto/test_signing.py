@@ -7,6 +7,7 @@ import random
 import shutil
 import stat
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
 CONTENT = b"a model" * 1000
 DIGEST = hashlib.sha256(CONTENT).digest()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+LINE = signing.public_line(KEY.public_key())
 
 
 def ssh_keygen(*arguments: str | Path, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -111,9 +113,56 @@ def test_what_is_no_key_is_refused_without_being_shown(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# nobody\n", "ssh-ed25519\n", "ssh-ed25519 AAAA me\n", "ssh-rsa AAAAB3NzaC1yc2E me\n"]
+    "text",
+    [
+        *("", "# nobody\n", "ssh-ed25519\n", "ssh-ed25519 AAAA me\n", "ssh-rsa AAAAB3NzaC1yc2E me\n"),
+        f'valid-before="20991301Z" {LINE}\n',  # no such month
+        f'valid-before="2099Z" {LINE}\n',
+        f'valid-before="20990101" {LINE}\n',  # of which place on earth
+        f'valid-until="20990101Z" {LINE}\n',
+        f'valid-before="20990101Z",cert-authority {LINE}\n',
+    ],
 )
 def test_trusted_keys_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "trusted").write_text(text)
     with pytest.raises(ConfigError):
+        signing.read_trusted([tmp_path / "trusted"])
+
+
+DATES = [
+    ("", True),
+    ('valid-before="20260615Z" ', False),
+    ('valid-before="20260616Z" ', True),
+    ('valid-before="202606151200Z" ', True),
+    ('valid-after="20260615Z" ', True),
+    ('valid-after="20260615120001Z" ', False),
+    ('valid-after="202606151200Z",valid-before="202606151201Z" ', True),
+    ('valid-before="202606151201Z",valid-after="20260616Z" ', False),
+    ('valid-before="20990101Z",valid-before="20260101Z" ', False),
+]
+NOON = datetime(2026, 6, 15, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("dates", "trusted"), DATES)
+def test_a_key_is_trusted_within_its_dates_alone(tmp_path: Path, dates: str, trusted: bool) -> None:
+    other = signing.public_line(Ed25519PrivateKey.generate().public_key())
+    (tmp_path / "trusted").write_text(f"{dates}{LINE} us, until then\n{other} us, later\n")
+    keys = signing.read_trusted([tmp_path / "trusted"], at=NOON)
+    assert keys == {other: "us, later"} | ({LINE: "us, until then"} if trusted else {})
+    assert LINE in signing.read_trusted([tmp_path / "trusted"], at=NOON, dated=False)
+
+
+@pytest.mark.parametrize(("dates", "trusted"), DATES)
+def test_ssh_keygen_takes_the_same_dates(tmp_path: Path, dates: str, trusted: bool) -> None:
+    (tmp_path / "allowed").write_text(f"us {dates}{LINE}\n")
+    (tmp_path / "signature").write_bytes(signing.sign(DIGEST, KEY))
+    places = ["-f", tmp_path / "allowed", "-s", tmp_path / "signature"]
+    time = f"verify-time={NOON:%Y%m%d%H%M%S}Z"
+    done = ssh_keygen("-Y", "verify", "-I", "us", "-n", "forge-release", *places, "-O", time, given=CONTENT)
+    assert (done.returncode == 0) == trusted
+
+
+def test_keys_that_are_all_out_of_date_are_told_so(tmp_path: Path) -> None:
+    (tmp_path / "trusted").write_text(f'valid-before="20200101Z" {LINE}\n')
+    with pytest.raises(ConfigError, match=r"found none \(1 outside of their dates of validity\)"):
         signing.read_trusted([tmp_path / "trusted"])

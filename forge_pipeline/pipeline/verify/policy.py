@@ -66,7 +66,7 @@ def trusted_keys(policy: Policy, beside: Path, more: Sequence[Path]) -> dict[str
     """Return the keys that are trusted by the policy in the file ``beside``, or in files ``more``, and not revoked."""
     folder = beside.parent
     trusted = signing.read_trusted([*(folder / name for name in policy.trusted), *more])
-    revoked = signing.read_trusted([folder / name for name in policy.revoked]) if policy.revoked else {}
+    revoked = signing.read_trusted([folder / name for name in policy.revoked], dated=False) if policy.revoked else {}
     return {key: comment for key, comment in trusted.items() if key not in revoked}
 
 

@@ -60,6 +60,18 @@ def test_a_revoked_key_is_not_trusted(out: Path) -> None:
         checked(out, trusted=["key.pub", "new.pub"], revoked=["key.pub"])
 
 
+def test_a_key_counts_until_its_last_day_and_its_revocation_always(out: Path) -> None:
+    line = out.with_name("key.pub").read_text()
+    out.with_name("old.pub").write_text(f'valid-before="20200101Z" {line}')
+    out.with_name("dated.pub").write_text(f'valid-before="22000101Z" {line}')
+    delivery.keygen(out.with_name("new"), "us, later")
+    checked(out, trusted=["dated.pub", "new.pub"])
+    with pytest.raises(UntrustedError):
+        checked(out, trusted=["old.pub", "new.pub"])
+    with pytest.raises(UntrustedError):
+        checked(out, trusted=["dated.pub", "new.pub"], revoked=["old.pub"])
+
+
 @pytest.mark.parametrize("text", ["trusted: [key.pub]\ntypo: 1", "[]", "a: [", "tools: {numpy: newest}", "\x00"])
 def test_what_is_no_policy_is_refused(out: Path, text: str) -> None:
     path = out.with_name("policy.yaml")
