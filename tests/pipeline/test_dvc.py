@@ -101,6 +101,19 @@ def test_what_a_hydra_run_built_is_a_hit_for_dvc(checkout: Path) -> None:
     assert lines(first, "built") == {"compile raspberry-pi/5", "evaluate raspberry-pi/5", "encrypt raspberry-pi/5"}
 
 
+def test_what_dvc_built_is_delivered_with_its_provenance_and_signed_without_building(checkout: Path) -> None:
+    """The very library in `out/raspberry-pi/5`: encrypted anew, it would be another one."""
+    out, key = checkout.parent / "release", checkout.parent / "release.key"
+    shell(checkout, sys.executable, "-m", "forge_pipeline", "keygen", str(key))
+    chosen = ("experiment=digits", "target=raspberry-pi/5", "sign=key", f"sign.key=[file:{key}]", f"out={out}")
+    said = shell(checkout, sys.executable, "-m", "forge_pipeline", "run", *chosen)
+    assert lines(said, "built") == set() and "encrypt raspberry-pi/5" in lines(said, "hit")
+    for name in ("model_library.so", "modelKey.bin", "metadata.json"):
+        assert (out / name).read_bytes() == (checkout / "out" / "raspberry-pi" / "5" / name).read_bytes()
+    checked = ("verify", str(out), "--trusted", f"{key}.pub", "--password", "file:.forge/password")
+    assert "provenance.json" in shell(checkout, sys.executable, "-m", "forge_pipeline", *checked)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_gets_its_sealed_library_key_metadata_and_metrics(checkout: Path, target: str) -> None:
     out = checkout / "out" / target

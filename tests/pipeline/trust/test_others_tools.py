@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from forge_pipeline.crypto.signing import read_key
 from forge_pipeline.errors import SecretError
 from forge_pipeline.pipeline.trust import delivery
+from tests.support.mutants import mutants
 
 
 @pytest.fixture
@@ -82,6 +85,32 @@ def test_the_bundle_is_verified_by_model_signings_own_command_line(out: Path, pe
     (out / "metrics.json").chmod(0o600)
     (out / "metrics.json").write_text("{}")
     assert not verified()
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.long)])
+def test_no_changed_bundle_signs_another_folder(out: Path, pem: Path, tmp_path: Path, count: int) -> None:
+    """What model_signing takes of the mutants says the same of the same files, signed by the same key."""
+    verifying = pytest.importorskip("model_signing.verifying")
+    from forge_pipeline.pipeline.trust.model_signing import sign_folder
+
+    sound = sign_folder(out, [f"file:{pem}"]).read_bytes()
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=str(pem.with_name("public.pem")))
+    place = tmp_path / "bundle"
+
+    def take(bundle: bytes) -> None:
+        place.write_bytes(bundle)
+        verifier.verify(out, place)
+
+    (out / "model.oms.json").unlink()
+    take(sound)
+    signed = json.loads(sound)["dsseEnvelope"]
+    taken = []
+    for mutant in mutants(sound, count):
+        with suppress(Exception):  # of whatever kind: the reader is that package's
+            take(mutant)
+            taken.append(json.loads(mutant)["dsseEnvelope"]["payload"])
+    assert {base64.b64decode(payload) for payload in taken} <= {base64.b64decode(signed["payload"])}
+    assert len(taken) < 0.5 * count
 
 
 def test_a_key_of_another_kind_is_refused_and_not_shown(out: Path, tmp_path: Path) -> None:
