@@ -91,6 +91,14 @@ def test_keys_that_are_none_are_refused(delivered: Path, trusted: list[str] | st
         Engine(delivered, trusted=trusted)
 
 
+@pytest.mark.parametrize("before", ["", f"{OTHER_LINE}\n"])
+def test_a_list_with_dates_is_refused_where_no_clock_is_believed(delivered: Path, before: str) -> None:
+    keys = delivered.with_name("keys.pub")
+    keys.write_text(f'{before}valid-before="22000101Z" {LINE}\n')
+    with pytest.raises(ConfigError, match="found another one"):
+        Engine(delivered, trusted=[keys])
+
+
 def test_a_signature_alone_proves_nothing(delivered: Path) -> None:
     with pytest.raises(ConfigError):
         Engine(delivered, signature=b"anything")
