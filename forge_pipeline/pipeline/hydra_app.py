@@ -25,12 +25,18 @@ MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
 
+BOUND_KEYS = ("hydra.sweeper.hold", "hydra.sweeper.enough")
+"""Likewise, as Hydra's grammar has no `<`: `hydra.sweeper.hold=accuracy_drop<=0.5,library_kb<=800`."""
+
 OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims")
 """Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
 
 HYDRA_NOTES = Path(".forge/hydra")
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
 """Launchers of others, and the extra that installs each."""
+
+SEARCH = ("hydra/sweeper", "budget")
+"""The sweeper whose jobs deliver into a folder for each trial, whatever varies."""
 
 T = TypeVar("T")
 
@@ -56,7 +62,8 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     parsed = [_parse(argument) for argument in quoted]
     refuse_secrets(parsed)
     swept = tuple(item.key_or_group for item in parsed if item is not None and item.is_sweep_override())
-    job = Job(task, swept) if sweeping else Single(task)
+    searching = any(item is not None and (item.key_or_group, item.value()) == SEARCH for item in parsed)
+    job = Job(task, () if searching else swept) if sweeping else Single(task)
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
     with ExitStack() as during:
@@ -140,9 +147,9 @@ def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, 
 
 
 def quote_path(argument: str) -> str:
-    """Return the override with a file name in quotes, so that Hydra's grammar takes it as it is."""
+    """Return the override with a file name, or a bound, in quotes, so that Hydra's grammar takes it as it is."""
     key, equals, value = argument.partition("=")
-    if not equals or key not in PATH_KEYS or value in ("", "null") or value[0] in "'\"":
+    if not equals or key not in (*PATH_KEYS, *BOUND_KEYS) or value in ("", "null") or value[0] in "'\"":
         return argument
     return f"{key}={in_quotes(value)}"
 

@@ -92,12 +92,13 @@ def failure(jobs: int, errors: Iterable[BaseException]) -> BaseException | None:
     return ForgeError(
         where="sweep",
         expected="every job to succeed",
-        found=f"{len(found)} of {jobs} that failed: {'; '.join(dict.fromkeys(map(_line, found)))}",
+        found=f"{len(found)} of {jobs} that failed: {'; '.join(dict.fromkeys(map(said, found)))}",
         fix="mend what is said of each; the other jobs are delivered, and are hits when this is run again",
     )
 
 
-def _line(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return the first line of what an error says."""
     return shown(str(error).splitlines()[0])
 
 

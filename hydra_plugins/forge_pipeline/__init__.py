@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from forge_pipeline.locate import conf_dir, example
 
@@ -78,6 +83,60 @@ class CompleteSweeper(BasicSweeper):
         if wrong is not None:
             raise EndedError from wrong
         return results
+
+
+class BudgetSweeper(Sweeper):
+    """A search: one trial after another of what has several values (conf/hydra/sweeper/budget.yaml, docs/search.md)."""
+
+    config: DictConfig
+    hydra_context: HydraContext
+    launcher: Launcher
+
+    def __init__(self, **section: Any) -> None:
+        """Take the options as they are; they are looked at when the search begins."""
+        self._section = section
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher that runs the jobs of each trial."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Search. Raises EndedError, which holds what went wrong."""
+        from forge_pipeline.errors import ForgeError
+        from forge_pipeline.pipeline.search.sweep import search
+        from forge_pipeline.pipeline.sweep import EndedError
+        from forge_pipeline.pipeline.withheld import resolved
+
+        loader = self.hydra_context.config_loader
+        try:
+            search(
+                resolved(OmegaConf.create(self._section)),
+                OverridesParser.create(config_loader=loader).parse_overrides(arguments),
+                self.config,
+                lambda overrides: loader.load_sweep_config(self.config, overrides),
+                self._launch,
+                conf_dir(),
+            )
+        except ForgeError as wrong:
+            raise EndedError from wrong
+
+    def _launch(self, jobs: Sequence[Sequence[str]], number: int) -> list[Path | BaseException]:
+        """Run a trial's jobs. Only our own launcher, which times nothing beside anything else, gets several at once."""
+        if isinstance(self.launcher, ParallelLauncher):
+            return list(map(_outcome, self.launcher.launch(jobs, number)))
+        each = (self.launcher.launch([job], number + place) for place, job in enumerate(jobs))
+        return [_outcome(result) for results in each for result in results]
+
+
+def _outcome(result: JobReturn) -> Path | BaseException:
+    try:
+        with redirect_stderr(StringIO()):  # Hydra would print all overrides, and what is secret among them
+            return Path(result.return_value)
+    except Exception as error:  # noqa: BLE001  whatever the job raised
+        return error
 
 
 class _Outcomes(Launcher):

@@ -1,0 +1,106 @@
+"""The options of a search, conf/hydra/sweeper/budget.yaml, and what its overrides ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_pipeline.config import bind
+from forge_pipeline.errors import ConfigError, UsageError
+from forge_pipeline.pipeline.search import experiment, measures, proposing, space
+from forge_pipeline.pipeline.search.choosing import Rules
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+WHERE = "hydra.sweeper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """conf/hydra/sweeper/budget.yaml."""
+
+    method: str
+    trials: int
+    minutes: float | None
+    want: Any
+    hold: Any
+    enough: Any
+    keep_float: int
+    seed: int
+    folder: str
+    experiment: str | None
+    devices: dict[str, str]
+
+    def __post_init__(self) -> None:
+        proposing.check(self.method)
+        if self.trials < 1 or self.keep_float < 0:
+            found = f"trials={self.trials}, keep_float={self.keep_float}"
+            raise ConfigError(WHERE, "one trial or more, and no less than 0 layers", found, "correct it")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise ConfigError(f"{WHERE}.minutes", "a number above 0, or null", str(self.minutes), "correct it")
+        if self.experiment is not None and not self.experiment.replace("-", "_").isidentifier():
+            raise ConfigError(
+                f"{WHERE}.experiment", "a name of letters, digits, - and _", repr(self.experiment), "choose one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched: overrides that all trials have, parameters, the first trial's values, and the rules."""
+
+    base: tuple[Override, ...]
+    space: tuple[space.Parameter, ...]
+    rules: Rules
+    devices: Mapping[str, str]
+
+    def shared(self) -> list[str]:
+        """Return the overrides that all trials have, but for their targets and places."""
+        own = (item for item in self.base if item.key_or_group != "out")
+        return [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in own]
+
+
+def asked(options: Options, overrides: Sequence[Override], target: str) -> Asked:
+    """Return what the overrides of a search ask for; ``target`` where they name none. Raises ForgeError."""
+    base, varied, own = [], {}, [target]
+    devices = dict(options.devices)
+    device = None
+    for item in overrides:
+        if item.key_or_group == "target":
+            own = list(item.sweep_string_iterator()) if item.is_sweep_override() else [str(item.value())]
+        elif item.key_or_group == "device" and not item.is_sweep_override():
+            device = item.value()
+        elif item.is_sweep_override():
+            found = space.parameter(item)
+            varied[found.key] = found
+        else:
+            base.append(item)
+    if options.keep_float:
+        if space.KEEP_FLOAT in varied:
+            raise UsageError(f"{WHERE}.keep_float", f"it, or values of {space.KEEP_FLOAT}", "both", "give one of them")
+        varied[space.KEEP_FLOAT] = space.kept(options.keep_float)
+    if not varied:
+        fix = "give several values of something, such as quantize.per_channel=true,false, or hydra.sweeper.keep_float=N"
+        raise UsageError("search", "something that varies", "nothing", fix)
+    if options.method == "grid" and space.size(varied.values()) is None:
+        raise UsageError(f"{WHERE}.method=grid", "values that can be listed", "an interval of numbers", "list some")
+    if device is not None:
+        if len(own) > 1:
+            raise UsageError(f"device={device}", "one target", ", ".join(own), f"give {WHERE}.devices={{TARGET: NAME}}")
+        devices[own[0]] = str(device)
+    rules = Rules(
+        want=measures.wanted(options.want),
+        hold=measures.bounds(options.hold, "hold"),
+        enough=measures.bounds(options.enough, "enough"),
+        own=tuple(dict.fromkeys(own)),
+    )
+    experiment.kept(base)
+    return Asked(
+        tuple(base), tuple(varied.values()), rules, {tag: devices[tag] for tag in rules.targets() if tag in devices}
+    )
+
+
+def options_of(section: Mapping[str, Any]) -> Options:
+    """Return the options. Raises ConfigError."""
+    return bind(Options, section, where=WHERE)
