@@ -118,7 +118,6 @@ class BudgetSweeper(Sweeper):
                 self.config,
                 lambda overrides: loader.load_sweep_config(self.config, overrides),
                 self._launch,
-                conf_dir(),
             )
         except ForgeError as wrong:
             raise EndedError from wrong

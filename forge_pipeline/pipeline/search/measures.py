@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ FIGURES = {
 }
 """Each figure's file among the deliverables, its name there, and what that is multiplied by; less is better of all."""
 
-_BOUND = re.compile(r"\s*(\w+)(?:@([^\s<>=]+))?\s*<=\s*([-+.\w]+)\s*")
-_WANTED = re.compile(r"\s*(\w+)(?:@([^\s<>=]+))?\s*")
+_BOUND = re.compile(r"\s*(\w+)(?:@([^\s<>=@]+))?\s*<=\s*([-+.\w]+)(?:@([^\s<>=@]+))?\s*")
+_WANTED = re.compile(r"\s*(\w+)(?:@([^\s<>=@]+))?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,11 @@ def _wanted(text: str) -> Measure:
 
 
 def _bound(text: str, where: str) -> Bound:
-    limit, at, tag = text.partition("@")
-    after = "<=" in limit and at  # FIGURE<=N@TARGET is FIGURE@TARGET<=N
-    match = _BOUND.fullmatch(limit if after else text)
-    if match is not None:
-        try:
-            return Bound(Measure(_known(match[1], where), tag.strip() if after else match[2]), float(match[3]))
-        except ValueError:
-            pass
+    match = _BOUND.fullmatch(text)
+    if match is not None and None in (match[2], match[4]):  # the target is named once: with the figure, or at the end
+        figure = _known(match[1], where)
+        with suppress(ValueError):
+            return Bound(Measure(figure, match[2] or match[4]), float(match[3]))
     raise UsageError(where, "FIGURE<=NUMBER or FIGURE<=NUMBER@TARGET", repr(text), "see docs/search.md")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.config import bind
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 WHERE = "hydra.sweeper"
+CONF = Path("conf")
+"""The folder, of the repository that a search is started in, that an experiment of a name of its own goes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,13 @@ class Options:
             raise ConfigError(WHERE, "one trial or more, and no less than 0 layers", found, "correct it")
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise ConfigError(f"{WHERE}.minutes", "a number above 0, or null", str(self.minutes), "correct it")
-        if self.experiment is not None and not self.experiment.replace("-", "_").isidentifier():
-            raise ConfigError(
-                f"{WHERE}.experiment", "a name of letters, digits, - and _", repr(self.experiment), "choose one"
-            )
+        if self.experiment is None:
+            return
+        where = f"{WHERE}.experiment={self.experiment}"
+        if not self.experiment.replace("-", "_").isidentifier():
+            raise ConfigError(where, "a name of letters, digits, - and _", "another", "choose another")
+        if not (CONF / "config.yaml").is_file():
+            raise ConfigError(where, f"{CONF}/config.yaml below the current folder", "none", "start it in a repository")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,12 @@ def asked(options: Options, overrides: Sequence[Override], target: str) -> Asked
         if space.KEEP_FLOAT in varied:
             raise UsageError(f"{WHERE}.keep_float", f"it, or values of {space.KEEP_FLOAT}", "both", "give one of them")
         varied[space.KEEP_FLOAT] = space.kept(options.keep_float)
+    rules = Rules(
+        want=measures.wanted(options.want),
+        hold=measures.bounds(options.hold, "hold"),
+        enough=measures.bounds(options.enough, "enough"),
+        own=tuple(dict.fromkeys(own)),
+    )
     if not varied:
         fix = "give several values of something, such as quantize.per_channel=true,false, or hydra.sweeper.keep_float=N"
         raise UsageError("search", "something that varies", "nothing", fix)
@@ -89,12 +101,6 @@ def asked(options: Options, overrides: Sequence[Override], target: str) -> Asked
         if len(own) > 1:
             raise UsageError(f"device={device}", "one target", ", ".join(own), f"give {WHERE}.devices={{TARGET: NAME}}")
         devices[own[0]] = str(device)
-    rules = Rules(
-        want=measures.wanted(options.want),
-        hold=measures.bounds(options.hold, "hold"),
-        enough=measures.bounds(options.enough, "enough"),
-        own=tuple(dict.fromkeys(own)),
-    )
     experiment.kept(base)
     return Asked(
         tuple(base), tuple(varied.values()), rules, {tag: devices[tag] for tag in rules.targets() if tag in devices}

@@ -123,8 +123,8 @@ def _study(method: str, space: Sequence[Parameter], tried: Sequence[Tried]) -> S
                 params=values,
                 distributions=distributions,
                 values=trial.objectives,
-                constraints=trial.excess,
-                system_attrs=notes.get("attributes", {}),
+                constraints=dict(trial.excess),
+                system_attrs=dict(notes.get("attributes", {})),  # Optuna adds to it
             )
         )
     return study

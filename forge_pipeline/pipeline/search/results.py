@@ -6,23 +6,23 @@ import csv
 import io
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.search import experiment
 from forge_pipeline.pipeline.search.choosing import Rules
 from forge_pipeline.pipeline.search.measures import FIGURES
+from forge_pipeline.pipeline.search.options import CONF
 from forge_pipeline.pipeline.search.records import Trial, write_json
 from forge_pipeline.pipeline.search.search import Search
 
 RESULTS, TABLE, BEST = "results.json", "trials.csv", "best.yaml"
 
 
-def write(search: Search, groups: Collection[str], conf: Path) -> list[Trial]:
+def write(search: Search, groups: Collection[str]) -> list[Trial]:
     """Write what is known so far, and return the front, the best trial first.
 
-    ``groups`` are the configuration's; ``conf`` is where an experiment of a name of its own goes. Raises ForgeError.
+    ``groups`` are the configuration's. Raises ForgeError.
     """
     rules, folder = search.asked.rules, search.folder.path
     front = rules.front(search.trials)
@@ -44,7 +44,7 @@ def write(search: Search, groups: Collection[str], conf: Path) -> list[Trial]:
     content = _experiment(search, front[0], groups).encode()
     write_atomically(folder / BEST, content)
     if search.options.experiment is not None:
-        write_atomically(conf / "experiment" / f"{search.options.experiment}.yaml", content)
+        write_atomically(CONF / "experiment" / f"{search.options.experiment}.yaml", content)
     return front
 
 

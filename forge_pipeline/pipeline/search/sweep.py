@@ -30,13 +30,10 @@ def search(
     config: DictConfig,
     compose: Compose,
     launch: Launch,
-    conf: Path,
 ) -> None:
     """Search as conf/hydra/sweeper/budget.yaml and ``overrides`` say, and print what came of it. Raises ForgeError.
 
-    ``config`` is the configuration without what varies. All that can be refused is refused before the first trial.
-    ``conf`` is the folder for an experiment's file.
-    """
+    ``config`` is the configuration without what varies. All that can be refused is refused before the first trial."""
     options = options_of(section)
     choices = config.hydra.runtime.choices
     wanted = asked(options, overrides, str(choices["target"]))
@@ -45,12 +42,12 @@ def search(
     with opened(Path(options.folder), _searched(options, wanted, compose)) as folder:
 
         def noted(jobs: Sequence[Sequence[str]], number: int) -> Sequence[Path | BaseException]:
-            results.write(running, choices, conf)
+            results.write(running, choices)
             return launch(jobs, number)
 
         running = Search(options=options, asked=wanted, first=first, folder=folder, launch=noted)
         stop = running.run()
-        front = results.write(running, choices, conf)
+        front = results.write(running, choices)
         print(results.conclusion(running, stop, front), flush=True)
 
 
