@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from forge_pipeline.pipeline.completion import complete_run
+
+    return complete_run(context, parameter, incomplete)
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forge-pipeline", prog_name="forge-pipeline")
 def commands() -> None:
@@ -42,7 +49,7 @@ def commands() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     short_help="Build one model for one target, or a sweep with -m.",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_run)
 def run(arguments: tuple[str, ...]) -> None:
     """Build what the configuration and the overrides describe."""
     if any(argument in ("-h", "--help") for argument in arguments):
@@ -62,6 +69,7 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 DRY = "--dry-run"
+COMPLETE = "_FORGE_PIPELINE_COMPLETE"  # click's, where a shell asks what a word may become
 
 
 RUN_HELP = """\
@@ -401,6 +409,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _command(arguments: Sequence[str] | None) -> None:
+    if COMPLETE in os.environ:
+        from forge_pipeline.pipeline.completion import enable
+
+        enable()
     try:
         commands.main(arguments, "forge-pipeline", standalone_mode=False)
     except click.Abort as stop:

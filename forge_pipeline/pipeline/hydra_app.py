@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,7 +130,7 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, A
 
     ``folder`` holds the root `config.yaml`; by default the one of this package.
     """
-    return _explained(lambda: _compose(overrides, folder), overrides)
+    return _explained(lambda: _compose(overrides, folder), overrides, folder)
 
 
 def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _parse(argument: str) -> Override | None:
         return None
 
 
-def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
+def _explained(call: Callable[[], T], overrides: Sequence[str], folder: Path | None = None) -> T:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -190,7 +191,8 @@ def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
     except ForgeError:
         raise
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explain(error, overrides) from error
+        own = [*own_folders(overrides), *([] if folder is None else [folder])]
+        raise _explain(error, overrides, own) from error
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(
@@ -201,7 +203,7 @@ def _explained(call: Callable[[], T], overrides: Sequence[str]) -> T:
         ) from error
 
 
-def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
+def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) -> UsageError:
     message = str(error)
     given = [item.replace("='", "=").removesuffix("'") for item in overrides if not item.startswith("-")]
     named = [item for item in given if item in message]
@@ -222,7 +224,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> UsageError:
         group, option = _split_group(match[1] + "/" + match[2])
         chosen = f"{group}={option}"
         where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)
-        options = _choices(group)
+        options = choices(group, own)
         return UsageError(
             where=quotable(chosen if is_secretive(chosen) else where),
             expected=f"one of conf/{group}: " + ", ".join(options),
@@ -262,9 +264,26 @@ def _split_group(name: str) -> tuple[str, str]:
     return group, option
 
 
-def _choices(group: str) -> list[str]:
-    folder = conf_dir() / group
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+def own_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders with groups of the user's own that a command line names."""
+    return [Path(value) for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd") and value]
+
+
+def groups(own: Sequence[Path] = ()) -> list[str]:
+    """Return the names of the configuration's groups, with those in the folders ``own``."""
+    roots = [conf_dir(), *own]
+    found = {path.name for root in roots for path in root.glob("*/") if path.name != "hydra"}
+    return sorted({*found, *(f"hydra/{path.name}" for root in roots for path in root.glob("hydra/*/"))})
+
+
+def choices(group: str, own: Sequence[Path] = ()) -> list[str]:
+    """Return the choices of a group, with those in the folders ``own``."""
+    folders = [root / group for root in (conf_dir(), *own)]
+    return sorted({_choice(path, folder) for folder in folders for path in folder.rglob("*.yaml")})
+
+
+def _choice(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()
 
 
 def _options(key: str) -> list[str]:
