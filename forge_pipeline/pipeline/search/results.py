@@ -19,13 +19,13 @@ from forge_pipeline.pipeline.search.search import Search
 RESULTS, TABLE, BEST = "results.json", "trials.csv", "best.yaml"
 
 
-def write(search: Search, groups: Collection[str]) -> list[Trial]:
+def write(search: Search, groups: Collection[str], finals: Sequence[Trial]) -> list[Trial]:
     """Write what is known so far, and return the front, the best trial first.
 
-    ``groups`` are the configuration's. Raises ForgeError.
+    ``groups`` are the configuration's; of ``finals`` comes the choice. Raises ForgeError.
     """
     rules, folder = search.asked.rules, search.folder.path
-    front = rules.front(search.trials)
+    front = rules.front(finals)
     record = {
         "format": 1,
         "method": search.options.method,
@@ -33,6 +33,7 @@ def write(search: Search, groups: Collection[str]) -> list[Trial]:
         "hold": list(map(str, rules.hold)),
         "targets": list(rules.targets()),
         "trials": [{**asdict(trial), "holds": rules.holds(trial)} for trial in search.trials],
+        "timed_again": {trial.number: trial.figures for trial in _again(search, finals)},
         "front": [trial.number for trial in front],
         "best": front[0].number if front else None,
     }
@@ -74,7 +75,7 @@ def _table(trials: Sequence[Trial], rules: Rules) -> str:
     return text.getvalue()
 
 
-def conclusion(search: Search, stop: str, front: Sequence[Trial]) -> str:
+def conclusion(search: Search, stop: str, finals: Sequence[Trial], front: Sequence[Trial]) -> str:
     """Return what is printed at the end. Raises ForgeError where no trial is within the bounds."""
     rules, folder = search.asked.rules, search.folder.path
     failed = sum(trial.reason is not None for trial in search.trials)
@@ -84,9 +85,17 @@ def conclusion(search: Search, stop: str, front: Sequence[Trial]) -> str:
         nearest = min(fine, key=lambda trial: max(0.0, *rules.excess(trial).values()), default=None)
         found = "none that succeeded" if nearest is None else f"none; the nearest is {search.line(nearest)}"
         raise ForgeError(ended, "a trial within " + ", ".join(map(str, rules.hold)), found, "allow more, or vary more")
-    lines = [ended, "best:", f"  {search.line(front[0])}"]
+    again = _again(search, finals)
+    turns = [f"timed again, in turn: trials {', '.join(str(trial.number) for trial in again)}"] if again else []
+    first = [f"  {search.line(trial)}" for trial in finals if trial.number == 0 and trial != front[0]]
+    lines = [ended, *turns, *(["without a search:", *first] if first else []), "best:", f"  {search.line(front[0])}"]
     if len(front) > 1:
         lines += ["also on the Pareto front:", *(f"  {search.line(trial)}" for trial in front[1:])]
     name = search.options.experiment
     place = f"{folder / BEST}; for `dvc repro`, copy it to conf/experiment/NAME.yaml and set matrix.experiment: NAME"
     return "\n".join([*lines, f"choice: {place}" if name is None else f"choice: experiment={name}"])
+
+
+def _again(search: Search, finals: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the trials that were timed again, if any were."""
+    return () if finals is search.trials else finals

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.digest import digest_json
 from forge_pipeline.pipeline.build import source_inputs
 from forge_pipeline.pipeline.search import results, space
+from forge_pipeline.pipeline.search.finals import timed_again
 from forge_pipeline.pipeline.search.options import Asked, Options, asked, options_of
 from forge_pipeline.pipeline.search.records import opened
 from forge_pipeline.pipeline.search.search import Launch, Search
@@ -42,13 +43,14 @@ def search(
     with opened(Path(options.folder), _searched(options, wanted, compose)) as folder:
 
         def noted(jobs: Sequence[Sequence[str]], number: int) -> Sequence[Path | BaseException]:
-            results.write(running, choices)
+            results.write(running, choices, running.trials)
             return launch(jobs, number)
 
         running = Search(options=options, asked=wanted, first=first, folder=folder, launch=noted)
         stop = running.run()
-        front = results.write(running, choices)
-        print(results.conclusion(running, stop, front), flush=True)
+        finals = timed_again(running)
+        front = results.write(running, choices, finals)
+        print(results.conclusion(running, stop, finals, front), flush=True)
 
 
 def _refuse(wanted: Asked, compose: Compose) -> None:

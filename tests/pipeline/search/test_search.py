@@ -172,3 +172,14 @@ def test_a_signal_ends_a_search_with_all_its_children(folder: Path) -> None:
     assert driver.returncode == 130 and "Traceback" not in printed, printed
     with pytest.raises(ProcessLookupError):
         os.killpg(driver.pid, 0)
+
+
+@pytest.mark.long
+def test_what_may_be_fastest_is_timed_in_turn_before_it_is_chosen(folder: Path) -> None:
+    asked = ["compile.verify.enabled=false", VARIED[0], "hydra.sweeper.method=grid", "out=out"]
+    printed = search(folder, *asked, "hydra.sweeper.want=[latency_least_ms]")
+    done = json.loads((folder / "out/search/results.json").read_bytes())
+    times = {int(number): figures["host"]["latency_least_ms"] for number, figures in done["timed_again"].items()}
+    assert 0 in times and times[done["best"]] == min(times.values())
+    assert f"timed again, in turn: trials {', '.join(map(str, times))}" in printed
+    assert f"latency_least_ms {times[done['best']]:g}" in printed.partition("best:")[2]
