@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from forge_pipeline.errors import UsageError, did_you_mean
+from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
 from forge_pipeline.exits import guarded
 from forge_runtime.text import shown
 
@@ -33,10 +33,45 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from forge_pipeline.pipeline.completion import complete_run
+@add_completion_class
+class Bash(BashComplete):
+    """Click's completion for bash, which takes ``target=ho`` for three words.
 
-    return complete_run(context, parameter, incomplete)
+    There is no space behind what goes on: ``target=``, ``quantize.``, ``folder/``.
+    """
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *[=./] ]] && compopt -o nospace"
+    )
+    _before = 0
+    """Characters of the override that are words of their own to bash, and so no part of what it is told."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, and the whole override that it is in."""
+        words, last = super().get_completion_args()
+        if last == "=" and words:
+            last = ""
+        elif len(words) > 1 and words[-1] == "=":
+            words.pop()
+        else:
+            return words, last
+        head = f"{words.pop()}="
+        self._before = len(head)
+        return words, head + last
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        """Return the line that the shell function reads."""
+        return f"{item.type},{item.value[self._before :]}"
+
+
+def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    from forge_pipeline.pipeline.completion import offers
+
+    before = [*(context.params.get(parameter.name or "") or ()), *context.args]
+    try:
+        return [CompletionItem(item) for item in sorted(set(offers(before, incomplete)))]
+    except (ForgeError, OSError):  # what is wrong is said when it is run
+        return []
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,7 +104,6 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 DRY = "--dry-run"
-COMPLETE = "_FORGE_PIPELINE_COMPLETE"  # click's, where a shell asks what a word may become
 
 
 RUN_HELP = """\
@@ -409,10 +443,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _command(arguments: Sequence[str] | None) -> None:
-    if COMPLETE in os.environ:
-        from forge_pipeline.pipeline.completion import enable
-
-        enable()
     try:
         commands.main(arguments, "forge-pipeline", standalone_mode=False)
     except click.Abort as stop:

@@ -10,58 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from click import Context, Parameter
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
-
-from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.hydra_app import LAUNCHERS, PATH_KEYS, choices, compose, groups, own_folders
 
 FLAGS = ("--multirun", "--dry-run", "--cfg", "--config-dir", "--info", "--help")
 FILES = (*PATH_KEYS, "compile.dump")
-
-
-class Bash(BashComplete):
-    """Click's completion for bash, which takes ``target=ho`` for three words.
-
-    There is no space behind what goes on: ``target=``, ``quantize.``, ``folder/``.
-    """
-
-    source_template = BashComplete.source_template.replace(
-        "COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *[=./] ]] && compopt -o nospace"
-    )
-    _before = 0
-    """Characters of the override that are words of their own to bash, and so no part of what it is told."""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the whole override that it is in."""
-        words, last = super().get_completion_args()
-        if last == "=" and words:
-            last = ""
-        elif len(words) > 1 and words[-1] == "=":
-            words.pop()
-        else:
-            return words, last
-        head = f"{words.pop()}="
-        self._before = len(head)
-        return words, head + last
-
-    def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return the line that the shell function reads."""
-        return f"{item.type},{item.value[self._before :]}"
-
-
-def enable() -> None:
-    """Have click use it."""
-    add_completion_class(Bash, "bash")
-
-
-def complete_run(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what may stand where the cursor is, for click."""
-    before = [*(context.params.get(parameter.name or "") or ()), *context.args]
-    try:
-        return [CompletionItem(item) for item in sorted(set(offers(before, incomplete)))]
-    except (ForgeError, OSError):  # what is wrong is said when it is run
-        return []
 
 
 def offers(before: Sequence[str], word: str) -> Iterator[str]:
