@@ -91,11 +91,14 @@ def run(arguments: tuple[str, ...]) -> None:
         click.echo(RUN_HELP)
         return
     from forge_pipeline.pipeline.build import build
-    from forge_pipeline.pipeline.hydra_app import launch
+    from forge_pipeline.pipeline.hydra_app import SEARCH, launch
 
     if DRY not in arguments:
         launch(arguments, build)
         return
+    if SEARCH in arguments:
+        found = "a search, in which a trial depends on the results of those before"
+        raise UsageError(DRY, "a run, or a sweep of all jobs", found, f"leave out {DRY} or {SEARCH}")
     from forge_pipeline.pipeline.explain import preview
 
     only_look = [argument for argument in arguments if argument != DRY]
@@ -399,11 +402,13 @@ def passes_bisect(model: Path, names: tuple[str, ...], config: Path | None) -> N
 
 @commands.command(short_help="List the hardware targets by family.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of records.")
-def targets(as_json: bool) -> None:
-    """List every target tag with its description and what the compiler is told."""
+@click.option("--config-dir", type=click.Path(path_type=Path), help="Your own conf folder; else conf, if it is here.")
+def targets(as_json: bool, config_dir: Path | None) -> None:
+    """List every target tag with its description and what the compiler is told; those of your own, too."""
+    from forge_pipeline.pipeline.hydra_app import own_targets
     from forge_pipeline.target import describe_targets
 
-    click.echo(describe_targets(as_json=as_json))
+    click.echo(describe_targets(own_targets(config_dir), as_json=as_json))
 
 
 @commands.command(short_help="Time libraries in turn: latency, throughput, memory, start, kernels.")

@@ -17,6 +17,7 @@ from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.auto_target import with_target
 from forge_pipeline.pipeline.sweep import EndedError, Job, Single, Task
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
+from forge_pipeline.target import Target
 from forge_runtime.redact import HIDDEN
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ HYDRA_NOTES = Path(".forge/hydra")
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
 """Launchers of others, and the extra that installs each."""
 
-SEARCH = ("hydra/sweeper", "budget")
-"""The sweeper whose jobs deliver into a folder for each trial, whatever varies."""
+SEARCH = "hydra/sweeper=budget"
+"""Chooses the sweeper whose jobs deliver into a folder for each trial, whatever varies."""
 
 T = TypeVar("T")
 
@@ -50,6 +51,8 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     an override that does not fit the configuration, ConfigError for a password that would be written down, and
     whatever ``task`` raises.
     """
+    if SEARCH in arguments and not any(flag in MULTIRUN for flag in arguments):
+        raise UsageError(SEARCH, "-m beside it", "a run of one job", "add -m")
     arguments = with_target(arguments, compose)
     if not any(argument.startswith("-") for argument in arguments):
         task(compose([admitted(quote_path(argument)) for argument in arguments]), None)
@@ -63,8 +66,7 @@ def launch(arguments: Sequence[str], task: Task) -> None:
     parsed = [_parse(argument) for argument in quoted]
     refuse_secrets(parsed)
     swept = tuple(item.key_or_group for item in parsed if item is not None and item.is_sweep_override())
-    searching = any(item is not None and (item.key_or_group, item.value()) == SEARCH for item in parsed)
-    job = Job(task, () if searching else swept) if sweeping else Single(task)
+    job = Job(task, () if SEARCH in arguments else swept) if sweeping else Single(task)
 
     main = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
     with ExitStack() as during:
@@ -280,6 +282,21 @@ def choices(group: str, own: Sequence[Path] = ()) -> list[str]:
     """Return the choices of a group, with those in the folders ``own``."""
     folders = [root / group for root in (conf_dir(), *own)]
     return sorted({_choice(path, folder) for folder in folders for path in folder.rglob("*.yaml")})
+
+
+def own_targets(folder: Path | None) -> list[Target]:
+    """Return the targets of the user's own in ``folder``; with None, in `conf` here, if that holds a configuration.
+
+    Raises ConfigError and UsageError.
+    """
+    here = Path("conf")
+    folder = folder or (here if (here / "config.yaml").is_file() else None)
+    if folder is None or folder.resolve() == conf_dir().resolve():
+        return []
+    root = folder if (folder / "config.yaml").is_file() else None
+    more = [] if root else [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]"]
+    tags = (_choice(path, folder / "target") for path in sorted((folder / "target").rglob("*.yaml")))
+    return [Target.from_config(compose([f"target={tag}", *more], root)["target"]) for tag in tags]
 
 
 def _choice(path: Path, folder: Path) -> str:

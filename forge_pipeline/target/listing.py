@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from typing import get_args
 
 from forge_pipeline.ffi import import_ffi
-from forge_pipeline.target.description import HOST, Family, described
+from forge_pipeline.target.description import HOST, Family, Target, described
 
 
-def describe_targets(*, as_json: bool) -> str:
-    """Return what `forge-pipeline targets` prints: every target by family with TVM's description of it."""
-    targets = described()
+def describe_targets(own: Iterable[Target] = (), *, as_json: bool) -> str:
+    """Return what `forge-pipeline targets` prints: every target by family with TVM's description of it.
+
+    ``own`` are the user's, in place of those of their tags.
+    """
+    targets = list({target.tag: target for target in (*described(), *own)}.values())
     if as_json:
         rows = [
             {"tag": row.tag, "family": row.family, "description": row.description, "tvm": row.spec()} for row in targets

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_pipeline.errors import UsageError
-from forge_pipeline.pipeline.hydra_app import PATH_KEYS, compose, launch, quote_path
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.pipeline.hydra_app import PATH_KEYS, compose, launch, own_targets, quote_path
+from forge_pipeline.target import describe_targets
 
 
 def _launched(*arguments: str) -> list[tuple[dict[str, Any], str | None]]:
@@ -117,3 +121,22 @@ def test_extents_are_named_without_leave_to_add_a_key(override: str) -> None:
             section = section[part]  # noqa: PLW2901 - one level down
         assert section["batch"] == 1
     assert len(found) == 2
+
+
+def test_targets_of_ones_own_are_listed_and_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is written out, and one that says only what differs from another."""
+    known = yaml.safe_load((conf_dir() / "target/raspberry-pi/5.yaml").read_text())
+    own = tmp_path / "conf/target/mine"
+    own.mkdir(parents=True)
+    (own / "board.yaml").write_text(yaml.safe_dump({**known, "tag": "mine/board"}))
+    other = {"defaults": ["/target/raspberry-pi/5@_here_", "_self_"], "tag": "mine/other", "cores": 2}
+    (own / "other.yaml").write_text(yaml.safe_dump(other))
+    found = {target.tag: target for target in own_targets(tmp_path / "conf")}
+    assert (found["mine/board"].cores, found["mine/other"].cores) == (4, 2)
+    assert "mine/other" in describe_targets(found.values(), as_json=True)
+    monkeypatch.chdir(tmp_path)
+    assert own_targets(None) == []
+    shutil.copy(conf_dir() / "config.yaml", "conf")
+    assert {target.tag for target in own_targets(None)} == set(found)
+    with pytest.raises(UsageError, match="did you mean 'mine/board'"):
+        launch(["--config-dir", "conf", "target=mine/bord"], lambda config, folder: None)

@@ -71,6 +71,7 @@ def trials(folder: Path) -> list[dict[str, Any]]:
         ("hydra.sweeper.hold=accuracydrop<=1", "did you mean 'accuracy_drop'"),
         ("quantize.perchannel=true,false", "did you mean 'quantize.per_channel'"),
         ("quantize.calib_method=minmax,most", "quantize.calib_method"),
+        ("--dry-run", "in which a trial depends on the results"),
         ("evaluate.samples=1,2", "something that a search may vary"),
     ],
 )
