@@ -46,8 +46,9 @@ class Rules:
 
     def is_enough(self, trial: Trial) -> bool:
         """Tell whether a trial is all that was asked for."""
-        met = (bound.measure.of(trial.figures, self.own) <= bound.most for bound in self.enough)
-        return bool(self.enough) and self.holds(trial) and all(met)
+        if not self.enough or not self.holds(trial):
+            return False
+        return all(bound.measure.of(trial.figures, self.own) <= bound.most for bound in self.enough)
 
     def tried(self, trial: Trial) -> Tried:
         """Return the trial as the sampler learns of it."""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from forge_pipeline.errors import ForgeError, UsageError
@@ -72,7 +73,7 @@ class Search:
             )
 
     def _stop(self) -> str | None:
-        if self.trials and self.asked.rules.is_enough(self.trials[-1]):
+        if any(map(self.asked.rules.is_enough, self.trials)):
             return "that is enough: " + ", ".join(map(str, self.asked.rules.enough))
         if len(self.trials) >= self.options.trials:
             return f"{len(self.trials)} trials"
@@ -88,7 +89,9 @@ class Search:
         return propose(self.options.method, self.asked.space, tried, self.options.seed)
 
     def _try(self, proposal: Proposal) -> Trial:
-        number, begun = len(self.trials), time.monotonic()
+        used = {trial.number for trial in self.trials}
+        number = next(number for number in count() if number not in used)
+        begun = time.monotonic()
         varied = self.overrides(proposal.values)
         rules = self.asked.rules
         jobs = [self._job(number, tag, varied) for tag in rules.targets()]
