@@ -52,6 +52,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "az": "a store on Azure",
     "sftp": "a store over SFTP",
     "webdav": "a store over WebDAV",
+    "search": "searches by TPE, NSGA-II and at random",
     "joblib": "sweeps by joblib",
     "submitit": "sweeps by Slurm",
     "ray": "sweeps by Ray",
