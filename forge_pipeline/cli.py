@@ -342,6 +342,21 @@ def store_gc(
         click.echo(collect_garbage(path, keep_mb=keep_mb, keep_days=keep_days, plaintext=plaintext))
 
 
+@commands.group(cls=Commands, short_help="Look at what a sweep has built.")
+def sweep() -> None:
+    """Look at what a sweep has built."""
+
+
+@sweep.command("show")
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "html"]), default="table")
+def sweep_show(folder: Path, form: str) -> None:
+    """Compare the deliveries below FOLDER: accuracy, latency, size, what differs, and what failed."""
+    from forge_pipeline.pipeline.sweep_results import show
+
+    click.echo(show(folder, form))
+
+
 @commands.command(short_help="Describe a model: interface, fingerprint, operators; as a table, JSON or a drawing.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

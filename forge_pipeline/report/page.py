@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import figures
@@ -12,6 +12,9 @@ from forge_pipeline.report.build import Build
 from forge_pipeline.report.by_target import by_target
 from forge_pipeline.report.chart import Chart, chart
 from forge_runtime.text import shown
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATE = "page.html.j2"
 MAIN_OUTPUTS = ("model_library.so", "model.onnx", "ranges.npz", "metrics.json")
@@ -25,12 +28,12 @@ def require() -> None:
         )
 
 
-def render(builds: Sequence[Build]) -> str:
-    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
+def environment() -> Environment:
+    """Return what renders the templates beside this module. Raises ConfigError where jinja2 is not installed."""
     require()
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    made = Environment(
         loader=PackageLoader("forge_pipeline.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
@@ -38,17 +41,26 @@ def render(builds: Sequence[Build]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= figures.FILTERS
+    made.filters |= figures.FILTERS
+    return made
+
+
+def render(builds: Sequence[Build]) -> str:
+    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
     if not builds:
         raise ConfigError("report", "at least one build", "none", "run `dvc repro`")
-    return environment.get_template(TEMPLATE).render(
-        builds=builds,
-        groups=_groups(builds),
-        stages=_stages(builds),
-        machines=_machines(builds),
-        absent=_absent(builds),
-        bars=by_target(builds),
-        model=builds[0].metadata,
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            builds=builds,
+            groups=_groups(builds),
+            stages=_stages(builds),
+            machines=_machines(builds),
+            absent=_absent(builds),
+            bars=by_target(builds),
+            model=builds[0].metadata,
+        )
     )
 
 

@@ -66,7 +66,15 @@ def _returned(result: Any) -> JobReturn:
 
 
 class CompleteSweeper(BasicSweeper):
-    """Hydra's own sweeper, which runs every job with any launcher, and then says which failed (conf/hydra/sweeper)."""
+    """Hydra's own sweeper, which runs every job with any launcher, and then says which failed (conf/hydra/sweeper).
+
+    What a sweep of builds has left is summed up in the folder of all.
+    """
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what the jobs call."""
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self._task = task_function
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all jobs. Raises EndedError, which holds what went wrong: no job at all, or some that failed."""
@@ -79,10 +87,27 @@ class CompleteSweeper(BasicSweeper):
             found = "none: a list, a range or a glob of the overrides is empty"
             error = UsageError("sweep", "a job", found, "`forge-pipeline targets` lists the targets")
             raise EndedError from error
+        self._sum_up(arguments, outcomes.errors)
         wrong = failure(outcomes.jobs, outcomes.errors)
         if wrong is not None:
             raise EndedError from wrong
         return results
+
+    def _sum_up(self, arguments: list[str], errors: Sequence[BaseException]) -> None:
+        """Write about all jobs, if they deliver into one folder."""
+        from forge_pipeline.errors import ForgeError
+        from forge_pipeline.pipeline.build import build
+        from forge_pipeline.pipeline.sweep import EndedError, Job
+        from forge_pipeline.pipeline.sweep_results import write
+        from forge_pipeline.pipeline.withheld import resolved
+
+        swept = [item for item in OverridesParser.create().parse_overrides(arguments) if item.is_sweep_override()]
+        apart = any(item.key_or_group == "out" for item in swept)
+        if isinstance(self._task, Job) and self._task.task is build and not apart and self.config is not None:
+            try:
+                write(resolved(self.config), errors)
+            except ForgeError as wrong:
+                raise EndedError from wrong
 
 
 class BudgetSweeper(Sweeper):

@@ -1,0 +1,144 @@
+"""What a sweep leaves in its folder: `sweep.json` and `sweep.html`, made from its deliveries and its failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_pipeline.config import bind
+from forge_pipeline.content import open_stream
+from forge_pipeline.errors import ArtifactError, ForgeError
+from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
+from forge_pipeline.pipeline.provenance import PROVENANCE
+from forge_pipeline.report.sweep import Failure, Job, flat
+from forge_pipeline.report.sweep_page import as_csv, as_json, page, table
+from forge_pipeline.stages.artifacts import MODEL_FILES
+
+RESULTS, PAGE = "sweep.json", "sweep.html"
+METRICS, LATENCY, KEY = "metrics.json", "latency.json", "modelKey.bin"
+FORMATS: dict[str, Callable[[str, Sequence[Job], Sequence[Failure]], str]] = {
+    "table": lambda name, jobs, failures: table(jobs, failures),
+    "csv": lambda name, jobs, failures: as_csv(jobs, failures),
+    "json": lambda name, jobs, failures: as_json(jobs, failures),
+    "html": page,
+}
+
+
+def show(folder: Path, form: str) -> str:
+    """Return what is below ``folder`` in one of FORMATS: each delivery, and what failed in the last sweep.
+
+    Raises ArtifactError where there is neither.
+    """
+    jobs, failures = read_jobs(folder), read_failures(folder)
+    if not jobs and not failures:
+        raise ArtifactError(
+            str(folder), "a folder with deliveries below it", "none",
+            "name the folder of a sweep, as `forge-pipeline run -m` delivers into",
+        )  # fmt: skip
+    return FORMATS[form](_name(folder), jobs, failures)
+
+
+def write(config: Mapping[str, Any], errors: Iterable[BaseException]) -> None:
+    """Write both files into the folder of a sweep with this configuration, in which these ``errors`` ended jobs.
+
+    Nothing where the sweep has left no folder; no page where jinja2 is not installed. Files about encrypted builds are
+    for their owner alone.
+    """
+    folder = root_of(Path(str(config["out"])), str(config["target"]["tag"]))
+    if not folder.is_dir():
+        return
+    jobs, failures = read_jobs(folder), list(map(_failure, errors))
+    private = any((folder / job.name / KEY).exists() for job in jobs)
+    write_atomically(folder / RESULTS, as_json(jobs, failures).encode() + b"\n", private=private)
+    try:
+        text = page(_name(folder), jobs, failures)
+    except ForgeError:  # no jinja2
+        return
+    write_atomically(folder / PAGE, text.encode(), private=private)
+    print(f"sweep      {folder / PAGE}", flush=True)
+
+
+def root_of(out: Path, tag: str) -> Path:
+    """Return the folder that all jobs have in common: ``out`` without the tag of a target at its end."""
+    parts = Path(tag).parts
+    return Path(*out.parts[: -len(parts)]) if out.parts[-len(parts) :] == parts else out
+
+
+def read_jobs(folder: Path) -> list[Job]:
+    """Return each whole delivery below ``folder``, and in it. Raises ArtifactError for one that cannot be read."""
+    return [_job(folder, path.parent) for path in sorted(folder.rglob(MANIFEST))]
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """Return what failed in the last sweep into ``folder``; nothing where none has noted it."""
+    path = folder / RESULTS
+    if not path.exists():
+        return []
+    content = _json(path)
+    try:
+        return [bind(Failure, each, where=str(path)) for each in content["failures"]]
+    except (LookupError, TypeError) as error:
+        raise _damaged(path) from error
+
+
+def _job(root: Path, folder: Path) -> Job:
+    try:
+        return _read(folder, folder.relative_to(root).as_posix())
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise _damaged(folder) from error
+
+
+def _read(folder: Path, name: str) -> Job:
+    options = _json(folder / PROVENANCE)["predicate"]["buildDefinition"]["externalParameters"]["options"]
+    stages = _json(folder / MANIFEST)["stages"]
+    metrics = {key: value for file in (METRICS, LATENCY) for key, value in _optional(folder / file).items()}
+    library = next(path for file in MODEL_FILES.values() if (path := folder / file).exists())
+    digests = [stage["outputs"][library.name] for stage in stages if library.name in stage["outputs"]]
+    compiled = metrics.get("compiled")
+    return Job(
+        name=name,
+        target=options["compile"]["target"]["tag"],
+        options=flat(options),
+        metric=str(metrics.get("metric") or "score"),
+        score=metrics.get("quantized") if compiled is None else compiled,
+        drop=metrics.get("drop"),
+        latency_ms=metrics.get("latency_median_ms"),
+        library_bytes=metrics.get("size_library_bytes") or library.stat().st_size,
+        peak_kib=metrics.get("peak_kib"),
+        not_timed=str(metrics.get("not_timed") or metrics.get("not_run") or ""),
+        built=sum(stage["result"] != "hit" for stage in stages),
+        hits=sum(stage["result"] == "hit" for stage in stages),
+        seconds=float(sum(stage["seconds"] for stage in stages)),
+        digest=str(digests[0]),
+    )
+
+
+def _failure(error: BaseException) -> Failure:
+    if not isinstance(error, ForgeError):
+        return Failure(job="a job", reason=f"{type(error).__name__}, a bug", fix="see what it printed")
+    job, _, where = error.where.partition(": ")
+    return Failure(job=job, reason=f"{where}: expected {error.expected}, found {error.found}", fix=error.fix)
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name
+
+
+def _optional(path: Path) -> Mapping[str, Any]:
+    return _json(path) if path.exists() else {}
+
+
+def _json(path: Path) -> Any:
+    try:
+        with open_stream(path) as stream:
+            return json.loads(stream.read())
+    except OSError as error:
+        raise ArtifactError(str(path), "a file of a delivery", str(error.strerror), "build it again") from error
+    except ValueError as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> ArtifactError:
+    return ArtifactError(str(path), "a delivery as it was written", "another content", "build it again")
