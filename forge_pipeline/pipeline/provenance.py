@@ -132,12 +132,16 @@ def installed_digest(distribution: str) -> str | None:
 
 def _commit() -> Iterator[dict[str, Any]]:
     """Yield the commit of the folder that the build was started in, if it is one of a repository."""
+    if found := commit():
+        yield {"name": "configuration", "digest": {"gitCommit": found}}
+
+
+def commit() -> str | None:
+    """Return the commit that the current folder is at; None where it is in no repository."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--verify", "--quiet", "HEAD"], env=environment(), capture_output=True, check=False
         )
     except OSError:  # no git
-        return
-    commit = done.stdout.decode("ascii", "replace").strip()
-    if done.returncode == 0 and commit:
-        yield {"name": "configuration", "digest": {"gitCommit": commit}}
+        return None
+    return done.stdout.decode("ascii", "replace").strip() or None if done.returncode == 0 else None

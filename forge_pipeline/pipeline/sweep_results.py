@@ -10,6 +10,7 @@ from typing import Any
 from forge_pipeline.config import bind
 from forge_pipeline.content import open_stream
 from forge_pipeline.errors import ArtifactError, ForgeError
+from forge_pipeline.evaluation.scores import METRICS as METRIC_TABLE
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import PROVENANCE
 from forge_pipeline.report.sweep import Failure, Job, flat
@@ -96,14 +97,15 @@ def _read(folder: Path, name: str) -> Job:
     metrics = {key: value for file in (METRICS, LATENCY) for key, value in _optional(folder / file).items()}
     library = next(path for file in MODEL_FILES.values() if (path := folder / file).exists())
     digests = [stage["outputs"][library.name] for stage in stages if library.name in stage["outputs"]]
-    compiled = metrics.get("compiled")
+    metric = str(metrics.get("metric") or "score")
+    score = metrics.get("quantized") if metrics.get("compiled") is None else metrics["compiled"]
     return Job(
         name=name,
         target=options["compile"]["target"]["tag"],
         options=flat(options),
-        metric=str(metrics.get("metric") or "score"),
-        score=metrics.get("quantized") if compiled is None else compiled,
-        drop=metrics.get("drop"),
+        metric=metric,
+        score=score,
+        drop=_lost(metric, metrics.get("float"), score),
         latency_ms=metrics.get("latency_median_ms"),
         library_bytes=metrics.get("size_library_bytes") or library.stat().st_size,
         peak_kib=metrics.get("peak_kib"),
@@ -113,6 +115,14 @@ def _read(folder: Path, name: str) -> Job:
         seconds=float(sum(stage["seconds"] for stage in stages)),
         digest=str(digests[0]),
     )
+
+
+def _lost(metric: str, before: float | None, after: float | None) -> float | None:
+    """Return how much worse the second score is; a metric of the user's own is the better the higher it is."""
+    if before is None or after is None:
+        return None
+    is_gain = METRIC_TABLE[metric]().higher_is_better if metric in METRIC_TABLE else True
+    return round(before - after if is_gain else after - before, 6)
 
 
 def _failure(error: BaseException) -> Failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_pipeline.report.build import Build
+from forge_pipeline.report.build import About, Build
 from forge_pipeline.report.page import render
 
-__all__ = ["Build", "render"]
+__all__ = ["About", "Build", "render"]

@@ -41,6 +41,17 @@ class Build:
         return least(self.metrics, "compiled_sqnr_db.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What all builds of a page have in common: the ``model``'s file name, the git ``commit`` (empty where there is
+    none), and when the page was ``written``.
+    """
+
+    model: str
+    commit: str
+    written: str
+
+
 def least(metrics: Record, prefix: str) -> float | None:
     """Return the smallest number among the metrics whose name starts with ``prefix``."""
     found = [value for name, value in metrics.items() if name.startswith(prefix) and value is not None]

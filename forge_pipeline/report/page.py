@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import figures
-from forge_pipeline.report.build import Build
+from forge_pipeline.report.build import About, Build
 from forge_pipeline.report.by_target import by_target
 from forge_pipeline.report.chart import Chart, chart
 from forge_runtime.text import shown
@@ -45,14 +45,15 @@ def environment() -> Environment:
     return made
 
 
-def render(builds: Sequence[Build]) -> str:
-    """Return the page; the same builds give the same text. Raises ConfigError where jinja2 is not installed."""
+def render(builds: Sequence[Build], about: About) -> str:
+    """Return the page; the same arguments give the same text. Raises ConfigError where jinja2 is not installed."""
     if not builds:
         raise ConfigError("report", "at least one build", "none", "run `dvc repro`")
     return (
         environment()
         .get_template(TEMPLATE)
         .render(
+            about=about,
             builds=builds,
             groups=_groups(builds),
             stages=_stages(builds),

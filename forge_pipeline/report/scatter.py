@@ -10,7 +10,7 @@ from forge_pipeline.report.sweep import Row
 
 WIDTH, HEIGHT = 960.0, 360.0
 LEFT, RIGHT, TOP, BASE = 64.0, 30.0, 24.0, 306.0
-RADIUS = 13.0
+RADIUS = 11.0
 """Of the largest library's point."""
 
 

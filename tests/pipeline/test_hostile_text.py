@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.evaluation.plot import layers_svg
 from forge_pipeline.ir.display.html import html
-from forge_pipeline.report import Build, render
+from forge_pipeline.report import About, Build, render
 from forge_pipeline.store import Action
 from forge_pipeline.store.actions import encode
 
@@ -136,7 +136,7 @@ def test_pictures_and_pages_of_hostile_names_are_well_formed(forge: Any, tmp_pat
         artifact_bytes=1,
         encrypted=False,
     )
-    page = render([build])
+    page = render([build], About(model=HOSTILE, commit=HOSTILE, written=HOSTILE))
     picture = page[page.index("<svg") : page.index("</svg>") + 6]
     ElementTree.fromstring(picture)
     described = forge("inspect", str(write(tmp_path / "m.onnx", HOSTILE)), "--json")

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.report import Build, render
+from forge_pipeline.report import About, Build, render
 from forge_pipeline.report.chart import chart
 from forge_pipeline.report.figures import change, decibel, milliseconds, score, size
 
 HOSTILE = "</title><script>alert(1)</script>\"' onload='x' {{ 7 * 7 }} & <img src=//evil>"
 LAYERS = "share of the noise, by layer"
+ABOUT = About(model="digits.onnx", commit="c0ffee" * 6, written="2026-01-02 03:04 UTC")
 VOID = {"meta", "line", "rect", "circle", "polyline"}
 
 
@@ -96,11 +97,11 @@ def words(page: str) -> str:
 
 
 def test_every_element_is_closed() -> None:
-    assert Structure(render([build(), build("raspberry-pi/5")])).open == []
+    assert Structure(render([build(), build("raspberry-pi/5")], ABOUT)).open == []
 
 
 def test_the_page_loads_nothing() -> None:
-    page = render([build()])
+    page = render([build()], ABOUT)
     structure = Structure(page)
     assert structure.tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form"})
     assert not {name for name, _ in structure.attributes} & {"src", "href", "srcset", "data", "action", "xlink:href"}
@@ -111,11 +112,11 @@ def test_the_page_loads_nothing() -> None:
 
 
 def test_the_same_builds_give_the_same_page() -> None:
-    assert render([build(), build("b")]) == render([build(), build("b")])
+    assert render([build(), build("b")], ABOUT) == render([build(), build("b")], ABOUT)
 
 
 def test_a_row_a_target_shows_scores_noise_latency_size_and_digest() -> None:
-    text = words(render([build(), build("android/cpu", encrypted=False)]))
+    text = words(render([build(), build("android/cpu", encrypted=False)], ABOUT))
     assert "host x86_64-linux-gnu 98.80 % 94.3 KB 98.60 % \N{MINUS SIGN}0.2, 36.7 KB 98.40 % \N{MINUS SIGN}0.4" in text
     assert f"35.2 dB compiled exact 0.0413 ms least 0.0402 ms 278 KB {digest('a')[:12]} encrypted, 280 KB" in text
     assert f"{digest('a')[:12]} plain, 280 KB" in text
@@ -125,21 +126,21 @@ def test_a_row_a_target_shows_scores_noise_latency_size_and_digest() -> None:
 def test_a_target_that_could_not_be_run_says_why() -> None:
     metrics = {k: v for k, v in build().metrics.items() if not k.startswith(("latency", "compiled", "cpu"))}
     foreign = build("raspberry-pi/5", metrics={**metrics, "compiled": None, "not_run": "one made for aarch64"})
-    text = words(render([build(), foreign, replace(foreign, target="android/cpu")]))
+    text = words(render([build(), foreign, replace(foreign, target="android/cpu")], ABOUT))
     assert "Not run here: raspberry-pi/5, android/cpu; the runtime refuses one made for aarch64." in text
     assert text.count("not run here") == 2
 
 
 def test_targets_with_the_same_layers_share_a_chart() -> None:
-    same = render([build("a"), build("b")])
+    same = render([build("a"), build("b")], ABOUT)
     assert same.count(LAYERS) == 1
-    different = render([build("a"), build("b", layers=layers(3))])
+    different = render([build("a"), build("b", layers=layers(3))], ABOUT)
     assert different.count(LAYERS) == 2
     assert "<h3>a</h3>" in different
 
 
 def test_the_layers_that_lose_most_are_named_worst_first_by_the_authors_names() -> None:
-    text = words(render([build(names={"Conv_2": "stem.conv"})]))
+    text = words(render([build(names={"Conv_2": "stem.conv"})], ABOUT))
     assert (
         "Most noise is added by stem.conv (Conv+Relu, 40.0 %), Conv_4 (Conv+Relu, 30.0 %), Conv_1 (Conv+Relu, 12.5 %)"
     ) in text
@@ -147,13 +148,13 @@ def test_the_layers_that_lose_most_are_named_worst_first_by_the_authors_names() 
 
 def test_a_model_that_lost_nothing_has_no_chart() -> None:
     exact = [{**layer, "sqnr_db": None, "noise_share": 0.0} for layer in layers()]
-    page = render([build(layers=exact)])
+    page = render([build(layers=exact)], ABOUT)
     assert "No layer differs from the float model." in page
     assert LAYERS not in page
 
 
 def test_a_stage_that_served_several_targets_is_shown_once() -> None:
-    text = words(render([build("a"), build("b")]))
+    text = words(render([build("a"), build("b")], ABOUT))
     assert text.count("all targets built 0.10") == 1
     assert f"a hit 4.00 model_library.so {digest('aso')[:12]}" in text
     assert f"b hit 4.00 model_library.so {digest('bso')[:12]}" in text
@@ -195,7 +196,7 @@ def test_a_hostile_name_stays_text(place: str) -> None:
         "reason": lambda: replace(plain, metrics={**plain.metrics, "compiled": None, "not_run": HOSTILE}),
         "stage": lambda: replace(plain, stages=[{**plain.stages[0], "stage": HOSTILE, "outputs": {HOSTILE: HOSTILE}}]),
     }[place]()
-    ordinary, page = Structure(render([plain])), render([hostile])
+    ordinary, page = Structure(render([plain], ABOUT)), render([hostile], ABOUT)
     attacked = Structure(page)
     assert attacked.open == []
     assert attacked.tags <= ordinary.tags
@@ -204,9 +205,16 @@ def test_a_hostile_name_stays_text(place: str) -> None:
     assert HOSTILE in shown  # nothing was lost or computed
 
 
+def test_the_page_says_what_it_is_about() -> None:
+    text = words(render([build(metadata={**build().metadata, "fingerprint": "f1ed" * 16})], ABOUT))
+    assert f"Model digits.onnx Fingerprint {'f1ed' * 16}" in text
+    assert f"Commit {ABOUT.commit} Written 2026-01-02 03:04 UTC" in text
+    assert "Commit" not in words(render([build()], replace(ABOUT, commit="")))
+
+
 def test_a_page_without_builds_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected at least one build, found none"):
-        render([])
+        render([], ABOUT)
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 400])

@@ -10,7 +10,7 @@ the digests of those as well, and how long the build took. DVC does not look at 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +46,34 @@ def write_receipt(output: Output, target: str | None, *, private: bool) -> None:
     """Say that ``output`` is delivered. The page about the build is written anew if this is news."""
     receipt, outputs = receipt_path(output.stage.name, target), dict(sorted(output.action.outputs.items()))
     described = {"stage": output.stage.name, "action_key": output.action.key}
-    news = _write_record(receipt, {**described, "seconds": output.action.seconds, "outputs": outputs})
+    came = {"seconds": output.action.seconds, "result": "hit" if output.hit else "built"}
+    news = _write_record(receipt, {**described, **came, "outputs": outputs})
     if news:
         PAGE_RECEIPT.unlink(missing_ok=True)
     pinned = {file: None if file in output.kind.fresh else digest for file, digest in outputs.items()}
     write_atomically(receipt, _pretty({**output.action.report, **described, "outputs": pinned}), private=private)
 
 
-def write_page_receipt(told: Iterable[Path]) -> None:
-    """Say that the page is written, about the builds with these receipts."""
-    _write_record(PAGE_RECEIPT, {"outputs": {PAGE.name: digest_file(PAGE)}})
+def write_page_receipt(targets: Sequence[str]) -> None:
+    """Say that the page is written, about the builds for these targets."""
+    _write_record(PAGE_RECEIPT, {"targets": list(targets), "outputs": {PAGE.name: digest_file(PAGE)}})
+    told = (path for target in targets for stage in STAGES if (path := receipt_path(stage, target)).exists())
     receipt = {"inputs": {str(path): digest_file(path) for path in told}, "outputs": {PAGE.name: None}}
     write_atomically(PAGE_RECEIPT, _pretty(receipt))
 
 
-def withdraw(targets: Iterable[str], root: Path = Path()) -> None:
+def withdraw(targets: Sequence[str], root: Path = Path()) -> None:
     """Remove the receipts below ``root`` that no longer say the truth about a file that DVC does not track.
 
-    And those of targets that are built no longer, which the page about the build would wait for.
+    And those of targets that are built no longer, which the page about the build would wait for; and the page's, where
+    it tells of other targets, or of these in another order.
     """
     places = {receipt_path(stage, target): folder_of(stage, target) for target in targets for stage in STAGES}
     for receipt, folder in (*places.items(), (PAGE_RECEIPT, PAGE.parent)):
         if (root / receipt).exists() and not _is_delivered(root / receipt, root / record_of(receipt), root / folder):
             (root / receipt).unlink()
+    if _told(root / record_of(PAGE_RECEIPT)) != list(targets):
+        (root / PAGE_RECEIPT).unlink(missing_ok=True)
     for path in (root / RECEIPTS).rglob("*.json"):
         if path.relative_to(root) not in places:
             path.unlink()
@@ -81,6 +86,14 @@ def _is_delivered(receipt: Path, record: Path, folder: Path) -> bool:
         return all(digest_file(folder / file) == delivered[file] for file in untracked)
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def _told(record: Path) -> Any:
+    try:
+        with open_stream(record) as stream:
+            return json.loads(stream.read())["targets"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _outputs(path: Path) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ def report() -> None:
     """Write the page about the finished build, and results/, and print a summary."""
     from forge_pipeline.pipeline.dvc.summary import write_report
 
-    write_report(resolving.targets())
+    write_report(resolving.targets(), Path(_read_yaml(INPUTS)["files"]["model"]))
 
 
 WITHOUT_TARGET: dict[str, Callable[[], None]] = {"resolve": resolve, "ahead": ahead, "report": report}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.dvc.receipts import PAGE, receipt_path, record_of, write_page_receipt
 from forge_pipeline.pipeline.dvc.results import write_results
 from forge_pipeline.pipeline.dvc.work_tree import OUT, folder_of
-from forge_pipeline.report.build import Build
+from forge_pipeline.pipeline.provenance import commit
+from forge_pipeline.report.build import About, Build
 from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES, taking
@@ -22,15 +24,18 @@ from forge_pipeline.stages.artifacts import METADATA, MODEL_FILES, REPORT
 from forge_runtime.text import shown
 
 
-def write_report(targets: Sequence[str]) -> None:
-    """Write the page about the builds below `out/`, and `results/`, and print a summary.
+def write_report(targets: Sequence[str], model_file: Path) -> None:
+    """Write the page about the builds of ``model_file`` below `out/`, and `results/`, and print a summary.
 
     Raises ArtifactError where a build is missing.
     """
     builds = [read_build(target) for target in targets]
     write_results(builds)
-    write_atomically(PAGE, render(builds).encode())
-    write_page_receipt(path for target in targets for stage in STAGES if (path := receipt_path(stage, target)).exists())
+    about = About(
+        model=model_file.name, commit=commit() or "", written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    )
+    write_atomically(PAGE, render(builds, about).encode())
+    write_page_receipt(targets)
     print(summary(builds), flush=True)
 
 
