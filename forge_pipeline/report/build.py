@@ -42,14 +42,47 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A build that the store has, whether of this page or before it.
+
+    ``day`` is when it was evaluated, ``is_float`` that nothing was quantized in it, ``latency_ms`` the median on
+    ``cpu``, None where it was not measured.
+    """
+
+    action_key: str
+    day: str
+    target: str
+    is_float: bool
+    metric: str
+    score: float | None
+    latency_ms: float | None
+    cpu: str
+    library_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What all builds of a page have in common: the ``model``'s file name, the git ``commit`` (empty where there is
-    none), and when the page was ``written``.
+    none), when the page was ``written``, and which builds the store has, the newest of a target first.
     """
 
     model: str
     commit: str
     written: str
+    earlier: Sequence[Earlier] = ()
+
+    def as_float(self, build: Build) -> Earlier | None:
+        """Return the newest float build for the same target that was timed on the same processor; None for a float
+        build, and where there is none.
+        """
+        keys = {stage["action_key"] for stage in build.stages}
+        if build.metrics.get("latency_median_ms") is None or any(
+            e.is_float and e.action_key in keys for e in self.earlier
+        ):
+            return None
+        cpu = build.metrics.get("cpu")
+        same = (each for each in self.earlier if (each.target, each.cpu) == (build.target, cpu))
+        return next((each for each in same if each.is_float and each.latency_ms is not None), None)
 
 
 def least(metrics: Record, prefix: str) -> float | None:

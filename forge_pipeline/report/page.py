@@ -54,6 +54,7 @@ def render(builds: Sequence[Build], about: About) -> str:
         .get_template(TEMPLATE)
         .render(
             about=about,
+            keys={stage["action_key"] for build in builds for stage in build.stages},
             builds=builds,
             groups=_groups(builds),
             stages=_stages(builds),

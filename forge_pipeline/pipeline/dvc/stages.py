@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_pipeline.stages.contract import Slice
+from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
 
@@ -53,7 +55,9 @@ def report() -> None:
     """Write the page about the finished build, and results/, and print a summary."""
     from forge_pipeline.pipeline.dvc.summary import write_report
 
-    write_report(resolving.targets(), Path(_read_yaml(INPUTS)["files"]["model"]))
+    places = _read_yaml(INPUTS)
+    with _open(places) as store:
+        write_report(resolving.targets(), Path(places["files"]["model"]), store)
 
 
 WITHOUT_TARGET: dict[str, Callable[[], None]] = {"resolve": resolve, "ahead": ahead, "report": report}
@@ -117,8 +121,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
     inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
     passwords = _at_home(places["password"]) if "password" in stage.wants else ()
     clear(name, target, KINDS[stage.gives].fresh)
-    root = home(Path.cwd()) / store_root(_chosen(places["store"]["path"]))
-    with open_store({**places["store"], "path": str(root), "remote": None, "remote_options": {}}) as store:
+    with _open(places) as store:
         device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
         model = Path(places["files"]["model"]).name
         runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
@@ -131,6 +134,12 @@ def run_stage(name: str, target: str | None = None) -> Output:
             export(output, file, folder / file, private=private)
         write_receipt(output, target, private=private)
     return output
+
+
+def _open(places: Mapping[str, Any]) -> AbstractContextManager[Store]:
+    """Open the store that `resolve` has noted: a copy of DVC's takes that of the checkout."""
+    root = home(Path.cwd()) / store_root(_chosen(places["store"]["path"]))
+    return open_store({**places["store"], "path": str(root), "remote": None, "remote_options": {}})
 
 
 def leave_out(name: str) -> None:

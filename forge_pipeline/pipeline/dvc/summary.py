@@ -12,6 +12,7 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
+from forge_pipeline.pipeline.dvc.history import earlier
 from forge_pipeline.pipeline.dvc.receipts import PAGE, receipt_path, record_of, write_page_receipt
 from forge_pipeline.pipeline.dvc.results import write_results
 from forge_pipeline.pipeline.dvc.work_tree import OUT, folder_of
@@ -21,18 +22,22 @@ from forge_pipeline.report.figures import size
 from forge_pipeline.report.page import render
 from forge_pipeline.stages import STAGES, taking
 from forge_pipeline.stages.artifacts import METADATA, MODEL_FILES, REPORT
+from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
 
-def write_report(targets: Sequence[str], model_file: Path) -> None:
-    """Write the page about the builds of ``model_file`` below `out/`, and `results/`, and print a summary.
+def write_report(targets: Sequence[str], model_file: Path, store: Store) -> None:
+    """Write the page about the builds of ``model_file`` below `out/` and in the store, and `results/`.
 
-    Raises ArtifactError where a build is missing.
+    Print a summary. Raises ArtifactError where a build is missing.
     """
     builds = [read_build(target) for target in targets]
     write_results(builds)
     about = About(
-        model=model_file.name, commit=commit() or "", written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        model=model_file.name,
+        commit=commit() or "",
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        earlier=earlier(store, model_file.name, targets),
     )
     write_atomically(PAGE, render(builds, about).encode())
     write_page_receipt(targets)
