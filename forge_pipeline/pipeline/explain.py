@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from forge_pipeline.pipeline.hydra_app import compose, quote_path
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.runner import Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import dump_folder, password_sources, plan, slices
+from forge_pipeline.report.figures import day
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
 from forge_pipeline.store import Action, Store
@@ -125,11 +125,6 @@ def _origin(store: Store, action: Action) -> str:
         return f"{action.key[:16]}, of unknown origin"
     how = f"built in {action.seconds:.1f} s" if note.came == "built" else "fetched from the remote"
     return f"{action.key[:16]}, {how} on {day(note.when)} for {note.model}"
-
-
-def day(seconds: float) -> str:
-    """Return a time as people read it, to the minute, in this machine's zone."""
-    return datetime.fromtimestamp(max(0.0, min(seconds, 1e11))).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _runner(store: Store, config: Mapping[str, Any]) -> Runner:

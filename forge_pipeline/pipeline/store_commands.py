@@ -14,9 +14,8 @@ from forge_pipeline.config import bind
 from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import REMOTE, StoreOptions, store_root, terms_of
 from forge_pipeline.pipeline.console import progress_for, warn
-from forge_pipeline.pipeline.explain import day
 from forge_pipeline.pipeline.hydra_app import compose
-from forge_pipeline.report.figures import size
+from forge_pipeline.report.figures import day, size
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.store import Action, Note, Store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 ABSENT = "\N{EN DASH}"
@@ -44,6 +45,11 @@ def size(count: float | None) -> str:
 def milliseconds(value: float | None) -> str:
     """Return `0.123 ms`, three significant digits."""
     return ABSENT if value is None else f"{value:.3g} ms"
+
+
+def day(seconds: float) -> str:
+    """Return a time as people read it, to the minute, in this machine's zone."""
+    return datetime.fromtimestamp(max(0.0, min(seconds, 1e11))).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def interface(values: list[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.report import About, Build, render
+from forge_pipeline.report.build import Earlier
 from forge_pipeline.report.chart import chart
 from forge_pipeline.report.figures import change, decibel, milliseconds, score, size
 
@@ -210,6 +211,23 @@ def test_the_page_says_what_it_is_about() -> None:
     assert f"Model digits.onnx Fingerprint {'f1ed' * 16}" in text
     assert f"Commit {ABOUT.commit} Written 2026-01-02 03:04 UTC" in text
     assert "Commit" not in words(render([build()], replace(ABOUT, commit="")))
+
+
+def test_earlier_builds_are_told_and_a_float_one_gives_the_speed_up() -> None:
+    now = Earlier(
+        action_key=digest("host"), day="2026-01-02", target="host", is_float=False, metric="top1", score=98.4,
+        latency_ms=0.0413, cpu="Some CPU", library_bytes=278121,
+    )  # fmt: skip
+    before = replace(now, action_key=digest("before"), day="2026-01-01", is_float=True, latency_ms=0.1239)
+    text = words(render([build()], replace(ABOUT, earlier=[now, before])))
+    assert "host 2026-01-02 this page quantized 98.40 % top1" in text
+    assert "host 2026-01-01 float 98.40 % top1" in text
+    assert "float 0.124 ms: 3.00 times" in text
+    for other in ({"cpu": "Another"}, {"target": "b"}, {"latency_ms": None}, {"is_float": False}):
+        elsewhere = replace(before, **other)
+        assert " times" not in words(render([build()], replace(ABOUT, earlier=[now, elsewhere])))
+    as_float = replace(now, is_float=True)
+    assert " times" not in words(render([build()], replace(ABOUT, earlier=[as_float, before])))
 
 
 def test_a_page_without_builds_is_refused() -> None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from forge_pipeline.errors import StoreError
-from forge_pipeline.pipeline.explain import day
 from forge_pipeline.report.build import Earlier
+from forge_pipeline.report.figures import day
 from forge_pipeline.stages import giving
 from forge_pipeline.store import Action, Note, Store
 
