@@ -11,14 +11,19 @@ from forge_pipeline.config import bind
 from forge_pipeline.content import open_stream
 from forge_pipeline.errors import ArtifactError, ForgeError
 from forge_pipeline.evaluation.scores import METRICS as METRIC_TABLE
+from forge_pipeline.pipeline.console import warn
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import PROVENANCE
 from forge_pipeline.report.sweep import Failure, Job, flat
 from forge_pipeline.report.sweep_page import as_csv, as_json, page, table
 from forge_pipeline.stages.artifacts import MODEL_FILES
+from forge_runtime.text import shown
 
 RESULTS, PAGE = "sweep.json", "sweep.html"
 METRICS, LATENCY, KEY = "metrics.json", "latency.json", "modelKey.bin"
+MOST = 2000
+"""Characters of what is said of a failure; `shown` leaves out what is secret in URLs."""
+
 FORMATS: dict[str, Callable[[str, Sequence[Job], Sequence[Failure]], str]] = {
     "table": lambda name, jobs, failures: table(jobs, failures),
     "csv": lambda name, jobs, failures: as_csv(jobs, failures),
@@ -68,8 +73,14 @@ def root_of(out: Path, tag: str) -> Path:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    """Return each whole delivery below ``folder``, and in it. Raises ArtifactError for one that cannot be read."""
-    return [_job(folder, path.parent) for path in sorted(folder.rglob(MANIFEST))]
+    """Return each whole delivery below ``folder``, and in it. One that cannot be read is left out with a warning."""
+    found = []
+    for path in sorted(folder.rglob(MANIFEST)):
+        try:
+            found.append(_job(folder, path.parent))
+        except ArtifactError as wrong:
+            warn(f"left out: {wrong}")
+    return found
 
 
 def read_failures(folder: Path) -> list[Failure]:
@@ -87,7 +98,7 @@ def read_failures(folder: Path) -> list[Failure]:
 def _job(root: Path, folder: Path) -> Job:
     try:
         return _read(folder, folder.relative_to(root).as_posix())
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise _damaged(folder) from error
 
 
@@ -129,7 +140,8 @@ def _failure(error: BaseException) -> Failure:
     if not isinstance(error, ForgeError):
         return Failure(job="a job", reason=f"{type(error).__name__}, a bug", fix="see what it printed")
     job, _, where = error.where.partition(": ")
-    return Failure(job=job, reason=f"{where}: expected {error.expected}, found {error.found}", fix=error.fix)
+    reason = f"{where}: expected {error.expected}, found {error.found}"
+    return Failure(job=shown(job), reason=shown(reason, MOST), fix=shown(error.fix, MOST))
 
 
 def _name(folder: Path) -> str:

@@ -97,7 +97,8 @@ class CompleteSweeper(BasicSweeper):
         """Write about all jobs, if they deliver into one folder."""
         from forge_pipeline.errors import ForgeError
         from forge_pipeline.pipeline.build import build
-        from forge_pipeline.pipeline.sweep import EndedError, Job
+        from forge_pipeline.pipeline.console import warn
+        from forge_pipeline.pipeline.sweep import Job
         from forge_pipeline.pipeline.sweep_results import write
         from forge_pipeline.pipeline.withheld import resolved
 
@@ -107,7 +108,7 @@ class CompleteSweeper(BasicSweeper):
             try:
                 write(resolved(self.config), errors)
             except ForgeError as wrong:
-                raise EndedError from wrong
+                warn(f"the sweep is not summed up: {wrong}")
 
 
 class BudgetSweeper(Sweeper):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forge_pipeline.errors import ArtifactError
-from forge_pipeline.pipeline.sweep_results import PAGE, RESULTS, read_jobs, root_of, show
+from forge_pipeline.errors import ArtifactError, ForgeError
+from forge_pipeline.pipeline.sweep_results import PAGE, RESULTS, read_jobs, root_of, show, write
 
 PLAIN = ["fold=none", "compile.verify.enabled=false", "evaluate.runner=none", "target=x86-64/v3", "jobs=1"]
 
@@ -54,15 +54,28 @@ def test_a_dry_run_of_a_sweep_leaves_nothing(forge: Any, model: Path, tmp_path: 
     assert not (tmp_path / "o").exists()
 
 
+def test_no_secret_of_a_url_is_written_down(tmp_path: Path) -> None:
+    config = {"out": str(tmp_path), "target": {"tag": "host"}}
+    write(config, [ForgeError("host/x=1: store.remote", "a remote", "https://me:hunter2@example.com/", "see it")])
+    assert "example.com" in (tmp_path / RESULTS).read_text()
+    assert not [path for path in tmp_path.iterdir() if "hunter2" in path.read_text()]
+
+
 def test_a_folder_without_deliveries_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="expected a folder with deliveries below it, found none"):
         show(tmp_path, "table")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"predicate": 1}'])
-def test_a_damaged_delivery_is_named(finished: Any, tmp_path: Path, content: str) -> None:
-    for path in finished.out.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "provenance.json").write_text(content)
-    with pytest.raises(ArtifactError, match="expected a delivery as it was written"):
-        show(tmp_path, "table")
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"predicate": 1}', None])
+def test_a_damaged_delivery_is_named_and_left_out(
+    finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    for folder in ("whole", "damaged"):
+        (tmp_path / folder).mkdir()
+        for path in finished.out.iterdir():
+            (tmp_path / folder / path.name).write_bytes(path.read_bytes())
+    provenance = tmp_path / "damaged" / "provenance.json"
+    provenance.unlink() if content is None else provenance.write_text(content)
+    assert [job.name for job in read_jobs(tmp_path)] == ["whole"]
+    assert "left out: " in capsys.readouterr().err
+    assert show(tmp_path, "csv").count("\n") == 1
