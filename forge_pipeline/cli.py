@@ -352,7 +352,7 @@ def sweep() -> None:
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json", "html"]), default="table")
 def sweep_show(folder: Path, form: str) -> None:
     """Compare the deliveries below FOLDER: accuracy, latency, size, what differs, and what failed."""
-    from forge_pipeline.pipeline.sweep_results import show
+    from forge_pipeline.pipeline.sweep.results import show
 
     click.echo(show(folder, form))
 

@@ -27,7 +27,7 @@ from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
-from forge_pipeline.pipeline.sweep import below
+from forge_pipeline.pipeline.sweep.jobs import below
 from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice

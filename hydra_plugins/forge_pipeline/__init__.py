@@ -79,7 +79,7 @@ class CompleteSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Run all jobs. Raises EndedError, which holds what went wrong: no job at all, or some that failed."""
         from forge_pipeline.errors import UsageError
-        from forge_pipeline.pipeline.sweep import EndedError, failure
+        from forge_pipeline.pipeline.sweep.jobs import EndedError, failure
 
         self.launcher = outcomes = _Outcomes(self.launcher)
         results = super().sweep(arguments)
@@ -98,8 +98,8 @@ class CompleteSweeper(BasicSweeper):
         from forge_pipeline.errors import ForgeError
         from forge_pipeline.pipeline.build import build
         from forge_pipeline.pipeline.console import warn
-        from forge_pipeline.pipeline.sweep import Job
-        from forge_pipeline.pipeline.sweep_results import write
+        from forge_pipeline.pipeline.sweep.jobs import Job
+        from forge_pipeline.pipeline.sweep.results import write
         from forge_pipeline.pipeline.withheld import resolved
 
         swept = [item for item in OverridesParser.create().parse_overrides(arguments) if item.is_sweep_override()]
@@ -133,7 +133,7 @@ class BudgetSweeper(Sweeper):
         """Search. Raises EndedError, which holds what went wrong."""
         from forge_pipeline.errors import ForgeError
         from forge_pipeline.pipeline.search.sweep import search
-        from forge_pipeline.pipeline.sweep import EndedError
+        from forge_pipeline.pipeline.sweep.jobs import EndedError
         from forge_pipeline.pipeline.withheld import resolved
 
         loader = self.hydra_context.config_loader
@@ -178,7 +178,7 @@ class _Outcomes(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch; return the jobs that succeeded."""
         from forge_pipeline.errors import ForgeError, UsageError
-        from forge_pipeline.pipeline.sweep import EndedError
+        from forge_pipeline.pipeline.sweep.jobs import EndedError
 
         self.jobs += len(job_overrides)
         if not job_overrides:

@@ -18,7 +18,7 @@ import pytest
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.build import build
-from forge_pipeline.pipeline.sweep import Job, below, failure
+from forge_pipeline.pipeline.sweep.jobs import Job, below, failure
 from forge_pipeline.store import Store
 from tests.support.paths import ROOT
 from tests.support.tiny import write_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_pipeline.errors import ArtifactError, ForgeError
-from forge_pipeline.pipeline.sweep_results import PAGE, RESULTS, read_jobs, root_of, show, write
+from forge_pipeline.pipeline.sweep.results import PAGE, RESULTS, read_jobs, root_of, show, write
 
 PLAIN = ["fold=none", "compile.verify.enabled=false", "evaluate.runner=none", "target=x86-64/v3", "jobs=1"]
 

@@ -11,7 +11,7 @@ from forge_pipeline.pipeline.parallel.pool import Pool
 from forge_pipeline.pipeline.parallel.width import width_of
 from forge_pipeline.pipeline.parallel.worker import Job
 from forge_pipeline.pipeline.stage_configs import password_sources
-from forge_pipeline.pipeline.sweep import failure
+from forge_pipeline.pipeline.sweep.jobs import failure
 
 
 def build_matrix() -> None:

@@ -15,7 +15,7 @@ from forge_pipeline.pipeline.bench import Bench, bench
 from forge_pipeline.pipeline.console import warn
 from forge_pipeline.pipeline.search.records import Trial
 from forge_pipeline.pipeline.search.search import Search
-from forge_pipeline.pipeline.sweep import said
+from forge_pipeline.pipeline.sweep.jobs import said
 from forge_pipeline.stages.artifacts import MODEL_FILES
 
 TIMES = {"latency_ms": "p50_ms", "latency_least_ms": "least_ms"}

@@ -16,7 +16,7 @@ from forge_pipeline.pipeline.search import measures, space
 from forge_pipeline.pipeline.search.options import Asked, Options
 from forge_pipeline.pipeline.search.proposing import Proposal, propose
 from forge_pipeline.pipeline.search.records import Folder, Trial
-from forge_pipeline.pipeline.sweep import said
+from forge_pipeline.pipeline.sweep.jobs import said
 from forge_pipeline.quantization.plan import PRODUCTS
 from forge_pipeline.stages import STAGES
 from forge_runtime.text import shown
