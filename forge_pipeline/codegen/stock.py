@@ -13,6 +13,7 @@ from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
@@ -76,7 +77,7 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
     """Return what turns operators into kernels: one each at level 0, then fused, then with constants folded."""
     if target.kind == "cuda":
         return [*cuda.library_dispatch_passes(machine), *cuda.legalize_passes(machine)]
-    passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps()]
+    passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps(bounds())]
     passes.append(relax.transform.AnnotateTIROpPattern())
     if options.opt_level >= 2:
         passes.append(relax.transform.FoldConstant())

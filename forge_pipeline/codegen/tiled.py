@@ -15,6 +15,7 @@ from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
+from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.fusion import (
     FUSABLE_OUTPUT,
     OPAQUE,
@@ -120,7 +121,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
         *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),
         *cpu_generic.pipeline.library_dispatch_passes(work.target.tvm()),  # sorting and running sums
-        relax.transform.LegalizeOps(open_reshapes()),
+        relax.transform.LegalizeOps({**open_reshapes(), **bounds()}),
         relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
     ]
     entry.module = tvm.transform.Sequential(passes)(entry.module)

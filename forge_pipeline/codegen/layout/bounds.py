@@ -1,0 +1,51 @@
+"""Bounds of floats that keep what is no number, as ONNX Runtime's do.
+
+A maximum is ``a > b ? a : b``, on x86 one instruction, which gives its second operand where either is no number. TVM
+has the bound second: Relu of NaN was 0, and a fault could not be seen in the result. The bound first costs nothing. Of
+two values, the first is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import relax, te, tirx, topi
+from tvm.ir import GenericConst, Op
+
+
+def bounds() -> Mapping[str, Callable[[Any, relax.Call], relax.Expr]]:
+    """Return how ``LegalizeOps`` lowers Relu, maximum and minimum."""
+    return {
+        "relax.nn.relu": _relu,
+        "relax.maximum": _Bound("relax.maximum", topi.maximum),
+        "relax.minimum": _Bound("relax.minimum", topi.minimum),
+    }
+
+
+def _relu(builder: Any, call: relax.Call) -> relax.Expr:
+    def relu(value: te.Tensor) -> te.Tensor:
+        zero = tirx.const(0, value.dtype)
+        return te.compute(value.shape, lambda *at: tirx.max(zero, value(*at)), tag=topi.tag.ELEMWISE)
+
+    return builder.call_te(relu, call.args[0])
+
+
+class _Bound:
+    """Lowers a maximum or a minimum."""
+
+    def __init__(self, name: str, of_two: Callable[[te.Tensor, te.Tensor], te.Tensor]) -> None:
+        self._of_two, self._plain = of_two, Op.get(name).get_attr("FLegalize")
+
+    def __call__(self, builder: Any, call: relax.Call) -> relax.Expr:
+        first, second = call.args
+        if isinstance(second, GenericConst):
+            first, second = second, first
+        if isinstance(first, GenericConst) or "float" not in str(call.ty.dtype):
+            return self._plain(builder, relax.Call(call.op, [first, second], ret_ty=call.ty))
+
+        def bound(one: te.Tensor, other: te.Tensor) -> te.Tensor:
+            return topi.where(topi.isnan(one), one, self._of_two(one, other))
+
+        bound.__name__ = self._of_two.__name__
+        return builder.call_te(bound, first, second)
