@@ -101,6 +101,7 @@ def test_no_build_fails_for_sizes_that_were_made_up(model_of: Make, total: Libra
     assert "ONNX Runtime: " in report["unverified"]["any size"]
 
 
+@pytest.mark.long
 def test_other_sizes_are_tried_where_the_library_alone_refuses_the_first(model_of: Make, total: Library) -> None:
     """ONNX Runtime spreads one row over any number; a library for equal numbers does not."""
     model, library = two_names(model_of), renamed(total, "n", "m")

@@ -16,6 +16,7 @@ from forge_pipeline.pipeline.stage_configs import dump_folder, slices
 LIBRARY = "model_library.so"
 
 
+@pytest.mark.long
 def test_a_dump_has_a_file_for_each_step_even_on_a_hit_and_changes_no_byte(
     forge: Any, model: Path, tmp_path: Path
 ) -> None:

@@ -269,7 +269,12 @@ def test_a_password_pasted_into_the_configuration_is_refused_and_repeated_nowher
 
 def _readme_commands() -> list[list[str]]:
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("forge-pipeline run ")]
+    lines = [
+        line
+        for block in blocks
+        for line in block.replace("\\\n", "").splitlines()
+        if line.startswith("forge-pipeline run ")
+    ]
     return [shlex.split(line)[1:] for line in lines]
 
 

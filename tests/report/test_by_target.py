@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge_pipeline.report import Build, render
+from forge_pipeline.report import About, Build, render
 from forge_pipeline.report.by_target import LABEL, LEFT, MIDDLE, RIGHT, by_target
+
+ABOUT = About(model="digits.onnx", commit="", written="2026-01-02 03:04 UTC")
 
 TIMED = {
     "latency_min_ms": 1.0,
@@ -50,9 +52,9 @@ def test_what_was_not_measured_is_a_dash_with_its_reason() -> None:
 
 
 def test_the_page_draws_them_and_names_stay_text() -> None:
-    page = render([build("<script>", **SCORES, **TIMED)])
+    page = render([build("<script>", **SCORES, **TIMED)], ABOUT)
     assert 'aria-label="Latency and memory by target"' in page
     assert (page.count('<rect class="bar"'), page.count('<line class="median"')) == (2, 1)
     assert "<title>least 1 ms, 99 of 100 within 4 ms, 50 % of the roofline</title>" in page
     assert "<script>" not in page
-    assert "Latency and memory" not in render([build("a", **{**SCORES, "latency_runs": 1})])
+    assert "Latency and memory" not in render([build("a", **{**SCORES, "latency_runs": 1})], ABOUT)

@@ -141,15 +141,21 @@ def test_an_encrypted_library_is_never_in_clear_on_the_board(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run, server, library, LONG, is_sealed=True)
         server.started()
-        files = [path.read_bytes() for path in Path(server.device.folder).rglob("*") if path.is_file()]
+        until(lambda: any(content.startswith(MAGIC) for content in _files(server)))
+        files = [*_files(server)]
         processes = [text for folder in Path("/proc").glob("[0-9]*") for text in _words(folder)]
         server.kill()
         with pytest.raises(LostError):
             running.result()
     server.is_clean()
-    assert any(content.startswith(MAGIC) for content in files)
     for secret in (password.encode(), bytes(library.program[:64]), bytes(library.elf[4096:8192])):
         assert not any(secret in text for text in (*files, *processes))
+
+
+def _files(server: Server) -> Iterator[bytes]:
+    for path in Path(server.device.folder).rglob("*"):
+        with suppress(OSError):
+            yield path.read_bytes()
 
 
 def _words(process: Path) -> Iterator[bytes]:

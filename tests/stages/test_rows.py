@@ -62,7 +62,7 @@ def test_stages_are_named_in_their_own_rows_and_modules_alone() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for package in ("pipeline", "api", "report", "store")
-        for path in sorted((ROOT / "forge_pipeline" / package).glob("*.py"))
+        for path in sorted((ROOT / "forge_pipeline" / package).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in set(STAGES)
         and not (path.name == "relax_module.py" and node.value in RELAX_OPERATORS)

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import UsageError
+from forge_pipeline.stages import STAGES
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from optuna.distributions import BaseDistribution
 
-VARIABLE = ("fold", "calibrate", "quantize", "compile")
-"""The groups, and the sections of options, that a search may vary."""
+VARIABLE = tuple(
+    name
+    for name, stage in STAGES.items()
+    if stage.gives in ("model", "ranges", "library") and "source" not in stage.takes
+)
+"""The groups, and the sections of options, that a search may vary: those of what the library is made of."""
 
 KEEP_FLOAT = "quantize.keep_float"
 """Also as a number: so many of the layers that add most noise, as the first trial has them, stay in float."""

@@ -112,7 +112,7 @@ def _read(folder: Path, name: str) -> Job:
     score = metrics.get("quantized") if metrics.get("compiled") is None else metrics["compiled"]
     return Job(
         name=name,
-        target=options["compile"]["target"]["tag"],
+        target=next(given["target"]["tag"] for given in options.values() if "target" in given),
         options=flat(options),
         metric=metric,
         score=score,

@@ -92,6 +92,7 @@ def slip_in(statement: dict[str, Any], out: Path, known: tuple[str, ...]) -> Non
     _replace(out / "manifest.json", manifest.replace(before.encode(), digest.encode()))
 
 
+@pytest.mark.long
 def test_a_builder_who_slips_in_another_library_is_found_out(
     finished: Any, built: Callable[..., Path], keys: list[Path]
 ) -> None:

@@ -36,6 +36,7 @@ def checked(out: Path, **checks: Any) -> list[str]:
     return verify(out, [out.with_name("key.pub")], Checks(**checks)).splitlines()
 
 
+@pytest.mark.long
 def test_what_is_sealed_is_what_was_compiled_and_that_is_built_again(out: Path, warm: Any) -> None:
     folder = warm.out.parent
     materials = Materials(model=folder / "tiny.onnx", data=str(folder / "samples.npz"))
