@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import open_matmul
+from forge_pipeline.codegen.float32 import open_matmul, row_matmul
 from forge_pipeline.codegen.float32.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
@@ -34,6 +35,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     family = NAME if all(isinstance(extent, int) for extent in (rows, steps, columns)) else open_matmul.NAME
     weight = operands[1].constant
     if weight is not None and weight.ndim == 2:
+        family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
         packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[:-1], *weight.shape))
         plain = graph.kernel(
             multiply_panels,
@@ -50,6 +52,8 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     lanes = graph.machine.lanes
     if isinstance(columns, int) and (columns % lanes == 0 or (family == NAME and 2 * columns <= lanes)):
         return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=family))
+    if rows == 1 and not (isinstance(columns, int) and columns < lanes):
+        return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=row_matmul.NAME))
     vectors = -(-columns // lanes) if isinstance(columns, int) else open_matmul.PACKED_VECTORS
     width = min(vectors, open_matmul.PACKED_VECTORS) * lanes
     panels = graph.kernel(multiply_batched, *tensors, name="matmul", packs=width)
@@ -61,20 +65,17 @@ def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int)
 
     Any number of rows that is the size of a batch shares it with one row.
     """
-    vectors = -(-columns // machine.lanes)
-    if rows[-1] == 1 or (len(rows) == 1 and not isinstance(rows[-1], int)):
-        return min(VECTOR_PANEL, vectors) * machine.lanes
-    if not isinstance(rows[-1], int):
-        return open_matmul.panel_vectors(machine, steps, columns) * machine.lanes
-    widths = [nr for nr in (4, 3, 2, 1) if nr <= vectors]
-    best = min(widths, key=lambda nr: (_cost(machine, rows[-1], nr, vectors, steps), -nr))
-    return best * machine.lanes
+    together = _rows_together(rows)
+    if together == 1 or (together is None and (len(rows) == 1 or rows[-1] == 1)):
+        return min(VECTOR_PANEL, -(-columns // machine.lanes)) * machine.lanes
+    known = together or rows[-1]
+    lengths = [known] if isinstance(known, int) else open_matmul.ROWS
+    return open_matmul.panel_vectors(machine, steps, columns, lengths) * machine.lanes
 
 
-def _cost(machine: Machine, rows: int, nr: int, vectors: int, steps: int) -> float:
-    padded = -(-vectors // nr) * nr
-    tile = choose_tile(machine, pixels=rows, vectors=nr, steps=steps, max_nr=nr)
-    return padded / tile.efficiency if tile.vectors == nr else float("inf")
+def _rows_together(rows: Sequence[Any]) -> int | None:
+    """Return how many rows ``flatten_pixels`` makes one axis of; None where a call brings them."""
+    return math.prod(rows[-2:]) if all(isinstance(extent, int) for extent in rows[-2:]) else None
 
 
 def pack_weight(weight: Array, width: int) -> Array:

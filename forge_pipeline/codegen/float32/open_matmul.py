@@ -7,6 +7,7 @@ leaves the filling out: whole vectors everywhere, and no test inside a tile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import te, tirx
@@ -38,22 +39,24 @@ PACKED_VECTORS = 2
 """Vectors in a panel that a kernel packs: where columns are few, little of it is filling."""
 
 
-def choose_rows(machine: Machine, vectors: int, steps: int) -> tuple[float, int]:
+def choose_rows(machine: Machine, vectors: int, steps: int, lengths: Sequence[int] = ROWS) -> tuple[float, int]:
     """Return the cycles that a row takes on average in the best tile ``vectors`` wide, and how many rows that has."""
     found = []
     for rows in range(1, machine.registers):
         if rows == 1 or machine.fits(rows, vectors):
             tile = machine.step_cycles(rows, vectors) * steps + machine.tile_cycles(rows, vectors)
-            found.append((sum(-(-length // rows) * tile / length for length in ROWS), -rows))
+            found.append((sum(-(-length // rows) * tile / length for length in lengths), -rows))
     cycles, rows = min(found)
     return cycles, -rows
 
 
-def panel_vectors(machine: Machine, steps: int, columns: int) -> int:
+def panel_vectors(machine: Machine, steps: int, columns: int, lengths: Sequence[int] = ROWS) -> int:
     """Return how many vectors a panel of ``columns`` columns best has; what fills the last one is computed too."""
     vectors = -(-columns // machine.lanes)
     widths = [width for width in (4, 3, 2, 1) if width <= vectors]
-    return min(widths, key=lambda width: (-(-vectors // width) * choose_rows(machine, width, steps)[0], -width))
+    return min(
+        widths, key=lambda width: (-(-vectors // width) * choose_rows(machine, width, steps, lengths)[0], -width)
+    )
 
 
 def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick: Any, width: int) -> te.Tensor:
@@ -128,7 +131,8 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
 def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
-    rows = 1 if is_narrow(sch) else choose_rows(machine, vectors, steps)[1]
+    lengths = ROWS if known is None else (known,)
+    rows = 1 if is_narrow(sch) else choose_rows(machine, vectors, steps, lengths)[1]
     rows = rows if known is None else min(known, rows)
     tiles = max(1, machine.l2 // 2 // (4 * steps * rows))
     if known is not None and known % rows == 0:

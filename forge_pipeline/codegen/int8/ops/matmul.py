@@ -52,7 +52,8 @@ class Product(DeferredSums):
             return replace(self, source=Value(plain=repeated), weight=weight)._emit(graph, affine)
         epilogue = self.epilogue(graph.machine, affine, self.weight.astype(np.int64).sum(axis=0))
         is_open = not all(isinstance(extent, int) for extent in self.shape[:-1])
-        rows = self.shape[-2] if is_open else primitives.product(self.shape[:-1])
+        together = self.shape[:-1][-2:] if is_open else self.shape[:-1]  # what flatten_pixels makes one axis of
+        rows = next((extent for extent in together if not isinstance(extent, int)), primitives.product(together))
         left = graph.plain(self.source)
         is_read_whole = _is_matrix(self.shape) and not graph.machine.amx  # tiles of AMX read two axes
         keeps_axes = len(self.shape) == 2 or is_open or is_read_whole
