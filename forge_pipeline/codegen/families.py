@@ -15,10 +15,8 @@ from forge_pipeline.codegen.float32 import (
     concat,
     convolution,
     elementwise,
-    open_matmul,
     pool_1d_3d,
     resample,
-    row_matmul,
     softmax,
     weight_decode,
     winograd_weight,
@@ -27,9 +25,10 @@ from forge_pipeline.codegen.float32 import conv3d as float32_conv3d
 from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
 from forge_pipeline.codegen.float32 import depthwise as float32_depthwise
 from forge_pipeline.codegen.float32 import direct as float32_direct
-from forge_pipeline.codegen.float32 import matmul as float32_matmul
 from forge_pipeline.codegen.float32 import pool as float32_pool
 from forge_pipeline.codegen.float32 import winograd as float32_winograd
+from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
+from forge_pipeline.codegen.float32.products import matmul as float32_matmul
 from forge_pipeline.codegen.int8 import dynamic_quantize
 from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
 from forge_pipeline.codegen.int8.conv import conv_transpose as int8_conv_transpose
@@ -111,6 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     pool_1d_3d.NAME: Family(handlers=pool_1d_3d.HANDLERS, schedule=pool_1d_3d.schedule),
     resample.NAME: Family(handlers=resample.HANDLERS, schedule=resample.schedule),
     "weight_only": Family(handlers=weight_only_matmul.HANDLERS),
+    attention.NAME: Family(handlers=scores.HANDLERS, schedule=attention.schedule, continues=False),
     float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
     open_matmul.NAME: Family(schedule=open_matmul.schedule),
     row_matmul.NAME: Family(schedule=row_matmul.schedule),

@@ -10,8 +10,8 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32 import open_matmul
-from forge_pipeline.codegen.float32.matmul import multiply_panels
+from forge_pipeline.codegen.float32.products import open_matmul
+from forge_pipeline.codegen.float32.products.matmul import multiply_panels
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.flatten_pixels import flatten
 from forge_pipeline.codegen.tir.machine import Machine

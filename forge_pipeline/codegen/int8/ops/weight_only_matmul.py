@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from forge_pipeline.codegen.float32 import matmul
-from forge_pipeline.codegen.float32.open_matmul import PANEL
+from forge_pipeline.codegen.float32.products import matmul
+from forge_pipeline.codegen.float32.products.open_matmul import PANEL
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight
 from forge_pipeline.codegen.tir import primitives

@@ -227,8 +227,7 @@ def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
     if wanted == "int64" and dtype == "float64":
         largest = math.nextafter(2.0**63, 0.0)
     least = -(2.0 ** (int(between[3:]) - 1))
-    number = node.emit(op.minimum(value, node.const(largest, dtype)))  # NaN is none of the smaller
-    number = node.emit(op.maximum(number, node.const(least, dtype)))
+    number = node.emit(op.clip(value, least, largest))  # not Min and Max: of NaN it makes the bound
     steps = op.astype(number, between)
     return steps if wanted == between else op.astype(node.emit(steps), wanted)
 

@@ -10,8 +10,8 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import open_matmul, row_matmul
-from forge_pipeline.codegen.float32.open_matmul import PANEL, SERIAL_WORK
+from forge_pipeline.codegen.float32.products import open_matmul, row_matmul
+from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER

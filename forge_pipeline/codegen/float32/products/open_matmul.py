@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import te, tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -34,6 +34,9 @@ PANEL = "forge.panel"
 
 PACKS = "forge.packs"
 """The annotation of a product whose columns are packed by the kernel itself."""
+
+PANELS = "panels"
+"""The name of the block that packs columns."""
 
 PACKED_VECTORS = 2
 """Vectors in a panel that a kernel packs: where columns are few, little of it is filling."""
@@ -80,7 +83,7 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick
         a, b = (pick(tuple(batch), side.shape[:-2]) for side in (left, right))
         return te.sum(left(*a, row, step) * panels(*b, panel, step, lane), axis=[step])
 
-    panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name="panels")
+    panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name=PANELS)
     attributes = {primitives.FAMILY: NAME, PACKS: 1}
     return te.compute((*leading, left.shape[-2], count, width), element, name="product", attrs=attributes)
 
@@ -108,7 +111,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         n, column = sch.split(n, [None, width])
     work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in (m, n, column, k))
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        if sch.get(block).name_hint == PANELS:
+            schedule_packing(sch, block)
+        else:
+            primitives.schedule_elementwise(sch, block, machine)
     vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
     m_block, m_out, m_in = _split_rows(sch, machine, m, vectors, steps)
     n_in, lane = sch.split(column, [None, machine.lanes])
@@ -119,6 +125,16 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         primitives.parallel_if_worth(sch, shared, work)
     sch.vectorize(lane)
     primitives.unroll_tile(sch, anchor, last, k, (m_in, n_in), below=2, lanes=machine.lanes)
+
+
+def schedule_packing(sch: Schedule, block: SBlockRV) -> None:
+    """Pack a panel's row at a time: LLVM makes masked vectors of it, where as vectors each number has a test by itself.
+
+    Nothing is divided by an open extent: panels are a loop of their own.
+    """
+    *batches, panel, _, _ = sch.get_loops(block)
+    work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in sch.get_loops(block))
+    primitives.parallel_if_worth(sch, primitives.fuse(sch, batches) if batches else panel, work)
 
 
 def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:

@@ -1,0 +1,1 @@
+"""Products of matrices in float32, and attention, which is made of two."""
