@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.products.open_matmul import PANELS, schedule_packing
+from forge_pipeline.codegen.float32.products.open_matmul import PANELS, ROWS, STEPS, choose_rows, schedule_packing
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
@@ -24,17 +24,14 @@ NAME = "attention"
 PANEL_VECTORS = 2
 """Vectors in a panel of keys."""
 
-FEW, MANY = 6, 12
-"""Rows of a tile: where a call brings them or where registers are few, and else."""
-
-Score = Callable[[Any, Sequence[Any]], Any]
-"""``(score, place)`` -> what is done to it; ``place`` is (..., row, column)."""
+FEW = 6
+"""Rows from which on a product is taken for scores."""
 
 
-def tile_rows(machine: Machine, rows: Any) -> int:
+def tile_rows(machine: Machine, rows: Any, depth: Any) -> int:
     """Return how many rows are computed at once."""
-    is_wide = (not isinstance(rows, int) or rows >= 2 * MANY) and machine.fits(MANY, PANEL_VECTORS)
-    return MANY if is_wide else FEW
+    lengths = [rows] if isinstance(rows, int) else ROWS
+    return choose_rows(machine, PANEL_VECTORS, depth if isinstance(depth, int) else STEPS, lengths)[1]
 
 
 def attend(

@@ -143,7 +143,7 @@ def _scores(graph: Graph, argument: relax.Expr) -> Scores | None:
 def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     """Emit attention, if the values' width fills vectors."""
     query, keys = shares.product.args
-    rows, width = shape_of(query)[-2], shape_of(right)[-1]
+    (rows, depth), width = shape_of(query)[-2:], shape_of(right)[-1]
     lanes = graph.machine.lanes
     if not isinstance(width, int) or width % lanes or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
@@ -151,7 +151,7 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     terms = [_filled(graph, graph.plain(term)) for term in shares.terms]
     tiles = graph.kernel(
         attention.attend, *operands, *terms, name="attention", steps=shares.steps, zero_for_nan=shares.zero_for_nan,
-        tile=attention.tile_rows(graph.machine, rows), lanes=lanes,
+        tile=attention.tile_rows(graph.machine, rows, depth), lanes=lanes,
     )  # fmt: skip
     shape = (*shape_of(query)[:-1], width)
     return Value(plain=graph.kernel(attention.crop, tiles, name="crop", shape=shape))
