@@ -34,7 +34,10 @@ _SET: Final = {
     "PYTHONSAFEPATH": "1",  # for what a child starts in its turn
     "ORT_DISABLE_TELEMETRY": "1",
 }
-_SECRETS: Final = ("FORGE_PASSWORD", "FORGE_SIGNING_KEY", "FORGE_STORE_REMOTE", "FORGE_STORE_REMOTE_OPTIONS")
+_SECRETS: Final = (
+    *("FORGE_PASSWORD", "FORGE_SIGNING_KEY", "FORGE_PKCS11_PIN"),
+    *("FORGE_STORE_REMOTE", "FORGE_STORE_REMOTE_OPTIONS"),
+)
 _SHOWN: Final = 65536  # bytes of standard error that are looked at
 
 

@@ -185,25 +185,32 @@ def password(path: Path) -> None:
 
 
 @commands.command(short_help="Make a key pair to sign with.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("place", metavar="PATH")
 @click.option("--comment", default="", help="Whose it is: stands behind the public key.")
-def keygen(path: Path, comment: str) -> None:
-    """Write a new Ed25519 key to PATH (mode 0600), and the public one, which others are to trust, to PATH.pub."""
+def keygen(place: str, comment: str) -> None:
+    """Write a new Ed25519 key to PATH (mode 0600), and the public one, which others are to trust, to PATH.pub.
+
+    Or make it on a token, PATH being `pkcs11:token=NAME;object=NAME`, and print the public one.
+    """
     from forge_pipeline.pipeline.trust.delivery import keygen as make
 
-    click.echo(shown(make(path, comment), 1000))
+    click.echo(shown(make(place, comment), 1000))
 
 
 @commands.command(short_help="Sign a file, or what was delivered into a folder.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--key", "places", multiple=True, required=True, help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..."
+    "--key",
+    "places",
+    multiple=True,
+    required=True,
+    help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..., pkcs11:...",
 )
 @click.option(
     "--model-signing-key",
     "pem_places",
     multiple=True,
-    help="Write an OpenSSF model signature of the folder as well: where its key is, a PEM file of P-256.",
+    help="Write an OpenSSF model signature of the folder as well: where its key is, on P-256 (a PEM file, pkcs11:...).",
 )
 def sign(path: Path, places: tuple[str, ...], pem_places: tuple[str, ...]) -> None:
     """Write PATH.sig; in a folder, one for the manifest and for each model, and the provenance in an envelope.

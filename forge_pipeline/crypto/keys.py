@@ -59,16 +59,29 @@ def read_secret(sources: Sequence[str], name: str, *, fix: str, option: str = _O
 
     ``fix`` says what to do where there is none; ``option`` names the sources.
     """
-    for read in [_reader(source, option) for source in sources]:
-        secret = read()
-        if secret is not None:
-            return secret
-    raise SecretError(
+    secret = find_secret(sources, option)
+    if secret is None:
+        raise none_found(sources, name, fix)
+    return secret
+
+
+def none_found(sources: Sequence[str], name: str, fix: str) -> SecretError:
+    """Return the error of a secret that none of its places has."""
+    return SecretError(
         name,
         f"one in {', '.join(sources)}" if sources else "the name of a place that holds it",
         "none there" if sources else "no place named",
         fix,
     )
+
+
+def find_secret(sources: Sequence[str], option: str = _OPTION) -> Secret | None:
+    """Return what the first of ``sources`` has, None where none has any; raises otherwise as ``read_password`` does."""
+    for read in checked_sources(sources, option):
+        secret = read()
+        if secret is not None:
+            return secret
+    return None
 
 
 def generate_password_file(path: Path) -> None:

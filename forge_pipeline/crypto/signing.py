@@ -12,15 +12,17 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from forge_pipeline.crypto.keys import read_secret
+from forge_pipeline.crypto import token_key, token_uri
+from forge_pipeline.crypto.keys import find_secret, none_found
 from forge_pipeline.errors import ArtifactError, ConfigError, SecretError
+from forge_runtime.secret import Secret
 
-PrivateKey = Ed25519PrivateKey
 RELEASES, RECORDS = "forge-release", "forge-records"
 """The purposes: files that are delivered, and records of a store. Of one length, as libforge knows it."""
 SUFFIX = ".sig"
@@ -35,6 +37,16 @@ _DATE = re.compile(r'valid-(after|before)="([0-9]+)Z"')
 _TIMES = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 
 
+class PrivateKey(Protocol):
+    """What signs: a key in memory, or one on a token."""
+
+    def public_key(self) -> Ed25519PublicKey:
+        """Return the public key."""
+
+    def sign(self, data: bytes, /) -> bytes:
+        """Return the Ed25519 signature of ``data``, 64 bytes."""
+
+
 def _field(content: bytes) -> bytes:
     return len(content).to_bytes(4, "big") + content
 
@@ -46,6 +58,14 @@ _SIZE = 183
 
 def _scope(purpose: str) -> bytes:
     return _field(purpose.encode()) + _field(b"") + _field(b"sha256")
+
+
+def make_key(place: str | Path, comment: str) -> str:
+    """Make a key in a file, as `generate_key` does, or on the token of a PKCS#11 URI; return the public line."""
+    if isinstance(place, str) and token_uri.is_token(place):
+        public = token_key.make_key(token_uri.parse(place, "keygen"))
+        return f"{public_line(public)} {comment}".rstrip()
+    return generate_key(Path(place), comment)
 
 
 def generate_key(path: Path, comment: str) -> str:
@@ -75,15 +95,25 @@ def generate_key(path: Path, comment: str) -> str:
     return line
 
 
-def read_key(sources: Sequence[str], option: str = "--key") -> Ed25519PrivateKey:
-    """Return the private key from the first of ``sources`` (see `keys`) that has one.
+def read_key(sources: Sequence[str], option: str = "--key") -> PrivateKey:
+    """Return the private key from the first of ``sources`` (see `keys` and `token_uri`) that has one.
 
+    A token that is named and not there is an error: the next place might have a key that was not meant.
     Raises ConfigError and SecretError as `keys.read_secret` does, and SecretError for what is no such key.
     """
-    text = read_secret(sources, "private key", option=option, fix=_MAKE).reveal()
-    where = ", ".join(sources)
+    token_uri.checked_places(sources, option)
+    for source in sources:
+        if token_uri.is_token(source):
+            return token_key.open_key(token_uri.parse(source, option))
+        secret = find_secret([source], option)
+        if secret is not None:
+            return _read_openssh(secret, source)
+    raise none_found(sources, "private key", _MAKE)
+
+
+def _read_openssh(secret: Secret, where: str) -> Ed25519PrivateKey:
     try:
-        key = serialization.load_ssh_private_key(text + b"\n", password=None)
+        key = serialization.load_ssh_private_key(secret.reveal() + b"\n", password=None)
     except (ValueError, TypeError) as error:  # neither says anything of the key itself; the cause is not shown
         raise SecretError(
             where, "an Ed25519 key in OpenSSH's form, without a passphrase", "something else",
@@ -148,7 +178,7 @@ def _time(digits: str) -> datetime:
     return datetime.strptime(digits, _TIMES[len(digits)]).replace(tzinfo=UTC)
 
 
-def sign(digest: bytes, key: Ed25519PrivateKey, purpose: str = RELEASES) -> bytes:
+def sign(digest: bytes, key: PrivateKey, purpose: str = RELEASES) -> bytes:
     """Return the signature's file for what has this SHA-256. Equal keys and digests give equal bytes."""
     public = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     blob = _BEFORE_KEY + public + _scope(purpose) + _BEFORE_SIGNATURE + key.sign(_signed(digest, purpose))

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,9 +72,8 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
             device=Device.of(config.get("device")),
         )
         outputs = run_stages(runner, parts, sources)
-        deliver(outputs, parts, out, sealed=bool(passwords))
-        if key is not None:
-            sign(out, key)
+        signing_it = None if key is None else partial(sign, key=key)
+        deliver(outputs, parts, out, sealed=bool(passwords), sign=signing_it)
     print(f"delivered  {shown(str(out))}", flush=True)
     return out
 

@@ -57,7 +57,14 @@ def _lock(folder: Path, held: ExitStack, on_wait: Callable[[], None]) -> bool:
     return True
 
 
-def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: Path, *, sealed: bool) -> None:
+def deliver(
+    outputs: Mapping[str, Output],
+    parts: Mapping[str, Slice],
+    folder: Path,
+    *,
+    sealed: bool,
+    sign: Callable[[Path], object] | None = None,
+) -> None:
     """Put the deliverables of a build into ``folder``, with its manifest, provenance and bill of materials.
 
     ``parts`` are the portable slices that it was made from.
@@ -65,7 +72,8 @@ def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: P
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
     with a manifest is a whole build. ``sealed``: of an encrypted build, so that what shows the model is for its owner
-    alone.
+    alone. ``sign`` is called with the folder of the complete files, and puts signatures beside them; where it fails,
+    nothing is delivered.
     """
     staged = folder / STAGING
     with _refusing(f"out={folder}"):
@@ -76,6 +84,8 @@ def deliver(outputs: Mapping[str, Output], parts: Mapping[str, Slice], folder: P
             write_atomically(staged / PROVENANCE, statement_bytes(outputs, parts), private=sealed)
             write_atomically(staged / BOM, bom_bytes(outputs, parts), private=sealed)
             write_atomically(staged / MANIFEST, manifest(outputs), private=sealed)
+            if sign is not None:
+                sign(staged)
             _place(staged, folder)
         finally:
             _clear(staged)
@@ -88,15 +98,15 @@ def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
 
 
 def _place(staged: Path, folder: Path) -> None:
-    for name in (MANIFEST, ENVELOPE, BUNDLE):
+    for name in (MANIFEST, BUNDLE):
         (folder / name).unlink(missing_ok=True)
     delivered = (name for stage in STAGES.values() for name in stage.deliverables)
-    for name in (*delivered, PROVENANCE, BOM, MANIFEST):
-        (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)  # of what was there before
+    files = (file for name in (*delivered, PROVENANCE, BOM, MANIFEST) for file in (f"{name}{SUFFIX}", name))
+    for name in (ENVELOPE, *files):
         if (staged / name).exists():
             (staged / name).replace(folder / name)
         else:
-            (folder / name).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)  # of what was there before
 
 
 def _clear(folder: Path) -> None:

@@ -47,6 +47,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "tensorflow": "SavedModels of TensorFlow",
     "tflite": "models of TensorFlow Lite",
     "sign": "signatures of models by OpenSSF's project",
+    "pkcs11": "keys on smart cards and security modules",
     "s3": "a store on S3",
     "gs": "a store on Google Cloud Storage",
     "az": "a store on Azure",

@@ -15,6 +15,7 @@ from typing import Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.crypto.keys import checked_sources
+from forge_pipeline.crypto.token_uri import checked_places
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.frontends.contract import Declared
@@ -151,7 +152,7 @@ def password_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
 def key_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return where the key that signs what is delivered may be, most preferred first; empty to sign nothing."""
     sources = bind(Sign, config.get("sign", {}), where="sign").key
-    checked_sources(sources, "sign.key")
+    checked_places(sources, "sign.key")
     return sources
 
 

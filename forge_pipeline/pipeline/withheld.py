@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.crypto.token_uri import IN_CLEAR
 from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.pipeline.stage_configs import SEALING, password_sources
 from forge_runtime.redact import HIDDEN
@@ -29,7 +30,8 @@ _TELLING = re.compile(r"encrypt|passw|secret|token|credential", re.IGNORECASE)
 def is_secretive(override: str) -> bool:
     """Tell whether an override's value might be a secret, going by its key."""
     key, _, value = override.partition("=")
-    return bool(value and _TELLING.search(key)) and override not in (f"{SEALING}=none", f"{SEALING}=password")
+    telling = bool(value and _TELLING.search(key)) and override not in (f"{SEALING}=none", f"{SEALING}=password")
+    return telling or IN_CLEAR in value
 
 
 def quotable(override: str) -> str:
@@ -38,8 +40,12 @@ def quotable(override: str) -> str:
 
 
 def refuse_secrets(overrides: Sequence[Override | None]) -> None:
-    """Raise ConfigError, which does not repeat it, for a password that Hydra would write down."""
+    """Raise ConfigError, which does not repeat it, for a password or a PIN that Hydra would write down."""
     for override in overrides:
+        if override is not None and IN_CLEAR in (override.input_line or ""):
+            raise ConfigError(
+                override.key_or_group, "a PKCS#11 URI without a PIN", f"one with it ({NOT_SHOWN})", "give pin-source"
+            )
         for section in _sections(override) if override is not None else ():
             if "${" not in str(section):  # resolved, and looked at, later: in no file of Hydra's
                 password_sources({SEALING: section})

@@ -25,9 +25,9 @@ MAX_MANIFEST = 16 << 20
 """Bytes of a manifest; what is larger is none."""
 
 
-def keygen(path: Path, comment: str) -> str:
-    """Write a new key pair; return the public line."""
-    return signing.generate_key(path, comment)
+def keygen(place: str | Path, comment: str) -> str:
+    """Make a key pair in a file, or on the token of a PKCS#11 URI; return the public line."""
+    return signing.make_key(place, comment)
 
 
 def sign(path: Path, key: signing.PrivateKey) -> str:
