@@ -24,6 +24,7 @@ from forge_runtime.secret import Secret
 from forge_runtime.text import shown
 
 _ED25519 = bytes.fromhex("06032b6570")  # 1.3.101.112 (RFC 8410), as DER
+_ED25519_KEY = "an Ed25519 key"
 _POINT, _CODED_POINT = 32, b"\x04\x20"
 _MAKE = "make one with `forge-pipeline keygen URI`"
 _LOGIN = threading.Lock()
@@ -45,7 +46,7 @@ class TokenKey:
     def sign(self, data: bytes, /) -> bytes:
         """Return the signature of ``data``. Raises SecretError where the token does not give one."""
         with _opened(self.uri, self.pin) as token:
-            signature = token.signature(token.private_key(), data)
+            signature = token.signature(token.ed25519(), data)
         try:
             self.public.verify(signature, data)
         except InvalidSignature as error:
@@ -60,7 +61,7 @@ def open_key(uri: KeyUri) -> TokenKey:
     """Return the key, having logged in once. Raises ConfigError and SecretError."""
     pin = _pin(uri)
     with _opened(uri, pin) as token:
-        return TokenKey(uri, pin, token.public_key(token.private_key()))
+        return TokenKey(uri, pin, token.public_key(token.ed25519()))
 
 
 def make_key(uri: KeyUri) -> Ed25519PublicKey:
@@ -74,10 +75,10 @@ def make_key(uri: KeyUri) -> Ed25519PublicKey:
 
 
 def locate(uri: KeyUri) -> tuple[int, bytes, Secret]:
-    """Return slot, id and PIN of a private key of any kind, for other libraries. Raises ConfigError and SecretError."""
+    """Return slot, id and PIN of a private ECDSA key, for other libraries. Raises ConfigError and SecretError."""
     pin = _pin(uri)
     with _opened(uri, pin) as token:
-        return token.slot, token.id_of(token.private_key(of_any_kind=True)), pin
+        return token.slot, token.id_of(token.private_key(token.kit.CKK_EC, "a key on P-256, P-384 or P-521")), pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +99,19 @@ class _Token:
             template.append((self.kit.CKA_ID, self.uri.id))
         return list(self.session.findObjects(template))
 
-    def private_key(self, *, of_any_kind: bool = False) -> Any:
+    def private_key(self, kind: int, called: str) -> Any:
         """Return the key that the URI names. Raises SecretError where it names none, several or another kind."""
         found = self.find(self.kit.CKO_PRIVATE_KEY)
         if len(found) != 1:
             many = "several" if found else "none"
             raise SecretError(self.uri.name, "a private key of this name", many, "give object=NAME and id=%HH")
-        (kind,) = self.session.getAttributeValue(found[0], [self.kit.CKA_KEY_TYPE])
-        if kind != self.kit.CKK_EC_EDWARDS and not of_any_kind:
-            raise self._another_kind()
+        if self.session.getAttributeValue(found[0], [self.kit.CKA_KEY_TYPE])[0] != kind:
+            raise self._another_kind(called)
         return found[0]
+
+    def ed25519(self) -> Any:
+        """Return the private Ed25519 key that the URI names. Raises SecretError."""
+        return self.private_key(self.kit.CKK_EC_EDWARDS, _ED25519_KEY)
 
     def public_key(self, private: Any) -> Ed25519PublicKey:
         """Return the public key that lies beside a private one, under its id."""
@@ -115,12 +119,11 @@ class _Token:
         found = self.session.findObjects(template)
         if not found:
             raise SecretError(self.uri.name, "a public key with the private key's id", "none", _MAKE)
-        (coded,) = self.session.getAttributeValue(found[0], [self.kit.CKA_EC_POINT])
-        point = bytes(coded or ())
+        point = bytes(self.session.getAttributeValue(found[0], [self.kit.CKA_EC_POINT])[0] or ())
         if len(point) == len(_CODED_POINT) + _POINT:  # an OCTET STRING to some, the bytes themselves to others
             point = point.removeprefix(_CODED_POINT)
         if len(point) != _POINT:
-            raise self._another_kind()
+            raise self._another_kind(_ED25519_KEY)
         return Ed25519PublicKey.from_public_bytes(point)
 
     def id_of(self, key: Any) -> bytes:
@@ -146,8 +149,8 @@ class _Token:
         mechanism = kit.Mechanism(kit.CKM_EC_EDWARDS_KEY_PAIR_GEN, None)
         return self.session.generateKeyPair(public + both, private + both, mechanism)[1]
 
-    def _another_kind(self) -> SecretError:
-        return SecretError(self.uri.name, "an Ed25519 key", "one of another kind", _MAKE)
+    def _another_kind(self, expected: str) -> SecretError:
+        return SecretError(self.uri.name, expected, "one of another kind", "name another: `pkcs11-tool -O` lists them")
 
 
 @contextmanager
