@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.crypto.token_uri import IN_CLEAR
+from forge_pipeline.crypto.token_uri import IN_CLEAR, checked_places
 from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.pipeline.stage_configs import SEALING, password_sources
 from forge_runtime.redact import HIDDEN
@@ -24,7 +24,8 @@ NOT_SHOWN = "not shown: it might be a secret"
 PASSWORD = f"{SEALING}.password"
 NOWHERE = ("model.path", "data.path", "data.eval_path", "out", "store", "matrix", "sign.key", PASSWORD)
 """Options that say where things are: of no record and no key, and so free to come from the environment."""
-_TELLING = re.compile(r"encrypt|passw|secret|token|credential", re.IGNORECASE)
+_OF_PLACES = (PASSWORD, "sign.key", "store.sign")
+_TELLING = re.compile(r"encrypt|passw|secret|token|credential|sign\.key|store\.sign", re.IGNORECASE)
 
 
 def is_secretive(override: str) -> bool:
@@ -42,30 +43,36 @@ def quotable(override: str) -> str:
 def refuse_secrets(overrides: Sequence[Override | None]) -> None:
     """Raise ConfigError, which does not repeat it, for a password or a PIN that Hydra would write down."""
     for override in overrides:
-        if override is not None and IN_CLEAR in (override.input_line or ""):
-            raise ConfigError(
-                override.key_or_group, "a PKCS#11 URI without a PIN", f"one with it ({NOT_SHOWN})", "give pin-source"
-            )
-        for section in _sections(override) if override is not None else ():
-            if "${" not in str(section):  # resolved, and looked at, later: in no file of Hydra's
-                password_sources({SEALING: section})
+        for option, places in _places(override) if override is not None else ():
+            if "${" in str(places):  # resolved, and looked at, later: in no file of Hydra's
+                continue
+            if option == PASSWORD:
+                password_sources({SEALING: {"password": places}})
+            else:
+                listed = places if isinstance(places, list) else [places]
+                checked_places([place for place in listed if isinstance(place, str)], option)
 
 
-def _sections(override: Override) -> Iterator[Mapping[str, Any]]:
-    """Yield what the override, each of its values in a sweep, says about the section `encrypt`."""
+def _places(override: Override) -> Iterator[tuple[str, Any]]:
+    """Yield what the override, each of its values in a sweep, names as places of secrets, and for which option."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
 
     key = override.key_or_group
-    if key not in (SEALING, PASSWORD):
+    inner = {section: option for option in _OF_PLACES for section, _, _ in [option.partition(".")]}
+    if key not in (*_OF_PLACES, *inner) or isinstance(override.value(), Glob):  # of names of files in conf/
         return
     singles = [override]
     if override.is_sweep_override():
-        singles = OverridesParser.create().parse_overrides([f"{key}={text}" for text in override.sweep_iterator()])
+        singles = OverridesParser.create().parse_overrides(
+            [f"{key}={text}" for text in override.sweep_string_iterator()]
+        )
     for value in (single.value() for single in singles):
-        if key == PASSWORD:
-            yield {"password": value}
+        if key in _OF_PLACES:
+            yield key, value
         elif isinstance(value, Mapping):
-            yield value
+            option = inner[key]
+            yield option, value.get(option.partition(".")[2], ())
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

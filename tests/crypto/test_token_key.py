@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from threading import Thread
 
@@ -117,6 +119,12 @@ def test_what_is_wrong_is_said(token: Token, tmp_path: Path, monkeypatch: pytest
     assert "found none named" in refused(ConfigError, token.uri())
 
 
+def test_the_package_for_tokens_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PyKCS11", None)
+    monkeypatch.setenv("FORGE_PKCS11_PIN", PIN)
+    assert "pip install 'forge-pipeline[pkcs11]'" in refused(ConfigError, "pkcs11:object=release")
+
+
 def test_keys_of_another_kind_are_refused(token: Token) -> None:
     for kind, name in (("EC:prime256v1", "p256"), ("rsa:2048", "rsa")):
         token.tool("--keypairgen", "--key-type", kind, "--label", name, "--id", "01" if name == "rsa" else "02")
@@ -129,6 +137,17 @@ def test_a_key_among_several_of_one_name_is_told_by_its_id(token: Token) -> None
     for number, line in enumerate(lines, 1):
         key = signing.read_key([f"pkcs11:token=forge;id=%0{number}"])
         assert signing.public_line(key.public_key()) == line
+
+
+def test_a_token_that_is_open_signs(token: Token) -> None:
+    """A login is the whole process's, so another library may have made it."""
+    line = signing.make_key(token.uri(), "")
+    kit = importlib.import_module("PyKCS11")
+    module = kit.PyKCS11Lib().load(str(token.module))
+    session = module.openSession(module.getSlotList(tokenPresent=True)[0])
+    session.login(PIN)
+    assert signing.signer(DIGEST, signing.sign(DIGEST, signing.read_key([token.uri()]))) == line
+    assert session.findObjects([(kit.CKA_CLASS, kit.CKO_PRIVATE_KEY)]), "and stays logged in"
 
 
 def test_threads_and_forks_sign(token: Token) -> None:

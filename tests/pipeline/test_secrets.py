@@ -40,6 +40,12 @@ SPELLINGS = (
     "encrypt.password=[${{oc.env:CANARY}}]",
     "encrypt.key_ref=${{oc.env:CANARY}}",
     "quantize.keep_float=[${{oc.env:CANARY}}]",
+    "encrypt.password=glob({})",
+    "sign.key=[{}]",
+    "sign.key=['pkcs11:object=a?pin-value={}']",
+    "sign.key=['pkcs11:object=a?pin-source={}']",
+    "store.sign=['pkcs11:object=a;pin={}'],[env:A]",
+    "sign={{key:['pkcs11:object=a?pin-value={}']}}",
     "store.unknown=ftp://me:{}@127.0.0.1:1/a",
     "compile.opt_level=${{oc.decode:${{oc.env:BRACED}}}}",
 )
