@@ -241,7 +241,5 @@ def _refusal(kit: Any, uri: KeyUri, code: int) -> SecretError:
     """Return what a module's error says."""
     if code in (kit.CKR_PIN_INCORRECT, kit.CKR_PIN_INVALID, kit.CKR_PIN_LEN_RANGE):
         return SecretError(uri.pin_source, f"the PIN of {uri.name}", "another", "correct it: wrong ones lock the token")
-    if code == kit.CKR_PIN_LOCKED:
-        return SecretError(uri.name, "a token that takes its PIN", "a locked one", "unlock it with the maker's tool")
-    name = kit.CKR.get(code, f"error {code:#x}")
-    return SecretError(uri.name, "a token that is there, and signs", str(name), "see that it is there; try again")
+    found = str(kit.CKR.get(code, f"error {code:#x}"))
+    return SecretError(uri.name, "a token that is there, and takes what it is told", found, "look at it; try again")

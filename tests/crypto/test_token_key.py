@@ -8,10 +8,14 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.errors import ConfigError, ForgeError, SecretError
@@ -31,6 +35,33 @@ def refused(error: type[ForgeError], *places: str) -> str:
         signing.read_key(list(places))
     assert PIN not in str(caught.value) and OTHER_PIN not in str(caught.value)
     return str(caught.value)
+
+
+@contextmanager
+def opened(token: Token) -> Iterator[tuple[Any, Any]]:
+    """Log in as another program does: PyKCS11 and a session."""
+    kit = importlib.import_module("PyKCS11")
+    module = kit.PyKCS11Lib().load(str(token.module))
+    session = module.openSession(module.getSlotList(tokenPresent=True)[0], kit.CKF_RW_SESSION)
+    session.login(PIN)
+    yield kit, session
+    session.closeSession()
+
+
+def replace_public_key(token: Token, point: bytes | None) -> None:
+    """Put another public key in the place of the one on the token, or none."""
+    with opened(token) as (kit, session):
+        (old,) = session.findObjects([(kit.CKA_CLASS, kit.CKO_PUBLIC_KEY)])
+        number = bytes(session.getAttributeValue(old, [kit.CKA_ID])[0])
+        session.destroyObject(old)
+        if point is not None:
+            session.createObject(
+                [
+                    (kit.CKA_CLASS, kit.CKO_PUBLIC_KEY), (kit.CKA_KEY_TYPE, kit.CKK_EC_EDWARDS),
+                    (kit.CKA_TOKEN, kit.CK_TRUE), (kit.CKA_ID, number), (kit.CKA_EC_POINT, point),
+                    (kit.CKA_EC_PARAMS, bytes.fromhex("06032b6570")),
+                ]
+            )  # fmt: skip
 
 
 def test_a_key_that_was_made_on_a_token_signs(token: Token) -> None:
@@ -142,12 +173,9 @@ def test_a_key_among_several_of_one_name_is_told_by_its_id(token: Token) -> None
 def test_a_token_that_is_open_signs(token: Token) -> None:
     """A login is the whole process's, so another library may have made it."""
     line = signing.make_key(token.uri(), "")
-    kit = importlib.import_module("PyKCS11")
-    module = kit.PyKCS11Lib().load(str(token.module))
-    session = module.openSession(module.getSlotList(tokenPresent=True)[0])
-    session.login(PIN)
-    assert signing.signer(DIGEST, signing.sign(DIGEST, signing.read_key([token.uri()]))) == line
-    assert session.findObjects([(kit.CKA_CLASS, kit.CKO_PRIVATE_KEY)]), "and stays logged in"
+    with opened(token) as (kit, session):
+        assert signing.signer(DIGEST, signing.sign(DIGEST, signing.read_key([token.uri()]))) == line
+        assert session.findObjects([(kit.CKA_CLASS, kit.CKO_PRIVATE_KEY)]), "and stays logged in"
 
 
 def test_threads_and_forks_sign(token: Token) -> None:
@@ -169,3 +197,22 @@ def test_threads_and_forks_sign(token: Token) -> None:
         os._exit(signing.signer(DIGEST, signing.sign(DIGEST, key)) != line)
     assert os.waitpid(child, 0)[1] == 0
     work()
+
+
+def test_a_public_key_is_read_in_both_forms_that_tokens_have(token: Token) -> None:
+    line = signing.make_key(token.uri(), "")
+    point = signing.read_key([token.uri()]).public_key().public_bytes_raw()
+    for form in (point, b"\x04\x20" + point):
+        replace_public_key(token, form)
+        assert signing.public_line(signing.read_key([token.uri()]).public_key()) == line
+
+
+def test_a_public_key_that_is_another_or_none_is_noticed(token: Token) -> None:
+    signing.make_key(token.uri(), "")
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
+    replace_public_key(token, other)
+    key = signing.read_key([token.uri()])
+    with pytest.raises(SecretError, match="found one of another key"):
+        signing.sign(DIGEST, key)
+    replace_public_key(token, None)
+    assert "expected a public key with the private key's id, found none" in refused(SecretError, token.uri())
