@@ -163,10 +163,15 @@ def _from_descriptor(number: int) -> Secret | None:
         ) from error
 
 
+def ask(question: str) -> Secret | None:
+    """Return what is typed at the terminal, without echo; None where there is no terminal."""
+    return _checked(Secret.of_password(getpass.getpass(question)), "prompt") if sys.stdin.isatty() else None
+
+
 def _from_prompt() -> Secret | None:
-    if not sys.stdin.isatty():
+    typed = ask("Password for the encrypted model: ")
+    if typed is None:
         return None
-    typed = _checked(Secret.of_password(getpass.getpass("Password for the encrypted model: ")), "prompt")
     if typed != Secret.of_password(getpass.getpass("The same again: ")):  # a slip would be found on the device
         raise SecretError("prompt", "the same password twice", "two different ones", "type it again")
     return typed

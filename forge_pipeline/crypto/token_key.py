@@ -17,8 +17,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from forge_pipeline.crypto.keys import read_secret
-from forge_pipeline.crypto.token_uri import MODULE, PIN_FORMS, KeyUri
+from forge_pipeline.crypto.keys import FORMS, ask, none_found, read_secret
+from forge_pipeline.crypto.token_uri import MODULE, KeyUri
 from forge_pipeline.errors import ConfigError, SecretError
 from forge_runtime.secret import Secret
 from forge_runtime.text import shown
@@ -234,7 +234,13 @@ def _named(info: Any) -> dict[str, str]:
 
 
 def _pin(uri: KeyUri) -> Secret:
-    return read_secret([uri.pin_source], "PIN", option="pin-source", fix=f"set it, or give pin-source={PIN_FORMS}")
+    fix = f"set it, or give pin-source={FORMS}"
+    if uri.pin_source != "prompt":
+        return read_secret([uri.pin_source], "PIN", option="pin-source", fix=fix)
+    typed = ask(f"PIN of {shown(uri.name)}: ")
+    if typed is None:
+        raise none_found(["prompt"], "PIN", fix)
+    return typed
 
 
 def _refusal(kit: Any, uri: KeyUri, code: int) -> SecretError:

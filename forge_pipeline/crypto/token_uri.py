@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from forge_pipeline.crypto.keys import checked_sources
+from forge_pipeline.crypto.keys import FORMS, checked_sources
 from forge_pipeline.errors import ConfigError
 
 MODULE, PIN = "FORGE_PKCS11_MODULE", "FORGE_PKCS11_PIN"
 IN_CLEAR = "pin-value"
 """The attribute that RFC 7512 has for the PIN itself: refused, as URIs lie in files and in lists of processes."""
-PIN_FORMS = "env:NAME, file:PATH, fd:N or keyring:SERVICE/NAME"
 
 _SCHEME = "pkcs11:"
 _OF_TOKENS = ("token", "manufacturer", "model", "serial")
@@ -58,9 +57,7 @@ def parse(uri: str, option: str) -> KeyUri:
     """Read a URI that ``option`` gave. Raises ConfigError, which does not repeat it: it might hold a PIN."""
     path, _, query = uri.removeprefix(_SCHEME).partition("?")
     if IN_CLEAR in uri:
-        raise ConfigError(
-            option, "a PKCS#11 URI without a PIN", "one with it (not shown)", f"give pin-source={PIN_FORMS}"
-        )
+        raise ConfigError(option, "a PKCS#11 URI without a PIN", "one with it (not shown)", f"give pin-source={FORMS}")
     try:
         named = _attributes(path, ";", _PATH)
         asked = {name: value.decode() for name, value in _attributes(query, "&", _QUERY).items()}
@@ -71,8 +68,6 @@ def parse(uri: str, option: str) -> KeyUri:
         raise _other(option, "one that names no private key")
     pin = asked.get("pin-source", f"env:{PIN}")
     checked_sources([pin], option)
-    if pin == "prompt":
-        raise _other(option, "pin-source=prompt", f"give pin-source={PIN_FORMS}")
     return KeyUri(
         name=_SCHEME + path,
         token={name: text[name] for name in _OF_TOKENS if name in text},
@@ -94,5 +89,5 @@ def _attributes(text: str, separator: str, known: Sequence[str]) -> dict[str, by
     return found
 
 
-def _other(option: str, found: str, fix: str = "see SECURITY.md, Keys on tokens") -> ConfigError:
-    return ConfigError(option, f"a PKCS#11 URI, {_FORM}", found, fix)
+def _other(option: str, found: str) -> ConfigError:
+    return ConfigError(option, f"a PKCS#11 URI, {_FORM}", found, "see SECURITY.md, Keys on tokens")

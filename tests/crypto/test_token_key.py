@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.errors import ConfigError, ForgeError, SecretError
+from tests.support.paths import ROOT
 from tests.support.token import OTHER_PIN, PIN, Token, softhsm
 
 DIGEST = hashlib.sha256(b"a model").digest()
@@ -120,6 +121,39 @@ def test_the_pin_comes_from_where_the_uri_says(token: Token, tmp_path: Path, mon
     file.chmod(0o644)
     said = refused(SecretError, token.uri(query=f"?module-path={token.module}&pin-source=file:{file}"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o644 and "mode 0644" in said
+
+
+PROMPTED = """
+import sys
+from forge_pipeline.crypto import signing
+from forge_pipeline.errors import SecretError
+try:
+    print(signing.public_line(signing.read_key([sys.argv[1]]).public_key()))
+except SecretError as refusal:
+    print(refusal.found)
+"""
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [(PIN, "the key"), (OTHER_PIN, "another"), (None, "none there")])
+def test_the_pin_is_asked_for_once_on_a_terminal(token: Token, answer: str | None, outcome: str) -> None:
+    line = signing.make_key(token.uri(), "")
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROMPTED, token.uri(query="?pin-source=prompt")],
+        stdin=slave if answer else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        said = ""
+        while answer and not said.endswith(": "):
+            said += process.stderr.read(1)
+        os.write(master, f"{answer}\n".encode())
+        assert process.stdout.read() == f"{line if outcome == 'the key' else outcome}\n"
+        assert PIN not in said + process.stderr.read()
+    os.close(slave)
+    os.close(master)
+    assert said == ("PIN of pkcs11:token=forge;object=release: " if answer else "")
 
 
 def test_a_token_that_is_pulled_is_missed_and_one_that_is_put_back_signs(token: Token) -> None:

@@ -34,7 +34,6 @@ def test_what_a_uri_leaves_out_is_in_the_environment(monkeypatch: pytest.MonkeyP
         "pkcs11:token=t;object=o?pin-value=hunter2",
         "pkcs11:token=t;object=o;pin-value=hunter2",
         "pkcs11:token=t;object=o?pin-source=hunter2",
-        "pkcs11:token=t;object=o?pin-source=prompt",
         "pkcs11:token=t;object=o;pin=hunter2",
         "pkcs11:token=t;object=o?hunter2",
         "pkcs11:token=t;object=o;object=hunter2",
