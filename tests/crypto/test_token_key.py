@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.errors import ConfigError, ForgeError, SecretError
 from tests.support.paths import ROOT
-from tests.support.token import OTHER_PIN, PIN, Token, softhsm
+from tests.support.softhsm import OTHER_PIN, PIN, Token, softhsm
 
 DIGEST = hashlib.sha256(b"a model").digest()
 

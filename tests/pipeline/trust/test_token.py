@@ -19,7 +19,7 @@ from forge_pipeline.pipeline.listener import LISTENER, Terminal
 from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.trust import delivery
 from forge_runtime.engine import Engine
-from tests.support.token import PIN, Token, softhsm
+from tests.support.softhsm import PIN, Token, softhsm
 
 
 @pytest.fixture
