@@ -29,6 +29,7 @@ from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
 from forge_pipeline.pipeline.sweep.jobs import below
 from forge_pipeline.pipeline.trust.delivery import sign
+from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
@@ -208,6 +209,7 @@ class StoreOptions:
     enabled: bool
     sign: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -222,13 +224,14 @@ def open_store(options: Any) -> Iterator[Store]:
         raise ConfigError(
             "store", "one attempt or more, and no less than 0 s of waiting", found, "see conf/config.yaml"
         )
+    sealing = vault(config.key)
     if not config.enabled:
-        with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn) as store:
+        with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn, vault=sealing) as store:
             yield store
         return
     root = store_root(None if config.path is None else Path(config.path))
     vouched = notary(config.sign, config.trusted)
-    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting, notary=vouched) as store:
+    with Store(root, _remote(config), on_damage=warn, on_wait=_warn_waiting, notary=vouched, vault=sealing) as store:
         yield store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -72,8 +72,8 @@ def deliver(
 
     All files are complete beside their places before the first is moved; the manifest comes last, so that a folder
     with a manifest is a whole build. ``sealed``: of an encrypted build, so that what shows the model is for its owner
-    alone. ``sign`` is called with the folder of the complete files, and puts signatures beside them; where it fails,
-    nothing is delivered.
+    alone, and the model itself stays in the store where that is sealed. ``sign`` is called with the folder of the
+    complete files, and puts signatures beside them; where it fails, nothing is delivered.
     """
     staged = folder / STAGING
     with _refusing(f"out={folder}"):
@@ -83,7 +83,7 @@ def deliver(
             _stage(outputs, staged, sealed)
             write_atomically(staged / PROVENANCE, statement_bytes(outputs, parts), private=sealed)
             write_atomically(staged / BOM, bom_bytes(outputs, parts), private=sealed)
-            write_atomically(staged / MANIFEST, manifest(outputs), private=sealed)
+            write_atomically(staged / MANIFEST, manifest(outputs, _kept(outputs, sealed)), private=sealed)
             if sign is not None:
                 sign(staged)
             _place(staged, folder)
@@ -92,9 +92,22 @@ def deliver(
 
 
 def _stage(outputs: Mapping[str, Output], staged: Path, sealed: bool) -> None:
+    kept = _kept(outputs, sealed)
     for output in outputs.values():
         for name in output.stage.deliverables:
-            export(output, name, staged / name, private=sealed and output.discloses)
+            if name not in kept:
+                export(output, name, staged / name, private=sealed and output.discloses)
+
+
+def _kept(outputs: Mapping[str, Output], sealed: bool) -> list[str]:
+    """Return the deliverables that stay in the store: the model in clear, where nothing else is."""
+    return [
+        name
+        for output in outputs.values()
+        if sealed and output.store.is_sealed and output.stage.gives == "model"
+        for name in output.stage.deliverables
+        if name in output.action.outputs
+    ]
 
 
 def _place(staged: Path, folder: Path) -> None:
@@ -141,9 +154,13 @@ def export(output: Output, name: str, destination: Path, *, private: bool = Fals
         destination.unlink(missing_ok=True)
 
 
-def manifest(outputs: Mapping[str, Output]) -> bytes:
-    """Return `manifest.json`: per stage its action key, hit or built, seconds and output digests."""
-    return canonical_json({"format": 1, "stages": [output.manifest() for output in outputs.values()]}) + b"\n"
+def manifest(outputs: Mapping[str, Output], kept: Sequence[str] = ()) -> bytes:
+    """Return `manifest.json`: per stage its action key, hit or built, seconds and output digests.
+
+    Deliverables that are ``kept`` in the store are named.
+    """
+    stages = [output.manifest() for output in outputs.values()]
+    return canonical_json({"format": 1, "stages": stages, **({"kept": list(kept)} if kept else {})}) + b"\n"
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

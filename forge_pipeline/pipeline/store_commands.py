@@ -15,6 +15,7 @@ from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import REMOTE, StoreOptions, store_root, terms_of
 from forge_pipeline.pipeline.console import progress_for, warn
 from forge_pipeline.pipeline.hydra_app import compose
+from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.report.figures import day, size
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import KINDS
@@ -110,7 +111,7 @@ def pull_store(path: Path | None, url: str | None) -> str:
     """Fetch from the remote what is not here; StoreError where that fails."""
     from forge_pipeline.store import transfer
 
-    with closing(remote_of(url)) as remote, Store(store_root(path), remote, on_damage=warn) as store:
+    with closing(remote_of(url)) as remote, Store(store_root(path), remote, on_damage=warn, vault=vault(())) as store:
         moved = transfer.pull(store, remote, progress_for("pull"))
     return f"fetched {moved.moved} of {moved.asked} actions, {size(moved.bytes)}"
 
@@ -156,4 +157,4 @@ def _existing(path: Path | None, remote: Remote | None = None) -> Store:
     with refusing(root):
         if not root.is_dir():
             raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
-    return Store(root, remote, on_damage=warn)
+    return Store(root, remote, on_damage=warn, vault=vault(()))

@@ -24,8 +24,8 @@ NOT_SHOWN = "not shown: it might be a secret"
 PASSWORD = f"{SEALING}.password"
 NOWHERE = ("model.path", "data.path", "data.eval_path", "out", "store", "matrix", "sign.key", PASSWORD)
 """Options that say where things are: of no record and no key, and so free to come from the environment."""
-_OF_PLACES = (PASSWORD, "sign.key", "store.sign")
-_TELLING = re.compile(r"encrypt|passw|secret|token|credential|sign\.key|store\.sign", re.IGNORECASE)
+_OF_PLACES = (PASSWORD, "sign.key", "store.sign", "store.key")
+_TELLING = re.compile(r"encrypt|passw|secret|token|credential|sign\.key|store\.(sign|key)", re.IGNORECASE)
 
 
 def is_secretive(override: str) -> bool:
@@ -59,8 +59,8 @@ def _places(override: Override) -> Iterator[tuple[str, Any]]:
     from hydra.core.override_parser.types import Glob
 
     key = override.key_or_group
-    inner = {section: option for option in _OF_PLACES for section, _, _ in [option.partition(".")]}
-    if key not in (*_OF_PLACES, *inner) or isinstance(override.value(), Glob):  # of names of files in conf/
+    options = [option for option in _OF_PLACES if key in (option, option.partition(".")[0])]
+    if not options or isinstance(override.value(), Glob):  # of names of files in conf/
         return
     singles = [override]
     if override.is_sweep_override():
@@ -68,11 +68,11 @@ def _places(override: Override) -> Iterator[tuple[str, Any]]:
             [f"{key}={text}" for text in override.sweep_string_iterator()]
         )
     for value in (single.value() for single in singles):
-        if key in _OF_PLACES:
-            yield key, value
-        elif isinstance(value, Mapping):
-            option = inner[key]
-            yield option, value.get(option.partition(".")[2], ())
+        for option in options:
+            if key == option:
+                yield option, value
+            elif isinstance(value, Mapping):
+                yield option, value.get(option.partition(".")[2], ())
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ actions/v1/ab/cdef...   a record, named by its action key
 withheld/ab/cdef...     an empty file, named by the key of an action that is not to leave this machine
 notes/ab/cdef...        what is said of an action to people, named by its key
 quarantine/             what was found damaged, kept for people until the next collection
+key                     of a sealed store: what its key is known by
 tmp/  locks/  session   files under construction, one lock per key being built, who has the store open
 
 All of it is for its owner alone, whatever the umask. A store that its user may only read is open for reading.
@@ -25,8 +26,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from forge_pipeline.content import NotPlainError, open_plain
-from forge_pipeline.errors import StoreError
+from forge_pipeline.errors import ConfigError, StoreError
 from forge_pipeline.store.locks import locked, open_lock, share, try_exclusive
+from forge_pipeline.store.vault import Vault
 
 T = TypeVar("T")
 
@@ -113,6 +115,13 @@ class Draft:
                 self._path.replace(slot)
                 _sync_folder(slot.parent)
 
+    def place_first(self, slot: Path) -> None:
+        """Give the finished file its name, durably, unless another has it. Raises StoreError."""
+        with refusing(slot), suppress(FileExistsError):
+            os.fsync(self._descriptor)
+            slot.hardlink_to(self._path)
+            _sync_folder(slot.parent)
+
 
 class Disk:
     """One open store folder. Raises StoreError where it cannot be made, read or written.
@@ -144,6 +153,26 @@ class Disk:
                 self._mark()
             if self._session is not None:
                 share(self._session)
+
+    def claim(self, vault: Vault) -> None:
+        """See that the store is one of this vault's; a new one becomes it. Raises ConfigError."""
+        place = self.root / "key"
+        if vault.seals and not place.exists() and not self.digests(OBJECTS) and self.read_only is None:
+            with self.draft() as draft:
+                draft.write(vault.mark())
+                draft.place_first(place)
+        with refusing(place):
+            mark = place.read_bytes() if place.exists() else b""
+        if not vault.admits(mark):
+            expected, found = "the key that it is sealed with", "another" if vault.seals else "none"
+            if not mark:
+                expected, found = "no key, as it is not sealed", "one"
+            raise ConfigError(
+                where=f"store {self.root}",
+                expected=expected,
+                found=found,
+                fix="name the key's place in store.key or FORGE_STORE_KEY, or another folder in FORGE_STORE",
+            )
 
     def close(self) -> None:
         """Leave the store to others."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
@@ -25,6 +26,8 @@ WHERE = "store.remote"
 READ_UNSEEN = 8 << 20  # bytes that may be on their way before anything is heard of them: what is asked for at once,
 SENT_UNSEEN = 128 << 20  # and what a back end sends in one request, without a word about how far it is
 
+Shown = Callable[[], AbstractContextManager[Path | None]]
+"""Shows an object as a file, which may not be there, for as long as it is open; None where that cannot be had."""
 Done = Callable[[bool], object]
 """Told of an upload whether it was sent: false where the remote had it."""
 
@@ -107,12 +110,12 @@ class Remote:
         self,
         key: str,
         record: bytes,
-        objects: Mapping[str, Path],
+        objects: Mapping[str, Shown],
         *,
         missing: bool = False,
         done: Done = lambda sent: None,
     ) -> None:
-        """Send an action's objects, then its record, behind the caller's back. ``objects``: file by digest.
+        """Send an action's objects, then its record, behind the caller's back. ``objects``, by digest, are files.
 
         With ``missing``, only where the remote has no such record. ``done`` is told how it ended, unless it failed.
         """
@@ -190,7 +193,7 @@ class Remote:
                     self._worked.notify_all()
                 raise
 
-    def _upload(self, key: str, record: bytes, objects: Mapping[str, Path], missing: bool, done: Done) -> None:
+    def _upload(self, key: str, record: bytes, objects: Mapping[str, Shown], missing: bool, done: Done) -> None:
         name = f"{ACTIONS}/{fan_out(key)}"
         if missing and key not in self._distrusted:
             end = self._ask(self._writing, {"do": "has", "name": name})
@@ -198,8 +201,10 @@ class Remote:
                 done(False)
             if end != "no":
                 return
-        if not all(self._send(digest, path) for digest, path in objects.items()):
-            return
+        for digest, shown in objects.items():
+            with shown() as path:
+                if path is None or not self._send(digest, path):
+                    return
         if self._ask(self._writing, {"do": "write", "name": name}, unseen=len(record), data=record) == "done":
             self._distrusted.discard(key)
             done(True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from forge_pipeline.store.cas import Objects
 from forge_pipeline.store.disk import ACTIONS, NOTES, OBJECTS, WITHHELD, Damage, Disk, Draft
 from forge_pipeline.store.notary import Notary
 from forge_pipeline.store.notes import Note, Notes
+from forge_pipeline.store.vault import Plain, Vault
 
 if TYPE_CHECKING:
     from forge_pipeline.store.remote import Remote
@@ -45,8 +47,8 @@ class Store:
     ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
     ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
     behind, and gets what is used here and not there; it stays its owner's to close. ``notary`` signs what goes there
-    and decides which records are taken, by default all that are whole. Close the store, or use it in a ``with`` block,
-    to have uploads finished.
+    and decides which records are taken, by default all that are whole. ``vault`` seals the objects on this disk, and
+    nothing that goes to the remote. Close the store, or use it in a ``with`` block, to have uploads finished.
     Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
     is none.
     """
@@ -59,6 +61,7 @@ class Store:
         on_damage: Callable[[str], None] = _log.warning,
         on_wait: Callable[[str], None] = lambda key: None,
         notary: Notary | None = None,
+        vault: Vault | None = None,
     ) -> None:
         self._on_damage, self._on_wait = on_damage, on_wait
         self._notary = notary or Notary()
@@ -67,7 +70,14 @@ class Store:
         self._fetched: set[str] = set()  # keys that came from there
         self._sizes: dict[str, int] = {}  # of all objects that an action gave, by digest: so much is taken of a remote
         self._disk = Disk(root, on_damage)
-        self._objects, self._index, self._notes = Objects(self._disk), Index(self._disk), Notes(self._disk)
+        self._vault = vault or Plain()
+        try:
+            self._disk.claim(self._vault)
+        except BaseException:
+            self._disk.close()
+            raise
+        self._objects = Objects(self._disk, self._vault)
+        self._index, self._notes = Index(self._disk), Notes(self._disk)
 
     def __enter__(self) -> Store:
         return self
@@ -148,13 +158,18 @@ class Store:
         None where there is none, here or in the remote, or an object of it is missing.
         """
         action = self._index.get(key)
-        if isinstance(action, Action) and all(self.path(digest).exists() for digest in action.outputs.values()):
+        if isinstance(action, Action) and all(map(self._objects.has, action.outputs.values())):
             return action, True
         record = self._remote.record(key) if self._remote is not None else None
         try:
             return None if record is None else (decode(self._notary.opened(record), key), False)
         except (DamagedRecordError, UntrustedError):
             return None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its objects can be read with a key alone."""
+        return self._vault.seals
 
     def was_fetched(self, key: str) -> bool:
         """Say whether the action came from the remote while this store was open."""
@@ -222,8 +237,15 @@ class Store:
         return action
 
     def path(self, digest: str) -> Path:
-        """Return where an object is: a read-only file, verified when its action was looked up and not since."""
-        return self._objects.path(digest)
+        """Return where an object is: a read-only file, verified when its action was looked up and not since.
+
+        Of a sealed store, it is a file in memory that is there for as long as the store. Raises StoreError where that
+        cannot be had.
+        """
+        path = self._objects.path(digest)
+        if path is None:
+            raise self._lost(digest)
+        return path
 
     def read(self, digest: str) -> bytes:
         """Return an object's verified bytes. Raises StoreError when it is missing or damaged, and nowhere else."""
@@ -313,7 +335,7 @@ class Store:
                     kept.update(added)
                     total += sum(added.values())
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
-            freed += sum(self._disk.remove(self.path(digest)) for digest in orphans)
+            freed += sum(self._disk.remove(self._objects.slot(digest)) for digest in orphans)
             for area in (WITHHELD, NOTES):
                 for key in set(self._disk.digests(area)) - set(self._disk.digests(ACTIONS)):
                     self._disk.remove(self._disk.slot(area, key))
@@ -347,7 +369,7 @@ class Store:
         Where it may be ``missing`` in the remote, what is there already is left out.
         """
         if self._remote is not None:
-            objects = {digest: self.path(digest) for digest in action.outputs.values()}
+            objects = {digest: partial(self._objects.shown, digest) for digest in action.outputs.values()}
             self._remote.upload(action.key, self._notary.sealed(encode(action)), objects, missing=missing, done=done)
 
     def _lookup_remote(self, key: str) -> Action | None:
@@ -393,18 +415,19 @@ class Store:
         if self._remote is None or digest not in self._sizes:
             return False
         with self._disk.draft() as draft:
-            digester = _Digester(draft)
+            digester = _Digester(draft, self._vault)
             if not self._remote.fetch(OBJECTS, digest, digester, limit=self._sizes[digest]):
                 return False
             if digester.digest() != digest:
                 self._remote.distrust(OBJECTS, digest)
                 return False
-            draft.place(self.path(digest))
+            digester.end()
+            draft.place(self._objects.slot(digest))
         return True
 
     def _lost(self, digest: str) -> StoreError:
         return StoreError(
-            where=str(self.path(digest)),
+            where=str(self._objects.slot(digest)),
             expected="the object that an action gave",
             found="none that is sound, here or in a remote",
             fix="run the command again: what is missing is built anew",
@@ -412,18 +435,22 @@ class Store:
 
 
 class _Digester:
-    """Writes a draft, and knows its digest."""
+    """Writes a draft, and knows the digest of what it was given."""
 
-    def __init__(self, draft: Draft) -> None:
-        self._draft, self._hasher = draft, hashlib.sha256()
+    def __init__(self, draft: Draft, vault: Vault) -> None:
+        self._draft, self._vault = draft, vault
+        self._hasher, self._writer = hashlib.sha256(), vault.writer(draft.write)
 
     def write(self, piece: bytes) -> None:
         self._hasher.update(piece)
-        self._draft.write(piece)
+        self._writer.write(piece)
 
     def restart(self) -> None:
-        self._hasher = hashlib.sha256()
         self._draft.restart()
+        self._hasher, self._writer = hashlib.sha256(), self._vault.writer(self._draft.write)
+
+    def end(self) -> None:
+        self._writer.end()
 
     def digest(self) -> str:
         return self._hasher.hexdigest()

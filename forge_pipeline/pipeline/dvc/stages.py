@@ -21,6 +21,7 @@ from forge_pipeline.pipeline.dvc.receipts import clear, receipt_path, record_of,
 from forge_pipeline.pipeline.dvc.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.dvc.work_tree import folder_of, home, make_private
 from forge_pipeline.pipeline.runner import Input, Output
+from forge_pipeline.pipeline.vault import refuse_key
 from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
@@ -138,6 +139,7 @@ def run_stage(name: str, target: str | None = None) -> Output:
 
 def _open(places: Mapping[str, Any]) -> AbstractContextManager[Store]:
     """Open the store that `resolve` has noted: a copy of DVC's takes that of the checkout."""
+    refuse_key(())
     root = home(Path.cwd()) / store_root(_chosen(places["store"]["path"]))
     return open_store({**places["store"], "path": str(root), "remote": None, "remote_options": {}})
 

@@ -118,13 +118,14 @@ def attested(folder: Path, trusted: Mapping[str, str]) -> tuple[Statement, str]:
 def _deliverables(path: Path, content: bytes) -> dict[str, str]:
     """Return the digests of what a build delivered, by name."""
     try:
-        stages = json.loads(content)["stages"]
+        manifest = json.loads(content)
+        stages, kept = manifest["stages"], manifest.get("kept", ())
         outputs = {entry["stage"]: entry["outputs"] for entry in stages}
         return {
             name: str(given[name])
             for stage, given in outputs.items()
             for name in STAGES.pick(stage, where=str(path)).deliverables
-            if name in given
+            if name in given and name not in kept
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(
