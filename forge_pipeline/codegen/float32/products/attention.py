@@ -2,9 +2,8 @@
 
 The keys are packed into panels of whole vectors, the last of which is filled with zeros; its scores are -infinity, and
 it reads the last row of the values again, times zero. Rows are computed in tiles, the last of which repeats the last
-row where there are no more: no test inside. Powers are added up as they are,
-and the sums divided at the end (Dao et al., "FlashAttention", 2022; a row's scores fit into the cache here, so that
-no maximum has to be corrected).
+row where there are no more: no test inside. Powers are added up as they are, and the sums divided at the end (Dao et
+al., "FlashAttention", 2022; a row's scores fit into the cache here, so that no maximum has to be corrected).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def change(graph: Graph, call: relax.Call) -> Value | None:
             return None
         other = call.args[1 - index]
         value = graph.look(other)
-        if value.constant is not None and value.constant.size == 1:
+        if value.constant is not None and value.constant.size == 1 and value.constant.ndim <= len(shape_of(argument)):
             number = float(value.constant.reshape(()))
             return scores.and_then(call, index, steps=(*scores.steps, (call.op.name, number)))
         if not has_known_shape(other, symbolic_axes=range(8)) or isinstance(value.deferred, Scores):
