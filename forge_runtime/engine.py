@@ -39,6 +39,9 @@ class Engine:
     signed by one of them: by ``signature``, a file or its contents, else by the file beside it whose name has `.sig`
     at its end.
 
+    Of a library for several CPUs (`forge-pipeline combine`), the best variant that this one runs is opened, or the one
+    that ``variant`` names; ``metadata["target"]["tag"]`` is its name.
+
     ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before
     either is used; by default both are the memory that is free.
 
@@ -57,6 +60,7 @@ class Engine:
         pad: bool = False,
         trusted: Sequence[str | os.PathLike[str]] | None = None,
         signature: FileOrBytes | None = None,
+        variant: str | None = None,
         max_bytes: int | None = None,
         max_kdf_bytes: int | None = None,
     ) -> None:
@@ -70,7 +74,7 @@ class Engine:
         limits = Limits.of(max_bytes, max_kdf_bytes)
         self._where = name_of(library, "model library")
         count = _check_threads(threads)
-        model = Model(library, key, secret, limits, Trust.of(trusted, signature))
+        model = Model(library, key, secret, limits, Trust.of(trusted, signature), variant)
         self._interface, self._metadata, self._pad = model.interface, model.metadata, pad
         self._session = Session(model, count)
         self._count = len(model.interface.inputs)

@@ -65,6 +65,7 @@ class Source(ctypes.Structure):
         ("signature_path", ctypes.c_char_p),
         ("signature", ctypes.c_char_p),
         ("signature_size", ctypes.c_size_t),
+        ("variant", ctypes.c_char_p),
     )
 
 

@@ -85,6 +85,7 @@ class Model:
         password: Secret | None,
         limits: Limits,
         trust: Trust | None = None,
+        variant: str | None = None,
     ) -> None:
         """Open it. Raises ArtifactError, SecretError, and ConfigError for what names no file."""
         self.where = name_of(source, "model library")
@@ -110,6 +111,8 @@ class Model:
             asked.password_size = len(password.reveal())
         if trust is not None:
             trust.ask(asked)
+        if variant is not None:
+            asked.variant = variant.encode()
         self.handle = ctypes.c_void_p()
         library = libforge()
         if code := library.forge_open_from(ctypes.byref(asked), ctypes.byref(self.handle)):

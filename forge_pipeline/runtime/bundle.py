@@ -24,6 +24,8 @@ from forge_pipeline.errors import ArtifactError
 
 MAGIC = b"\x89MLLIB\r\n"
 VERSION = 2
+WITH_VARIANTS = 3
+"""The version of a library for several CPUs, which `variants` writes."""
 PAGE = 4096
 """Alignment of the weights in the file, so that a mapping of the file maps them too."""
 LINE = 64
@@ -65,16 +67,7 @@ class Library:
         return Made(lengths.file, self._pieces)
 
     def _pieces(self) -> Iterator[Buffer]:
-        metadata = self.metadata_bytes()
-        lengths = _Lengths(len(metadata), len(self.elf), len(self.weights), len(self.program))
-        padded = (self.elf, bytes(lengths.after_elf), self.weights, bytes(lengths.after_weights), self.program)
-        digest = hashlib.sha256()
-        parts: tuple[Content, ...] = (*padded, metadata, _HEAD.pack(MAGIC, VERSION, 0, *lengths, b""))
-        for part in parts:
-            for piece in pieces(part):
-                digest.update(piece)
-                yield piece
-        yield digest.digest()
+        return framed(self.elf, self.weights, self.program, self.metadata_bytes())
 
     @classmethod
     def from_file(cls, path: Path) -> Library:
@@ -120,6 +113,22 @@ class Library:
             weights=data[lengths.before_weights : lengths.before_weights + lengths.weights],
             program=data[lengths.before_program : lengths.behind_program],
         )
+
+
+def framed(
+    elf: Buffer, weights: Buffer | FileRange, program: Buffer, metadata: bytes, *, variants: int = 0
+) -> Iterator[Buffer]:
+    """Yield the file of these parts; with ``variants``, how many there are, it is one of format 3."""
+    lengths = _Lengths(len(metadata), len(elf), len(weights), len(program))
+    padded = (elf, bytes(lengths.after_elf), weights, bytes(lengths.after_weights), program)
+    digest = hashlib.sha256()
+    version = WITH_VARIANTS if variants else VERSION
+    parts: tuple[Content, ...] = (*padded, metadata, _HEAD.pack(MAGIC, version, variants, *lengths, b""))
+    for part in parts:
+        for piece in pieces(part):
+            digest.update(piece)
+            yield piece
+    yield digest.digest()
 
 
 class _Lengths(NamedTuple):
@@ -184,6 +193,9 @@ def check_end(footer: Buffer, length: int, where: str) -> _Lengths:
     magic, version, reserved, *found, zeros = _HEAD.unpack(footer[:-_DIGEST])
     if magic != MAGIC:
         raise ArtifactError(where, expected, "no footer at its end: truncated, or another kind of file", rebuild)
+    if version == WITH_VARIANTS:
+        fix = "name a library for one CPU, such as those that it was made of"
+        raise ArtifactError(where, "a library for one CPU", "one with variants for several", fix)
     if version != VERSION or reserved != 0 or any(zeros):
         raise ArtifactError(
             where,

@@ -17,13 +17,14 @@ from forge_pipeline.packaging.executable import check_executable, inside, packag
 from forge_pipeline.packaging.objects import package_objects
 from forge_pipeline.registry import Registry
 from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.variants import Combined
 from forge_pipeline.stages import compile as compile_stage
 from forge_pipeline.stages.contract import Form, Hit, Rest, Result, Slice
 from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
 
 PAYLOAD = "forge-library/2"
-PUBLIC = ("format", "inputs", "outputs", "target", "tools")
+PUBLIC = ("format", "inputs", "outputs", "target", "tools", "variants")
 """What of the library's metadata may be read without the password; the rest tells how the model is built."""
 
 
@@ -71,17 +72,21 @@ def accepts(hit: Hit, *, password: Secret | None, entropy: Entropy) -> bool:
     return envelope.opens(replace(sealed, model=inside(sealed.model)), password)
 
 
+def seal(config: Config, library: Library | Combined, password: Secret | None, entropy: Entropy) -> Sealed:
+    """Return a library, of one CPU or of several, by the configured method."""
+    return METHODS.pick(config.method, where="encrypt.method")(config, library, password, entropy)
+
+
 def run(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Result:
     """Return what to deliver, by the configured method; ``entropy`` gives all randomness that goes into it."""
-    method = METHODS.pick(config.method, where="encrypt.method")
-    sealed = _objects(config, library) if config.form == "objects" else method(config, library, password, entropy)
+    sealed = _objects(config, library) if config.form == "objects" else seal(config, library, password, entropy)
     if config.form == "executable":
         sealed = replace(sealed, model=package_executable(sealed.model, _target(config)), form=config.form)
     report = {"method": config.method, "form": config.form, "key_ref": config.key_ref, "bytes": len(sealed.model)}
     return Result(output=sealed, report=report)
 
 
-def _plain(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
+def _plain(config: Config, library: Library | Combined, password: Secret | None, entropy: Entropy) -> Sealed:
     return Sealed(model=library.content(), key=None, metadata=library.metadata_bytes())
 
 
@@ -97,7 +102,7 @@ def _target(config: Config) -> Target:
     return config.target
 
 
-def _under_password(config: Config, library: Library, password: Secret | None, entropy: Entropy) -> Sealed:
+def _under_password(config: Config, library: Library | Combined, password: Secret | None, entropy: Entropy) -> Sealed:
     chunk_bits, kdf = _checked(config)
     if password is None:
         raise SecretError(
@@ -113,7 +118,7 @@ def _under_password(config: Config, library: Library, password: Secret | None, e
         chunk_bits=chunk_bits,
         entropy=entropy,
     )
-    public = {name: metadata[name] for name in PUBLIC}
+    public = {name: metadata[name] for name in PUBLIC if name in metadata}
     return Sealed(model=model, key=key, metadata=canonical_json({**meta, **public}))
 
 
@@ -141,5 +146,5 @@ def _checked(config: Config) -> tuple[int, Kdf]:
     return sizes[config.chunk_kib], config.kdf
 
 
-Method = Callable[[Config, Library, Secret | None, Entropy], Sealed]
+Method = Callable[[Config, Library | Combined, Secret | None, Entropy], Sealed]
 METHODS: Registry[Method] = Registry("method of encryption", {"none": _plain, "password": _under_password})

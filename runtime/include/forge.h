@@ -20,7 +20,7 @@ enum {
     FORGE_OK,
     FORGE_MEMORY,      /* the system has no memory or no threads to give */
     FORGE_FILE,        /* a file cannot be read */
-    FORGE_DAMAGED,     /* no library of format 2, or one that was altered */
+    FORGE_DAMAGED,     /* no library of format 2 or 3, or one that was altered */
     FORGE_PASSWORD,    /* another password, or no key file or password at all */
     FORGE_MACHINE,     /* built for another CPU, or a system that loads no code */
     FORGE_INPUT,       /* arrays that do not fit the model, or each other */
@@ -78,7 +78,8 @@ typedef struct {
  * what is not given, and for limits that need not be: bytes that the file, and deriving the key, may take. A plain library
  * in memory that is aligned to FORGE_ALIGNMENT is used where it lies and must stay as it is; anything else is read or
  * copied once. With trusted, public keys as lines "ssh-ed25519 AAAA...", it must be signed by one of them: by the signature
- * that is given, else by that of signature_path, else by the one beside path, whose name has .sig at its end. */
+ * that is given, else by that of signature_path, else by the one beside path, whose name has .sig at its end.
+ * Of a library with variants for several CPUs, the best that this one runs is opened, or the one that variant names. */
 typedef struct {
     const char *path;
     const void *file;
@@ -94,6 +95,7 @@ typedef struct {
     const char *signature_path;
     const void *signature;
     size_t signature_size;
+    const char *variant;
 } forge_source;
 
 /* key_path and password are NULL for a model that is not encrypted. */
@@ -107,6 +109,7 @@ const forge_port *forge_input(const forge_model *model, int32_t index);  /* NULL
 const forge_port *forge_output(const forge_model *model, int32_t index); /* NULL where there is none */
 const char *forge_extent(const forge_model *model, int64_t index);       /* NULL where there is none */
 const char *forge_target(const forge_model *model);                      /* the triple it was built for */
+const char *forge_variant(const forge_model *model);                     /* that was opened; NULL where there are none */
 const char *forge_metadata(const forge_model *model, size_t *size);      /* JSON, docs/format.md; no zero at its end */
 size_t forge_weights(const forge_model *model);                          /* bytes */
 size_t forge_arena(const forge_model *model); /* bytes for values between kernels, in each session; more where sizes are open */

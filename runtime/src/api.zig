@@ -30,6 +30,7 @@ const Source = extern struct {
     signature_path: ?[*:0]const u8 = null,
     signature: ?[*]const u8 = null,
     signature_size: usize = 0,
+    variant: ?[*:0]const u8 = null,
 };
 const gpa = std.heap.page_allocator;
 const key_limit = 1 << 20;
@@ -53,7 +54,7 @@ fn create(made: *?*Model, file: platform.File, secret: model_of.Secret, source: 
         if (opened == Model.openOwned) platform.unmap(file.memory);
         return failure;
     };
-    model.* = .{ .is_signed = is_signed };
+    model.* = .{ .is_signed = is_signed, .variant = if (source.variant) |name| std.mem.span(name) else null };
     errdefer destroy(model);
     try opened(model, file, secret);
     made.* = model;
@@ -174,6 +175,10 @@ pub export fn forge_target(model: *const Model) [*:0]const u8 {
 pub export fn forge_metadata(model: *const Model, size: *usize) [*]const u8 {
     size.* = model.metadata.len;
     return model.metadata.ptr;
+}
+
+pub export fn forge_variant(model: *const Model) ?[*:0]const u8 {
+    return if (model.variant) |name| name.ptr else null;
 }
 
 pub export fn forge_arena(model: *const Model) usize {

@@ -58,7 +58,7 @@ fn run(options: *Options, arguments: anytype) Error!void {
     var arena_state: std.heap.ArenaAllocator = .init(std.heap.page_allocator);
     const arena = arena_state.allocator();
     var times: Times = .{};
-    var model: Model = .{};
+    var model: Model = .{ .variant = options.variant };
     defer model.close();
     const began = platform.now(.wall);
     try open(options, &model, linked, path);
@@ -303,6 +303,7 @@ fn peak() usize {
 fn report(options: *const Options, model: *const Model, inputs: []const Array, outputs: []const Array, times: *const Times) void {
     for (model.program.inputs, inputs) |port, input| reportPort("input", port, input.shape[0..@intCast(port.rank)]);
     for (model.program.outputs, outputs) |port, output| reportPort("output", port, output.shape[0..@intCast(port.rank)]);
+    if (model.variant) |name| print("variant {s}\n", .{name});
     print("opened in {f} ms, first run {f} ms\n", .{ Milliseconds{ .of = times.open }, Milliseconds{ .of = times.first } });
     if (times.runs.len > 0) {
         var total: u64 = 0;

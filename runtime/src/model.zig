@@ -12,6 +12,8 @@ const platform = @import("platform.zig");
 const pool = @import("pool.zig");
 const sealed = @import("sealed.zig");
 const spent = @import("spent.zig");
+const variants = @import("variants.zig");
+const Parts = variants.Parts;
 const Error = message.Error;
 
 const page = 4096;
@@ -31,8 +33,6 @@ pub const Secret = struct {
     }
 };
 
-const Parts = struct { elf: []const u8, weights: []const u8, program: []align(8) const u8, metadata: []const u8 };
-
 pub const Model = struct {
     arena: std.heap.ArenaAllocator = .init(std.heap.page_allocator),
     /// The library, where it is this model's own; a plaintext is wiped.
@@ -40,6 +40,9 @@ pub const Model = struct {
     is_plaintext: bool = false,
     /// The file is the one that somebody trusted signed: its own digest tells nothing more.
     is_signed: bool = false,
+    /// Which variant is asked for, by the caller's text; then the one that was opened, by the file's. Null: the best for
+    /// this CPU; a library without variants.
+    variant: ?[:0]const u8 = null,
     image: elf.Image = .{},
     program: p.Program = undefined,
     weights: []const u8 = &.{},
@@ -92,6 +95,32 @@ pub const Model = struct {
     }
 
     fn start(model: *Model, parts: Parts) Error!void {
+        const chosen = if (parts.variants == 0) parts else try model.choose(parts);
+        if (parts.variants == 0 and model.variant != null) return message.fail(error.Usage, "variant: expected a library that has some, found one without\nfix: leave it out", .{});
+        try model.load(chosen);
+    }
+
+    /// The first variant that this machine runs: the best is the first of the table. One that is asked for is the only one.
+    fn choose(model: *Model, whole: Parts) Error!Parts {
+        const wanted = model.variant;
+        var refused: ?Error = null;
+        for (0..whole.variants) |index| {
+            const variant = try variants.at(whole, index);
+            if (wanted) |name| if (!std.mem.eql(u8, name, variant.name)) continue;
+            const program = try p.read(model.arena.allocator(), variant.parts.program);
+            checkMachine(&program) catch |failure| {
+                if (failure != error.Machine) return failure;
+                refused = failure;
+                continue;
+            };
+            message.clear();
+            model.variant = variant.name;
+            return variant.parts;
+        }
+        return refused orelse message.fail(error.Usage, "variant: expected one that the library has, found {s}\nfix: its metadata.json names them", .{wanted.?});
+    }
+
+    fn load(model: *Model, parts: Parts) Error!void {
         if (parts.program.len == 0) return message.fail(error.Unsupported, "library: expected a library for a CPU, found one without a program, as those for other devices are\nfix: compile the model for a CPU, or load the library with TVM's own runtime", .{});
         const arena = model.arena.allocator();
         model.weights = parts.weights;
@@ -193,7 +222,8 @@ fn checkEnd(last: []const u8) Error!void {
 fn split(file: []align(abi.alignment) const u8, is_whole: bool) Error!Parts {
     try checkEnd(file);
     const footer = file[file.len - footer_size ..];
-    if (number(u16, footer[8..]) != 2 or number(u16, footer[10..]) != 0 or !std.mem.allEqual(u8, footer[40..64], 0)) return message.fail(error.Damaged, wrong, .{"another format"});
+    const count = number(u16, footer[10..]); // of variants, which format 3 has
+    if (number(u16, footer[8..]) != @as(usize, if (count == 0) 2 else 3) or !std.mem.allEqual(u8, footer[40..64], 0)) return message.fail(error.Damaged, wrong, .{"another format"});
     const sizes = [_]usize{ number(u64, footer[16..]), number(u64, footer[24..]), number(u64, footer[32..]), number(u32, footer[12..]) };
     for (sizes) |size| if (size > file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
     const weights = std.mem.alignForward(usize, sizes[0], page);
@@ -201,7 +231,7 @@ fn split(file: []align(abi.alignment) const u8, is_whole: bool) Error!Parts {
     if (program + sizes[2] + sizes[3] + footer_size != file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
     const is_padded = std.mem.allEqual(u8, file[sizes[0]..weights], 0) and std.mem.allEqual(u8, file[weights + sizes[1] .. program], 0);
     if (!is_padded or !(is_whole or std.mem.eql(u8, &sealed.sha256(file[0 .. file.len - digest_size]), footer[footer_size - digest_size ..]))) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
-    return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]), .metadata = file[program + sizes[2] ..][0..sizes[3]] };
+    return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]), .metadata = file[program + sizes[2] ..][0..sizes[3]], .variants = count };
 }
 
 fn checkMachine(program: *const p.Program) Error!void {

@@ -24,6 +24,7 @@ pub const help =
     \\  --password-file FILE    its password, - for standard input; one newline at the end does not count
     \\  --trusted FILE          public keys, a line each: run only what one of them signed
     \\  --signature FILE        its signature; MODEL.sig without
+    \\  --variant NAME          of a library for several CPUs; without, the best for this one
     \\  --json                  say all of it as one line of JSON
     \\  --help, --version
     \\
@@ -70,6 +71,7 @@ pub const Options = struct {
     password_file: ?[:0]const u8 = null,
     trusted: ?[:0]const u8 = null,
     signature: ?[:0]const u8 = null,
+    variant: ?[:0]const u8 = null,
     help: bool = false,
     version: bool = false,
 };
@@ -96,7 +98,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
             continue;
         }
         if (flag(options, argument)) continue;
-        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file", "--trusted", "--signature" }) |known| {
+        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file", "--trusted", "--signature", "--variant" }) |known| {
             if (std.mem.eql(u8, known, argument)) break true;
         } else false;
         if (!is_known) return message.fail(error.Usage, "command line: expected an option, found {s}\nfix: see forge-run --help", .{argument});
@@ -116,6 +118,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
         if (std.mem.eql(u8, argument, "--password-file")) options.password_file = value;
         if (std.mem.eql(u8, argument, "--trusted")) options.trusted = value;
         if (std.mem.eql(u8, argument, "--signature")) options.signature = value;
+        if (std.mem.eql(u8, argument, "--variant")) options.variant = value;
     }
 }
 
