@@ -266,6 +266,20 @@ def verify(
     click.echo(check(path, trusted, Checks(rebuild=materials, against=against, policy=policy, password=password)))
 
 
+@commands.command(short_help="Join the libraries of several CPUs of a family into one.")
+@click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder that it is delivered to.")
+@click.option("--password", multiple=True, help="Encrypt it: where the password is, file:PATH, env:NAME.")
+def combine(sources: tuple[Path, ...], out: Path, password: tuple[str, ...]) -> None:
+    """Join plain libraries of one model, files or the folders they were delivered to, into one for all their CPUs.
+
+    A device opens the best variant that its CPU runs. Weights that several pack alike are in it once.
+    """
+    from forge_pipeline.pipeline.combine import combine as join
+
+    click.echo(join(sources, out, password))
+
+
 @commands.command(short_help="Print the model card of a delivery, as Markdown or HTML.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--html", "as_html", is_flag=True, help="As a page of HTML.")
