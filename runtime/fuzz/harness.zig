@@ -10,7 +10,7 @@ const Session = core.session.Session;
 
 pub const panic = std.debug.no_panic;
 
-const Part = enum(u8) { program, footer, code, sealed };
+const Part = enum(u8) { program, footer, code, sealed, variants };
 const footer_size = 96;
 const digest_size = 32;
 const key_size = 164;
@@ -49,6 +49,7 @@ export fn LLVMFuzzerTestOneInput(data: [*]const u8, size: usize) c_int {
         .program => open(compose(code, bytes, null), true),
         .footer => if (bytes.len >= footer_size - digest_size) open(compose(code, program, bytes[0 .. footer_size - digest_size]), false) else return -1,
         .code => open(compose(bytes, program, null), false),
+        .variants => if (bytes.len > 0) openVariants(bytes[0], bytes[1..]) else return -1,
         .sealed => if (bytes.len >= key_size) unseal(bytes[0..key_size], bytes[key_size..]) else return -1,
     }
     return 0;
@@ -72,6 +73,17 @@ fn compose(elf: []const u8, table: []const u8, given: ?[]const u8) core.platform
     }
     std.crypto.hash.sha2.Sha256.hash(memory[0 .. size - digest_size], footer[footer_size - digest_size ..][0..digest_size], .{});
     return .{ .memory = memory, .size = size };
+}
+
+/// A library of the format with variants: how many, then their table and their programs.
+fn openVariants(count: u8, table: []const u8) void {
+    const file = compose(code, table, null);
+    const bytes = file.memory[0..file.size];
+    const footer = bytes[bytes.len - footer_size ..];
+    std.mem.writeInt(u16, footer[8..10], 3, .big);
+    std.mem.writeInt(u16, footer[10..12], count, .big);
+    std.crypto.hash.sha2.Sha256.hash(bytes[0 .. bytes.len - digest_size], footer[footer_size - digest_size ..][0..digest_size], .{});
+    open(file, true);
 }
 
 fn unseal(key_file: []const u8, sealed: []const u8) void {

@@ -11,6 +11,7 @@ Turns without end are no fault of a table: what afl-fuzz counts as timeouts is t
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from forge_runtime.secret import Secret
 
 HERE = Path(__file__).resolve().parent
 FOOTER, DIGEST = 96, 32
+ROW = struct.Struct(">48s6Q")
 CHEAPEST = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
 
 
@@ -59,9 +61,22 @@ def seeds(data: bytes) -> dict[str, bytes]:
         data[-FOOTER:-DIGEST],
         bytes(library.elf),
         (sealed.key or b"") + model[:header] + chunks,
+        b"\x02" + _variants(library),
     ]
-    names = ("program", "footer", "code", "sealed")
+    names = ("program", "footer", "code", "sealed", "variants")
     return {name: bytes([index]) + part for index, (name, part) in enumerate(zip(names, parts, strict=True))}
+
+
+def _variants(library: Library) -> bytes:
+    """Return the program's part of a library with this one as two variants, each with a program of its own."""
+    program = bytes(library.program)
+    start, metadata = 2 * ROW.size, len(library.metadata_bytes())
+    second = start + len(program) + -len(program) % 64
+    rows = [
+        ROW.pack(name, 0, len(library.elf), place, len(program), 0, metadata)
+        for name, place in ((b"first", start), (b"second", second))
+    ]
+    return b"".join([*rows, program, bytes(-len(program) % 64), program])
 
 
 def main(library: str, folder: str) -> None:
