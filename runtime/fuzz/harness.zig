@@ -144,8 +144,11 @@ fn run(model: *Model) !void {
 
 const derived: [64]u8 = @splat(7);
 
-fn digest(data: [*]const u8, size: usize, out: *[32]u8) callconv(.c) void {
-    std.crypto.hash.sha2.Sha256.hash(data[0..size], out, .{});
+fn digest(first: ?*const [64]u8, data: [*]const u8, size: usize, out: *[32]u8) callconv(.c) void {
+    var hash: std.crypto.hash.sha2.Sha256 = .init(.{});
+    if (first) |block| hash.update(block);
+    hash.update(data[0..size]);
+    hash.final(out);
 }
 
 fn decrypt(to: [*]u8, from: [*]const u8, size: usize, _: [*]const u8, _: usize, _: *const [12]u8, _: *const [32]u8) callconv(.c) bool {
@@ -153,15 +156,18 @@ fn decrypt(to: [*]u8, from: [*]const u8, size: usize, _: [*]const u8, _: usize, 
     return true;
 }
 
-fn derive(out: *[64]u8, _: [*]const u8, _: usize, _: *const [16]u8, _: u32, _: u32, _: u32) callconv(.c) bool {
+fn derive(out: *[64]u8, _: [*]u8, _: u32, _: [*]const u8, _: usize, _: *const [16]u8, _: u32, _: u32, _: *const anyopaque) callconv(.c) void {
     out.* = derived;
-    return true;
 }
+
+/// Only `derive` would call it.
+fn mix() callconv(.c) void {}
 
 comptime {
     for ([_][]const u8{ "portable", "fast" }) |form| {
         @export(&digest, .{ .name = "forge_sha256_" ++ form });
-        @export(&derive, .{ .name = "forge_derive_" ++ form });
+        @export(&mix, .{ .name = "forge_mix_" ++ form });
     }
+    @export(&derive, .{ .name = "forge_derive_portable" });
     for ([_][]const u8{ "portable", "fast", "wide" }) |form| @export(&decrypt, .{ .name = "forge_decrypt_" ++ form });
 }
