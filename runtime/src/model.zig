@@ -65,6 +65,7 @@ pub const Model = struct {
         try platform.protect(model.file, .read);
         const parts = try split(library, model.is_signed and !model.is_plaintext);
         try model.start(parts);
+        if (parts.variants != 0) model.forget();
         model.release(parts);
     }
 
@@ -173,6 +174,26 @@ pub const Model = struct {
         for (results, list) |tensor, *address| address.* = ready.tensors[@intCast(tensor)].data.?;
         model.prepared = list;
         try platform.protect(model.kept, .read);
+    }
+
+    /// Give back the weights before and behind those of the variant: nothing reads them.
+    fn forget(model: *const Model) void {
+        var first = model.weights.len;
+        var end: usize = 0;
+        for (model.program.weights) |weight| {
+            first = @min(first, @as(usize, @intCast(weight.offset)));
+            end = @max(end, @as(usize, @intCast(weight.offset + weight.size)));
+        }
+        model.discard(model.weights[0..first]);
+        model.discard(model.weights[@max(first, end)..]);
+    }
+
+    fn discard(model: *const Model, part: []const u8) void {
+        const from = std.mem.alignForward(usize, @intFromPtr(part.ptr), platform.pageSize());
+        const to = std.mem.alignBackward(usize, @intFromPtr(part.ptr) + part.len, platform.pageSize());
+        if (from >= to) return;
+        const memory: [*]align(page) u8 = @ptrFromInt(from);
+        platform.discard(memory[0 .. to - from], model.is_plaintext);
     }
 
     /// Give back what was needed to open the library: its code lies elsewhere by now.

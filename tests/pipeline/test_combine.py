@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def test_two_deliveries_become_one(forge: Any, model: Path, tmp_path: Path) -> None:
-    """What is made opens, is signed, names its variants, and is refused a second time as a source."""
+    """What is made opens, names its variants, and is refused as a source."""
     tags = TAGS or ()
     for index, tag in enumerate(tags):
         done = forge("run", f"model.path={model}", f"target={tag}", "quantize=none", "encrypt=none", f"out={index}")
