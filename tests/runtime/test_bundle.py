@@ -153,10 +153,10 @@ def test_what_is_no_library_is_said_to_be_none(data: bytes, found: str) -> None:
 
 def test_another_format_version_is_named(library: Library) -> None:
     data = bytearray(library.to_bytes())
-    data[-FOOTER + 9] = 3
+    data[-FOOTER + 9] = 4
     with pytest.raises(ArtifactError) as refusal:
         Library.view(data)
-    assert (refusal.value.expected, refusal.value.found) == ("library format 2", "format 3")
+    assert (refusal.value.expected, refusal.value.found) == ("library format 2", "format 4")
 
 
 @pytest.mark.parametrize("offset", [10, 40, 63])
