@@ -285,7 +285,7 @@ def combine(sources: tuple[Path, ...], out: Path, password: tuple[str, ...]) -> 
 @click.option("--html", "as_html", is_flag=True, help="As a page of HTML.")
 def card(path: Path, as_html: bool) -> None:
     """Print what the bill of materials of the delivery in folder PATH says: interface, metrics, data, tools."""
-    from forge_pipeline.pipeline.card import card as page
+    from forge_pipeline.pipeline.cards.card import card as page
 
     click.echo(page(path, as_html=as_html))
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from forge_pipeline.crypto.signing import SUFFIX
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.pipeline.bom import BOM, bom_bytes
+from forge_pipeline.pipeline.cards.bom import BOM, bom_bytes
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE, statement_bytes
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES

@@ -12,7 +12,7 @@ import pytest
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.pipeline.card import card
+from forge_pipeline.pipeline.cards.card import card
 
 
 def test_it_is_valid_for_cyclonedxs_validator(finished: Any) -> None:

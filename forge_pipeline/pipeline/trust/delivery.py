@@ -13,7 +13,7 @@ from forge_pipeline.crypto import dsse, signing
 from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
-from forge_pipeline.pipeline.bom import BOM, described
+from forge_pipeline.pipeline.cards.bom import BOM, described
 from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
 from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse

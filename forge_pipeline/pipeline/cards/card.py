@@ -11,7 +11,7 @@ from typing import Any
 
 from forge_pipeline.content import open_stream
 from forge_pipeline.errors import ArtifactError
-from forge_pipeline.pipeline.bom import BOM
+from forge_pipeline.pipeline.cards.bom import BOM
 from forge_runtime.text import shown
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
