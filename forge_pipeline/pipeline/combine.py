@@ -18,7 +18,7 @@ from forge_pipeline.report.figures import size
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.variants import Combined
 from forge_pipeline.runtime.variants import combine as combined
-from forge_pipeline.stages import encrypt
+from forge_pipeline.stages import encrypt, giving
 from forge_pipeline.stages.artifacts import KEY, METADATA, MODEL_FILES
 from forge_runtime.engine import Engine
 from forge_runtime.errors import MachineError
@@ -71,7 +71,8 @@ def _tried(made: Combined, tag: str) -> str:
 
 def _sealed(made: Combined, password: Sequence[str]) -> Sealed:
     """Return what is delivered, by the method's own options but for where the password is."""
-    section = compose([f"encrypt={'password' if password else 'none'}"])["encrypt"]
+    stage = giving("sealed").name
+    section = compose([f"{stage}={'password' if password else 'none'}"])[stage]
     values = {name: value for name, value in section.items() if name != "password"}
-    config = bind(encrypt.Config, values, where="encrypt")
+    config = bind(encrypt.Config, values, where=stage)
     return encrypt.seal(config, made, read_password(password) if password else None, os.urandom)
