@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_pipeline.config import bind
 from forge_pipeline.errors import UsageError, did_you_mean
 from forge_pipeline.pipeline.auto_target import with_target
 from forge_pipeline.pipeline.build import (
+    StoreOptions,
     make_runner,
     model_name,
     open_store,
@@ -142,8 +144,7 @@ def _runner(store: Store, config: Mapping[str, Any]) -> Runner:
 
 def _store(config: Mapping[str, Any]) -> AbstractContextManager[Store]:
     """Open the store; where there is none yet, none is made."""
-    options = dict(config["store"])
-    path = options["path"]
-    if not store_root(None if path is None else Path(path)).is_dir():
-        options["enabled"] = False
-    return open_store(options)
+    options = bind(StoreOptions, config["store"], where="store")
+    if not store_root(None if options.path is None else Path(options.path)).is_dir():
+        return open_store({**config["store"], "enabled": False})
+    return open_store(config["store"])

@@ -97,6 +97,12 @@ def test_to_look_makes_and_changes_nothing(forge: Any, arguments: list[str], war
     assert not (tmp_path / "no").exists()
 
 
+def test_a_store_that_is_no_section_is_refused(forge: Any, arguments: list[str]) -> None:
+    done = forge("run", "--dry-run", *arguments, "store=null")
+    assert done.returncode == 1
+    assert "store: expected a section with options" in done.stderr
+
+
 def test_a_dry_run_says_what_the_run_then_does(forge: Any, arguments: list[str], warm: Any, tmp_path: Path) -> None:
     more = [*arguments, "evaluate.latency_runs=3", "encrypt=none"]
     said = [line.split()[:2] for line in forge("run", "--dry-run", *more).stdout.splitlines() if line[0] != " "]
