@@ -68,6 +68,7 @@ def test_a_limit_that_is_too_low_is_named(tmp_path: Path, limit: str, named: str
     _check(_build(tmp_path, limit), tmp_path, named)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", ["-v 1600000", pytest.param("-t 25", marks=pytest.mark.long)])
 def test_a_build_that_fits_under_a_hard_limit_below_ours_succeeds(tmp_path: Path, limit: str) -> None:
     done = _build(tmp_path, limit)

@@ -63,6 +63,7 @@ def test_a_build_killed_at_random_moments_ends_with_the_same_bytes(
         assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.long
 def test_four_processes_that_ask_for_one_build_make_one(model: Path, data: Path, tmp_path: Path) -> None:
     outs = [tmp_path / f"out-{index}" for index in range(4)]
     processes = [_start(_arguments(model, data, out), tmp_path / "store", tmp_path) for out in outs]

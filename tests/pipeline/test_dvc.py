@@ -151,6 +151,7 @@ def test_a_second_repro_runs_nothing(checkout: Path) -> None:
     assert "up to date" in output
 
 
+@pytest.mark.long
 def test_an_edit_of_one_target_reruns_its_stages_alone(checkout: Path) -> None:
     compile_options = checkout / "conf" / "target" / "raspberry-pi" / "5.yaml"
     text = compile_options.read_text()
@@ -261,6 +262,7 @@ def test_parameters_are_compared_before_anything_runs(committed: Path) -> None:
     assert changed_params(committed) == {"quantize.per_channel": (True, False)}
 
 
+@pytest.mark.long
 def test_an_experiment_in_a_copy_has_the_checkouts_store_and_password_and_is_compared(committed: Path) -> None:
     before = shell(committed, "git", "status", "--porcelain")
     experiment = ("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "+evaluate.samples=100")

@@ -27,6 +27,7 @@ def sum_lengths(model: ONNXModule) -> int:
     return sum(math.prod(shape[1:]) if node.op_type == "Conv" else max(shape) for node, shape in shapes)
 
 
+@pytest.mark.long
 def test_a_build_with_weights_in_files_delivers_a_model_that_can_be_loaded_again(forge: Any, tmp_path: Path) -> None:
     import onnxruntime
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -40,6 +41,7 @@ def test_every_reason_is_given_before_the_model_is_folded_or_quantized(forge: An
     assert "RandomUniformLike 'RandomUniformLike_1'" in done.stderr
 
 
+@pytest.mark.long
 def test_what_simplifying_the_model_removes_is_no_reason_and_nothing_of_the_look_is_kept(
     forge: Any, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_model_with_other_inner_names_is_loaded_again_and_nothing_else_is_buil
     assert {name for name, result in _results(tmp_path / "second").items() if result == "built"} == {"load"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_samples_edited_in_place_are_calibrated_again(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     _run(forge, model, data, tmp_path / "first")
@@ -297,6 +298,7 @@ def test_the_readmes_sweep_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(jobs) == 6
 
 
+@pytest.mark.long
 def test_a_sweep_delivers_the_good_jobs_and_names_every_bad_one(
     forge: Any, model: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -323,6 +323,7 @@ def test_what_runs_nowhere_says_what_would_run_it(
     assert result.report["notes"] == ["not run: qemu-riscv64 is not installed: apt-get install qemu-user"]
 
 
+@pytest.mark.long
 def test_a_loss_by_compilation_fails_the_build_where_it_is_limited(
     data: Dataset, compiled: Callable[[ONNXModule], Library]
 ) -> None:

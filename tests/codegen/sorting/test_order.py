@@ -60,6 +60,7 @@ def test_what_onnx_runtime_cannot_order_is_ordered_too(dtype: str) -> None:
     assert places.tolist() == [1, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_open", [True, False])
 def test_no_nan_is_chosen_before_a_number(is_open: bool) -> None:
     data = np.array([np.nan, 3, np.nan, 1, 2], np.float32)

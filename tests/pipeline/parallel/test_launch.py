@@ -43,6 +43,7 @@ def test_jobs_at_once_give_what_jobs_one_by_one_give(forge: Any, model: Path, tm
     assert "start" not in in_turn
 
 
+@pytest.mark.long
 def test_on_a_terminal_there_is_a_row_for_each_job(tmp_path: Path) -> None:
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
