@@ -62,7 +62,10 @@ def compare(path: Path, tag: str, compile_for: Callable[..., bytes]) -> None:
         assert np.max(np.abs(want.astype(np.float64) - have)) <= limit * max(1e-2, np.max(np.abs(want)))
 
 
-@pytest.mark.parametrize("tag", ["raspberry-pi/5", "raspberry-pi/3b", "android/cpu"])
+@pytest.mark.parametrize(
+    "tag",
+    ["raspberry-pi/5", *(pytest.param(tag, marks=pytest.mark.long) for tag in ("raspberry-pi/3b", "android/cpu"))],
+)
 def test_the_bundled_model_computes_the_same_on_an_emulated_device(tag: str, compile_for: Callable[..., bytes]) -> None:
     compare(ROOT / "examples/digits/digits.onnx", tag, compile_for)
 

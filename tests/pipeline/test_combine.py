@@ -12,31 +12,34 @@ import pytest
 
 from forge_runtime.engine import Engine
 
-TAGS = {"x86_64": ("x86-64/v2", "x86-64/v3"), "aarch64": ("arm/generic", "raspberry-pi/5")}.get(platform.machine())
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "x86_64": ("x86-64/v2", "x86-64/v3"),
+    "aarch64": ("arm/generic", "raspberry-pi/5"),
+}
+TAGS = FAMILIES.get(platform.machine(), ())
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(TAGS is None, reason="no CPUs of several levels are described for this machine"),
+    pytest.mark.skipif(not TAGS, reason="no CPUs of several levels are described for this machine"),
 ]
 
 
 def test_two_deliveries_become_one(forge: Any, model: Path, tmp_path: Path) -> None:
     """What is made opens, names its variants, and is refused as a source."""
-    tags = TAGS or ()
-    for index, tag in enumerate(tags):
+    for index, tag in enumerate(TAGS):
         done = forge("run", f"model.path={model}", f"target={tag}", "quantize=none", "encrypt=none", f"out={index}")
         assert done.returncode == 0, done.stderr
     done = forge("combine", "0", "1", "--out", "fat")
     assert done.returncode == 0, done.stderr
     fat = tmp_path / "work" / "fat"
-    assert [target["tag"] for target in json.loads((fat / "metadata.json").read_text())["variants"]] == [*tags][::-1]
+    assert [target["tag"] for target in json.loads((fat / "metadata.json").read_text())["variants"]] == [*TAGS][::-1]
     x = np.linspace(0, 1, 432, dtype=np.float32).reshape(1, 3, 12, 12)
     plain = Engine(tmp_path / "work" / "0" / "model_library.so")(x)[0]
-    np.testing.assert_array_equal(Engine(fat / "model_library.so", variant=tags[0])(x)[0], plain)
+    np.testing.assert_array_equal(Engine(fat / "model_library.so", variant=TAGS[0])(x)[0], plain)
 
     done = forge("combine", "0", "1", "--out", "sealed", "--password", "env:SECRET", env={"SECRET": "correct horse"})
     assert done.returncode == 0, done.stderr
     sealed = tmp_path / "work" / "sealed"
-    engine = Engine(sealed / "model_library.so", sealed / "modelKey.bin", "correct horse", variant=tags[0])
+    engine = Engine(sealed / "model_library.so", sealed / "modelKey.bin", "correct horse", variant=TAGS[0])
     np.testing.assert_array_equal(engine(x)[0], plain)
 
     for sources, found in (

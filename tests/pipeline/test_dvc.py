@@ -290,6 +290,7 @@ def test_an_edit_that_resolve_would_undo_is_refused(committed: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "said"),
     [

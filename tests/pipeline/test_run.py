@@ -146,6 +146,7 @@ def test_another_password_seals_the_library_anew(forge: Any, model: Path, data: 
         assert _results(tmp_path / "out")["encrypt"] == result
 
 
+@pytest.mark.long
 def test_a_sweep_builds_what_its_jobs_share_once(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     _run(forge, model, data, out, "-m", "target=host,x86-64/v2", "quantize=static,none")
@@ -156,6 +157,7 @@ def test_a_sweep_builds_what_its_jobs_share_once(forge: Any, model: Path, data: 
     assert sum("compile" in names for names in built) == 4
 
 
+@pytest.mark.long
 def test_the_library_has_the_same_bytes_in_another_folder_and_with_the_store_off(
     forge: Any, model: Path, data: Path, tmp_path: Path, finished: Any
 ) -> None:

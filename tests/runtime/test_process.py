@@ -254,6 +254,7 @@ time.sleep(0.3)
     run(code, model, threads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["parent", "child"])
 @pytest.mark.parametrize("threads", THREADS)
 def test_interrupted_calls_leave_an_engine_that_computes(model: list[str], threads: int, where: str) -> None:

@@ -41,11 +41,11 @@ def assert_is_attention(source: onnx.ModelProto) -> None:
     assert not any("softmax" in name for name in names)
 
 
-@pytest.mark.parametrize("lines", [PLAIN, SCALED])
-@pytest.mark.parametrize("leading", [(1, 2), (2, 3), (3,)])
-@pytest.mark.parametrize(("rows", "columns"), [(197, 197), (24, 50), (7, 64), (6, 33)])
-def test_known_sizes(lines: tuple[str, ...], leading: Shape, rows: int, columns: int) -> None:
-    source = attention(lines, leading, rows, columns)
+@pytest.mark.parametrize(
+    ("leading", "rows", "columns"), [((1, 2), 197, 197), ((2, 3), 24, 50), ((3,), 7, 64), ((1, 1), 6, 33)]
+)
+def test_known_sizes(leading: Shape, rows: int, columns: int) -> None:
+    source = attention(PLAIN if rows < columns else SCALED, leading, rows, columns)
     assert_same(source, [{}], terms=100)
     assert_is_attention(source)
 

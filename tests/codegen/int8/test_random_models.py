@@ -44,6 +44,7 @@ SEEDED = st.integers(0, 1 << 32).map(Random)
 """Random numbers that a failure names by their seed."""
 
 
+@pytest.mark.long
 @settled(6)
 @given(SEEDED)
 def test_a_random_model_stores_what_onnx_runtime_stores(draw: Random) -> None:
