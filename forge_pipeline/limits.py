@@ -44,7 +44,8 @@ _OTHER: Final = (
 )
 
 
-_given: dict[int, int] = {}  # what this process had before it lowered a limit itself
+_given: dict[int, int] = {resource.RLIMIT_CPU: resource.getrlimit(resource.RLIMIT_CPU)[0]}
+"""What this process had before it lowered a limit itself, or the kernel raised it: it adds a second with SIGXCPU."""
 
 
 def lower(kind: int, wanted: int, spare: int = 0) -> None:

@@ -20,10 +20,10 @@ from tests.support.paths import ROOT
 
 
 def _laborious() -> onnx.ModelProto:
-    """Return products of a hundred sizes, each a kernel of its own: some seconds of compiling on any CPU."""
-    weights = {f"w{size}": np.zeros((size, size + 1), np.float32) for size in range(16, 116)}
-    nodes = [helper.make_node("MatMul", [f"x{size}", f"w{size}"], [f"x{size + 1}"]) for size in range(16, 116)]
-    ends = [helper.make_tensor_value_info(f"x{size}", onnx.TensorProto.FLOAT, [4, size]) for size in (16, 116)]
+    """Return products of many sizes, each a kernel of its own: seconds of compiling, whatever the CPU."""
+    weights = {f"w{size}": np.zeros((size, size + 1), np.float32) for size in range(16, 316)}
+    nodes = [helper.make_node("MatMul", [f"x{size}", f"w{size}"], [f"x{size + 1}"]) for size in range(16, 316)]
+    ends = [helper.make_tensor_value_info(f"x{size}", onnx.TensorProto.FLOAT, [4, size]) for size in (16, 316)]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "laborious", ends[:1], ends[1:], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)

@@ -117,7 +117,13 @@ def connected(device: Device) -> Iterator[Connection]:
                 threading.Thread(target=_heartbeat, args=(sink, over, device.silence / 4), daemon=True).start()
                 about = dict(line.split("=", 1) for line in lines if "=" in line)
                 programs = frozenset(line.partition("=")[2] for line in lines if line.startswith("program="))
-                yield Connection(device=device, folder=folder, work=about["ready"], about=about, programs=programs)
+                try:
+                    yield Connection(device=device, folder=folder, work=about["ready"], about=about, programs=programs)
+                except DeviceError as error:
+                    if isinstance(error, LostError) or not _is_over(master):
+                        raise
+                    said.seek(0)  # the keeper went first, and the job's folder with it: what a command says is not why
+                    raise lost(device, said.read().decode("utf-8", "replace")) from error
             finally:
                 over.set()
                 _end(master, device)
@@ -167,9 +173,7 @@ def _ready(device: Device, source: int, master: subprocess.Popen[bytes], said: I
 
 
 def _unready(device: Device, master: subprocess.Popen[bytes], said: IO[bytes], *, waited: bool) -> DeviceError:
-    with suppress(subprocess.TimeoutExpired):
-        master.wait(1)
-    if master.returncode is None and waited:
+    if not _is_over(master) and waited:
         return DeviceError(
             f"device {device.name}", f"its turn within {device.wait:g} s", "another build that uses it",
             "wait for that build to end, or raise `wait` in its file",
@@ -177,6 +181,12 @@ def _unready(device: Device, master: subprocess.Popen[bytes], said: IO[bytes], *
     said.seek(0)
     why = said.read().decode("utf-8", "replace")
     return lost(device, why) if master.returncode in (GONE, None) else unusable(device, why)
+
+
+def _is_over(master: subprocess.Popen[bytes]) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        master.wait(1)
+    return master.returncode is not None
 
 
 def _heartbeat(sink: int, over: threading.Event, seconds: float) -> None:

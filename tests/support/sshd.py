@@ -38,8 +38,8 @@ class Server:
         return [pid for pid, line in _processes() if self.device.folder in line and not line.startswith("ssh ")]
 
     def started(self) -> None:
-        """Wait until forge-run runs."""
-        until(lambda: any("--samples" in line and self.device.folder in line for _, line in _processes()))
+        """Wait until forge-run runs, not only the shell that will start it."""
+        until(lambda: any("--samples" in line and line.startswith(self.device.folder) for _, line in _processes()))
 
     def is_clean(self) -> None:
         """Wait until nothing of a job is left: no process, no folder."""
