@@ -14,7 +14,15 @@ from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
-from forge_pipeline.codegen.tir import flatten_pixels, middle_axis, peel_padding, primitives, reduction, tail_tiles
+from forge_pipeline.codegen.tir import (
+    flatten_pixels,
+    middle_axis,
+    peel_padding,
+    prefetch,
+    primitives,
+    reduction,
+    tail_tiles,
+)
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROOT = "root"
@@ -29,6 +37,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
     tail_tiles.bound_tiles,  # no tile without a pixel
+    prefetch.prefetch_weights,  # the next panel's lines
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 

@@ -20,6 +20,7 @@ from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "direct"
 ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"
@@ -272,6 +273,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     shares_row_blocks = is_padded and row_blocks >= machine.cores
     shared = primitives.fuse(sch, [n, row_block] if shares_row_blocks else [n, row_block, oc_out])
     depth = len(between) + (3 if shares_row_blocks else 2)
+    if not between:
+        ask_for_next(sch, along, machine)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
     primitives.pad_at(sch, before, shared if shares_row_blocks else None, machine)

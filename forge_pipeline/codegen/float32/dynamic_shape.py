@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
 from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
 
 WIDTHS = (10, 20, 40, 80, 160)
@@ -39,6 +40,8 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, h, row_block, oc_out, w_out, *reduction, w_in, oc_in, out)
+    if not is_narrow(sch):
+        ask_for_next(sch, w_out, machine, min(tiles, TYPICAL))
     shared = primitives.fuse(sch, [n, h, row_block, oc_out])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)

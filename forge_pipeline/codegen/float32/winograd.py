@@ -29,6 +29,7 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "winograd"
 TOLERANCE = 2e-5
@@ -140,6 +141,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     _, oc_in, i, j, pixel, out, block, channel = sch.get_loops(products)[2:]
     pixel_out, pixel_in = sch.split(pixel, [None, tile.pixels])
     sch.reorder(i, j, pixel_out, block, channel, pixel_in, oc_in, out)
+    ask_for_next(sch, pixel_out, machine)
     sch.reverse_compute_at(copy, pixel_out)
     sch.vectorize(out)
     sch.unroll(pixel_in)

@@ -88,7 +88,7 @@ def rows_by_matrix() -> tuple[Schedule, SBlockRV, tirx.PrimExpr]:
     """Return the schedule, the sums and the number of rows of (batch, rows, 8) times packed weights of 8 x 32."""
     batch, rows = tirx.Var("batch", "int64"), tirx.Var("rows", "int64")
     x, panels = te.placeholder((batch, rows, 8), name="x"), te.placeholder((1, 8, 32), name="panels")
-    product = multiply_panels(x, panels, 32, open_matmul.NAME)
+    product = multiply_panels(x, panels, columns=32, family=open_matmul.NAME, part=(0, 8))
     sch = Schedule(flatten(te.create_prim_func([x, panels, product])))
     return sch, primitives.find(sch, open_matmul.NAME), batch * rows
 

@@ -23,6 +23,12 @@ VECTOR_PANEL = 4
 
 UNROLLED_STEPS = 4
 
+TYPICAL_ROWS = 128
+"""Rows that are to be multiplied by weights which are read once: those of a sentence, or a share of an image."""
+
+SHORTEST_PART = 512
+"""Steps below which adding to sums in memory costs more than reading weights twice."""
+
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
     """Take products of float32 tensors."""
@@ -37,15 +43,12 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if weight is not None and weight.ndim == 2:
         family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
         packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[:-1], *weight.shape))
-        plain = graph.kernel(
-            multiply_panels,
-            graph.plain(operands[0]),
-            graph.constant(packed),
-            name="dense",
-            columns=weight.shape[1],
-            family=family,
-        )
-        return Value(plain=plain)
+        source, panels = graph.plain(operands[0]), graph.constant(packed)
+        sums: list[relax.Expr] = []
+        for part in cuts(graph.machine, shape_of(left)[:-1], steps):
+            sums = [graph.kernel(multiply_panels, source, panels, *sums, name="dense", columns=weight.shape[1],
+                                 family=family, part=part)]  # fmt: skip
+        return Value(plain=sums[0])
     if ranks[0] != ranks[1] and min(ranks) != 2:
         return None
     tensors = [graph.plain(operand) for operand in operands]
@@ -73,6 +76,18 @@ def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int)
     return open_matmul.panel_vectors(machine, steps, columns, lengths) * machine.lanes
 
 
+def cuts(machine: Machine, rows: Sequence[Any], steps: int) -> list[tuple[int, int]]:
+    """Return the parts (first, end) of so many steps that are multiplied one after the other, and added up.
+
+    Of that many rows that it fills, the part that is multiplied stays in the second cache, and weights are read once.
+    """
+    known = _rows_together(rows)
+    together = min(TYPICAL_ROWS, known) if known is not None else TYPICAL_ROWS
+    count = min(-(-4 * together * steps // (machine.l2 // 2)), steps // SHORTEST_PART) or 1
+    size = -(-steps // count)
+    return [(first, min(first + size, steps)) for first in range(0, steps, size)]
+
+
 def _rows_together(rows: Sequence[Any]) -> int | None:
     """Return how many rows ``flatten_pixels`` makes one axis of; None where a call brings them."""
     return math.prod(rows[-2:]) if all(isinstance(extent, int) for extent in rows[-2:]) else None
@@ -87,26 +102,34 @@ def pack_weight(weight: Array, width: int) -> Array:
     return full.reshape(steps, panels, width).transpose(1, 0, 2)
 
 
-def multiply_panels(left: te.Tensor, panels: te.Tensor, columns: int, family: str = NAME) -> te.Tensor:
-    """Describe (..., rows, steps) times packed weights.
+def multiply_panels(
+    left: te.Tensor, panels: te.Tensor, *sums: te.Tensor, columns: int, family: str, part: tuple[int, int]
+) -> te.Tensor:
+    """Describe (..., rows, steps) times packed weights: the ``part`` from a first step to an end, added to ``sums``.
 
     The columns that fill the last panel are computed too: left out, they would be a test for every number of it.
     """
-    count, steps, width = (int(extent) for extent in panels.shape)
-    step = te.reduce_axis((0, steps), "step")
+    count, width = int(panels.shape[0]), int(panels.shape[2])
+    first, end = part
+    step = te.reduce_axis((0, end - first), "step")
 
     def element(*index: Any) -> Any:
         *row, column = index
-        return te.sum(left(*row, step) * panels[column // width, step, column % width], axis=[step])
+        weight = panels[column // width, first + step, column % width]
+        return te.sum(left(*row, first + step) * weight, axis=[step])
 
     rows = left.shape[:-1]
     attributes = {primitives.FAMILY: family, PANEL: width}
     if len(rows) > 1 and family == open_matmul.NAME:
         attributes[ANY_ORDER] = len(rows) - 2
     product = te.compute((*rows, count * width), element, name="product", attrs=attributes)
-    if count * width == columns:
+    if count * width == columns and not sums:
         return product
-    return te.compute((*rows, columns), lambda *index: product(*index), name="crop")  # noqa: PLW0108 - TVM reads its signature
+
+    def read(*index: Any) -> Any:
+        return sum((before(*index) for before in sums), start=product(*index))
+
+    return te.compute((*rows, columns), read, name="sum" if sums else "crop")
 
 
 def multiply_batched(left: te.Tensor, right: te.Tensor, family: str = NAME, packs: int = 0) -> te.Tensor:

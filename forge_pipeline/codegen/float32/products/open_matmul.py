@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
 from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
 
 NAME = "open_matmul"
@@ -154,6 +155,8 @@ def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps:
     if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)
+    if not is_narrow(sch):
+        ask_for_next(sch, m_out, machine, min(tiles, TYPICAL if known is None else -(-known // rows)))
     if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in

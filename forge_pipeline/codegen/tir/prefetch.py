@@ -1,0 +1,200 @@
+"""Weights asked for ahead: tiles that share some weights ask, line by line, for those that come next.
+
+Tiles of one panel read it from the second cache, many times, and arithmetic hides that. The next panel lies behind that
+cache, in memory for a model of any size, and the CPU's own prefetcher starts anew with each of them: the first tile of
+a panel would wait for every few lines. So each tile fetches its share of the next panel into the second cache while it
+computes, one line a step or less. An address behind the last panel is harmless: a prefetch does not fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import DataType, tirx
+from tvm.ir import TensorLoad
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV
+from tvm.sym.analyzer import Analyzer
+
+from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.machine import Machine
+
+ASKS = "forge.asks"
+"""The annotation of a loop over tiles: how many tiles share the work, which is a guess where a call decides."""
+
+TYPICAL = 4
+"""The tiles that an open extent is taken for: with fewer, the CPU asks for the rest as it would have for all."""
+
+LINE = 64
+"""Bytes of a line of the cache."""
+
+READ, SECOND_CACHE, DATA = 0, 2, 1
+"""What `llvm.prefetch` is told."""
+
+
+def ask_for_next(sch: Schedule, tiles: LoopRV, machine: Machine, most: int | None = None) -> None:
+    """Mark a loop over tiles that read the same weights, of which the loop around it brings the next with each turn.
+
+    ``most``: how many tiles there are at a call, where that is less than the loop's extent says. On x86 only: on
+    AArch64 LLVM then no longer loads in pairs.
+    """
+    if machine.arch == "x86_64":
+        sch.annotate(tiles, ASKS, most or primitives.extent(sch, tiles) or TYPICAL)
+
+
+def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with prefetches in the loops over steps of the tiles that are marked."""
+    nests = sorted(((loop, rewriting.loops(loop.body)) for loop in rewriting.loops(function.body)), key=_depth)
+    if not any(ASKS in loop.annotations for loop, _ in nests):
+        return function
+    around = {inner.loop_var: loop.loop_var for loop, inside in reversed(nests) for inner in inside}
+    weights = set(function.params)
+
+    def mutate(loop: tirx.For, mutator: Any) -> Any:
+        if ASKS not in loop.annotations:
+            return mutator.default_mutate(loop)
+        notes = {name: note for name, note in loop.annotations.items() if name != ASKS}
+        panel = _panel(loop, around.get(loop.loop_var), weights)
+        body = loop.body if panel is None else panel.asked_for_in(loop)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
+
+    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))
+
+
+def _depth(nest: tuple[tirx.For, list[tirx.For]]) -> int:
+    return len(nest[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """Weights that a tile reads: ``runs`` of ``lines``, ``apart`` elements from one to the next.
+
+    ``first`` is the next panel's first element, ``line`` the elements of a line; ``steps`` are the loops over them.
+    """
+
+    buffer: Any
+    first: Sequence[Any]
+    runs: int
+    lines: int
+    apart: int
+    line: int
+    steps: Sequence[tirx.For]
+
+    def asked_for_in(self, tiles: tirx.For) -> Any:
+        """Return the body of the loop over tiles, with this panel's share asked for in each step."""
+        step: Any = tiles.loop_var
+        for loop in self.steps:
+            step = step * loop.extent + loop.loop_var
+        number = self.runs * self.lines
+        turns = int(tiles.annotations[ASKS]) * primitives.product(int(loop.extent) for loop in self.steps)
+        lines = (tirx.floordiv(step * number, turns) + index for index in range(-(-number // turns)))
+        asked = [self._ask(tirx.min(line, number - 1)) for line in lines]
+
+        def mutate(loop: tirx.For, mutator: Any) -> Any:
+            if not loop.loop_var.same_as(self.steps[-1].loop_var):
+                return mutator.default_mutate(loop)
+            body = tirx.SeqStmt([*asked, loop.body])
+            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+        return tvm_ffi.structural_mutate(tiles.body, [(tirx.For, mutate)])
+
+    def _ask(self, line: Any) -> tirx.Evaluate:
+        offset = line * self.line
+        if self.runs > 1:
+            run, within = tirx.floordiv(line, self.lines), tirx.floormod(line, self.lines)
+            offset = run * self.apart + within * self.line
+        *outer, last = self.first
+        address = tirx.address_of(tirx.BufferLoad(self.buffer, [*outer, last + offset]))
+        name = "llvm.prefetch"
+        return tirx.Evaluate(tirx.call_llvm_intrin("void", name, address, READ, SECOND_CACHE, DATA))
+
+
+def _panel(tiles: tirx.For, around: Any, weights: set[Any]) -> _Panel | None:
+    """Return what the tiles of a loop ask for; None where they read no weights that the loop around it changes."""
+    if around is None:
+        return None
+    inside = rewriting.loops(tiles.body)
+    loops = frozenset({around, tiles.loop_var, *(loop.loop_var for loop in inside)})
+    for realize in rewriting.realizes(tiles.body):
+        values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
+        steps = _steps(realize, inside)
+        for load in _loads(realize.block.body):
+            if load.source in weights and steps:
+                indices = [rewriting.substitute(at, values.get) for at in load.indices]
+                read = _Read(buffer=load.source, indices=indices, loops=loops)
+                panel = read.panel(tiles, around, inside, steps)
+                if panel is not None:
+                    return panel
+    return None
+
+
+def _steps(realize: SBlockRealize, inside: Sequence[tirx.For]) -> list[tirx.For]:
+    """Return the loops over what a block sums, outermost first."""
+    summed = [
+        value
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if int(axis.iter_type) == primitives.REDUCTION
+    ]
+    found = [loop for loop in inside if any(rewriting.reads(value, loop.loop_var) for value in summed)]
+    return sorted(found, key=lambda loop: -len(rewriting.loops(loop.body)))
+
+
+def _loads(body: Any) -> list[TensorLoad]:
+    found: list[TensorLoad] = []
+    tvm_ffi.structural_walk(body, [(TensorLoad, found.append)])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What a block in a tile reads: where, by the variables of the ``loops`` in the tile and of the two around it."""
+
+    buffer: Any
+    indices: Sequence[Any]
+    loops: frozenset[Any]
+
+    def panel(
+        self, tiles: tirx.For, around: Any, inside: Sequence[tirx.For], steps: Sequence[tirx.For]
+    ) -> _Panel | None:
+        """Return the panel that this reads, None where it is none: whole vectors, for step after step."""
+        if self._moved_by(tiles.loop_var) != 0 or self._moved_by(around) == 0:
+            return None
+        moves = [(loop, self._moved_by(loop.loop_var)) for loop in inside]
+        lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
+        known = {loop.loop_var for loop in (*lanes, *steps)}
+        vectors = [(int(loop.extent), by) for loop, by in moves if by != 0 and loop.loop_var not in known]
+        if len(lanes) != 1 or len(vectors) > 1:
+            return None
+        width, (count, apart) = int(lanes[0].extent), vectors[0] if vectors else (1, 0)
+        step, number = width * count if apart == width else width, 1
+        for loop in reversed(steps):
+            if self._moved_by(loop.loop_var) != step * number:
+                return None
+            number *= int(loop.extent)
+        if apart is None:
+            return None
+        run, runs = (number * step, count) if apart > number * step else (number * width * count, 1)
+        line = LINE * 8 // DataType(str(self.buffer.ty.dtype)).bits
+        first = [self._start(at, tiles, around, inside) for at in self.indices]
+        lines = -(-run // line)
+        return _Panel(buffer=self.buffer, first=first, runs=runs, lines=lines, apart=apart, line=line, steps=steps)
+
+    def _start(self, at: Any, tiles: tirx.For, around: Any, inside: Sequence[tirx.For]) -> Any:
+        """Return the index of what the next turn of the loop around the tiles starts with."""
+        new = {loop.loop_var: 0 for loop in (tiles, *inside)} | {around: around + 1}
+        return rewriting.substitute(at, new.get)
+
+    def _moved_by(self, variable: Any) -> int | None:
+        """Return how many elements on a loop's second turn reads; None where that is no number."""
+        first, second = (self._offset(variable, at) for at in (0, 1))
+        distance = Analyzer().simplify(second - first)
+        return int(distance) if isinstance(distance, tirx.IntImm) else None
+
+    def _offset(self, variable: Any, place: int) -> Any:
+        places, offset = dict.fromkeys(self.loops, 0) | {variable: place}, tirx.IntImm("int64", 0)
+        for at, extent in zip(self.indices, self.buffer.ty.shape, strict=True):
+            offset = offset * extent + rewriting.substitute(at, places.get)
+        return offset

@@ -1,0 +1,128 @@
+"""Tiles ask for all the lines that come next, and a long product is a sum of parts whose rows stay in a cache."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm_ffi
+from onnx import helper
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+from tvm.sym.analyzer import Analyzer
+
+from forge_pipeline.codegen.float32.products.matmul import SHORTEST_PART, TYPICAL_ROWS, cuts
+from forge_pipeline.codegen.lowering import lower
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
+from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.target import Target
+from tests.support.tiled import TILED, Shape, assert_same, compiled, kernels_of, model
+
+LINE = 16
+"""Float32 values in a line of the cache."""
+
+
+def dense(rows: Shape, steps: int, columns: int) -> onnx.ModelProto:
+    weights = {"w": np.random.default_rng(1).standard_normal((steps, columns)).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Erf", ["p"], ["y"])]
+    return model(nodes, {"x": (*rows, steps)}, weights)
+
+
+def convolution(size: int, kernel: int, channels: int = 32) -> onnx.ModelProto:
+    rng = np.random.default_rng(1)
+    weights = {"w": (rng.standard_normal((64, channels, kernel, kernel)) / channels).astype(np.float32)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[kernel // 2] * 4)]
+    return model(nodes, {"x": (1, channels, size, size)}, weights)
+
+
+def kernels(source: onnx.ModelProto, tag: str) -> list[tirx.PrimFunc]:
+    module = lower(import_model(prepare(source)), Target.from_tag(tag), TILED).module
+    return [function for _, function in module.functions_items() if isinstance(function, tirx.PrimFunc)]
+
+
+def found(tree: Any, kind: type) -> list[Any]:
+    seen: list[Any] = []
+    tvm_ffi.structural_walk(tree, [(kind, seen.append)])
+    return seen
+
+
+def offset(buffer: Any, indices: Any) -> Any:
+    flat: Any = 0
+    for at, extent in zip(indices, buffer.ty.shape, strict=True):
+        flat = flat * extent + at
+    return flat
+
+
+def lines(flat: Any, loops: list[tirx.For], around: tirx.For, turn: int) -> set[int]:
+    """Return the lines that ``flat`` names in all turns of ``loops``, in one turn of the loop around them."""
+    used = [loop for loop in loops if rewriting.reads(flat, loop.loop_var)]
+    seen = set()
+    for values in product(*(range(int(loop.extent)) for loop in used)):
+        places = dict(zip((loop.loop_var for loop in used), values, strict=True)) | {around.loop_var: turn}
+        at = rewriting.substitute(flat, lambda variable, places=places: places.get(variable, 0))
+        seen.add(int(Analyzer().simplify(at)) // LINE)
+    return seen
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3"])
+@pytest.mark.parametrize(
+    "source",
+    [dense((1, 20), 40, 160), dense((1, 6), 24, 160), convolution(7, 1), convolution(28, 1), convolution(14, 3)],
+    ids=["rows", "few rows", "few pixels", "pixels", "winograd"],
+)
+def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag: str) -> None:
+    checked = 0
+    for kernel in kernels(source, tag):
+        asked = [call for call in found(kernel.body, Call) if "llvm.prefetch" in str(call)]
+        if not asked:
+            continue
+        loops = sorted(rewriting.loops(kernel.body), key=lambda loop: -len(rewriting.loops(loop.body)))
+        (update,) = (
+            realize for realize in rewriting.realizes(kernel.body) if any(map(is_reduced, realize.block.iter_vars))
+        )
+        values = dict(zip((axis.var for axis in update.block.iter_vars), update.iter_values, strict=True))
+        buffer, asks = None, []
+        for call in asked:
+            (load,) = found(call, TensorLoad)
+            buffer, asks = load.source, [*asks, offset(load.source, load.indices)]
+        (read,) = (load for load in found(update.block.body, TensorLoad) if load.source.same_as(buffer))
+        reads = rewriting.substitute(offset(buffer, read.indices), values.get)
+        (tiles,) = (  # what is read is the same in each turn, what is asked for is not
+            loop
+            for loop in loops
+            if rewriting.reads(asks[0], loop.loop_var) and not rewriting.reads(reads, loop.loop_var)
+        )
+        around = loops[loops.index(tiles) - 1]
+        inside = [tiles, *rewriting.loops(tiles.body)]
+        have = set().union(*(lines(flat, inside, around, 0) for flat in asks))
+        assert have >= lines(reads, inside, around, 1)
+        assert len(have) <= len(lines(reads, inside, around, 1)) + 1
+        checked += 1
+    assert checked
+
+
+def is_reduced(axis: Any) -> bool:
+    return int(axis.iter_type) == primitives.REDUCTION
+
+
+def test_nothing_is_asked_for_on_arm_and_none_of_few_rows() -> None:
+    for tag, rows in (("raspberry-pi/5", (1, 20)), ("x86-64/v3", (1, 1))):
+        assert not any("llvm.prefetch" in str(kernel) for kernel in kernels(dense(rows, 40, 160), tag))
+
+
+@pytest.mark.parametrize("rows", [(1, 130), ("rows",), ("batch", "rows")])
+def test_products_of_many_steps_are_sums_of_parts(rows: Shape) -> None:
+    machine = Machine.of(Target.from_tag("host"))
+    steps = 3 * machine.l2 // 4 // (4 * TYPICAL_ROWS) * 2  # three halves of what a half of the second cache holds
+    source = dense(rows, steps, 48)
+    parts = cuts(machine, rows, steps)
+    assert len(parts) == min(3, steps // SHORTEST_PART)
+    assert [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
+    assert (parts[0][0], parts[-1][1]) == (0, steps)
+    assert sum("dense" in name for name in kernels_of(compiled(source))) == len(parts)
+    sizes = [{"rows": n, "batch": 2} for n in (1, 5, 131)] if isinstance(rows[-1], str) else [{}]
+    assert_same(source, sizes, terms=steps)
