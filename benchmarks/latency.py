@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ class Row:
     """One model with one number of threads: milliseconds per runtime, and ours relative to the others.
 
     ``error`` is the largest difference from ONNX Runtime's first output, relative to its largest value. ``failed``
-    says why a runtime is missing.
+    says why a runtime is missing. ``slowest`` are kernels of ours that take most, with their share of the time.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Row:
     ratio: dict[str, float]
     error: float | None
     failed: dict[str, str]
+    slowest: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,8 @@ class Prepared:
     inputs: Mapping[str, np.ndarray]
 
 
-def measure(name: str, prepared: Prepared, threads: int, runs: int) -> Row:
-    """Compare the runtimes that have a file."""
+def measure(name: str, prepared: Prepared, threads: int, runs: int, slowest: int = 0) -> Row:
+    """Compare the runtimes that have a file; ``slowest``: how many of our kernels to name."""
     contestants = {runtime: Contestant(runtime=runtime, model=model) for runtime, model in prepared.files.items()}
     found = compare(contestants, prepared.inputs, threads=threads, runs=runs)
     outputs = found.outputs
@@ -81,7 +82,15 @@ def measure(name: str, prepared: Prepared, threads: int, runs: int) -> Row:
         ratio=found.ratios("ours"),
         error=_error(outputs["ours"], outputs["onnxruntime"]) if {"ours", "onnxruntime"} <= outputs.keys() else None,
         failed={**prepared.failed, **found.failed},
+        slowest=_slowest(prepared, threads, slowest) if slowest and "ours" in found.outputs else {},
     )
+
+
+def _slowest(prepared: Prepared, threads: int, count: int) -> dict[str, float]:
+    from forge_runtime.engine import Engine
+
+    kernels = Engine(prepared.files["ours"], threads=threads).profile(*prepared.inputs.values())
+    return {kernel.name: kernel.share for kernel in kernels[:count]}
 
 
 def _error(ours: np.ndarray, reference: np.ndarray) -> float:
@@ -170,6 +179,10 @@ def table(rows: Sequence[Row]) -> str:
             ratios = [row.ratio[other] for row in rows if row.threads == threads and other in row.ratio]
             cells.append(f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-")
         lines.append("| " + " | ".join([*cells, ""]) + " |")
+    for row in rows:
+        if row.slowest:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in row.slowest.items())
+            lines.append(f"{row.model}: the slowest kernels take {shares}")
     reasons = {(row.model, runtime): reason for row in rows for runtime, reason in row.failed.items()}
     lines += [f"{model}: {runtime} cannot run it: {reason}" for (model, runtime), reason in reasons.items()]
     return "\n".join(lines)
@@ -202,6 +215,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
+    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name so many of our kernels")
     parser.add_argument("--size", nargs="+", default=[], metavar="EXTENT=SIZE", help="of open extents, by name")
     chosen = parser.parse_args(arguments)
     sizes = EXTENTS | {name: int(size) for name, size in (item.split("=") for item in chosen.size)}
@@ -228,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
                 onnx.save(MODELS[name](), source)
             prepared = prepare(source, folder, chosen.target, runtimes, sizes)
             for threads in (threads for other, threads in missing if other == name):
-                rows[name, threads] = measure(name, prepared, threads, chosen.runs)
+                rows[name, threads] = measure(name, prepared, threads, chosen.runs, chosen.slowest)
                 print(table([rows[name, threads]]).splitlines()[2], flush=True)
                 if chosen.json:
                     _write(chosen.json, rows, chosen.target)
