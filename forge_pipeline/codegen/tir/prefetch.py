@@ -162,6 +162,8 @@ class _Read:
         """Return the panel that this reads, None where it is none: whole vectors, for step after step."""
         if self._moved_by(tiles.loop_var) != 0 or self._moved_by(around) == 0:
             return None
+        if not all(isinstance(loop.extent, tirx.IntImm) for loop in steps):
+            return None
         moves = [(loop, self._moved_by(loop.loop_var)) for loop in inside]
         lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
         known = {loop.loop_var for loop in (*lanes, *steps)}
