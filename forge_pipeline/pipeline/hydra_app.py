@@ -23,6 +23,9 @@ from forge_runtime.redact import HIDDEN
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+EXPERIMENT = "experiment"
+"""The group whose choices may be several: each changes some of the rest."""
+
 MULTIRUN = ("-m", "--multirun")
 PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 """Overrides whose value is a file name, taken as it is: `model.path=a (1),b=2.onnx` needs no quoting."""
@@ -188,6 +191,7 @@ def _explained(call: Callable[[], T], overrides: Sequence[str], folder: Path | N
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    _refuse_merges(overrides)
     try:
         return call()
     except ForgeError:
@@ -203,6 +207,19 @@ def _explained(call: Callable[[], T], overrides: Sequence[str], folder: Path | N
             found=getattr(error, "problem", None) or str(error),
             fix="correct the file",
         ) from error
+
+
+def _refuse_merges(overrides: Sequence[str]) -> None:
+    """Raise UsageError for several choices of a group that are not experiments: Hydra would merge them into one."""
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        if value.lstrip("'\"").startswith("[") and group != EXPERIMENT and (conf_dir() / group).is_dir():
+            raise UsageError(
+                where=quotable(override),
+                expected="one choice of the group",
+                found="a list, whose files Hydra merges into one",
+                fix="build each by -m, without brackets; `forge-pipeline combine` makes one library of several",
+            )
 
 
 def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) -> UsageError:

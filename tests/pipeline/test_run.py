@@ -210,6 +210,7 @@ def _refused(done: subprocess.CompletedProcess[str], code: int, out: Path) -> st
         ("model.path=/nowhere.onnx", 1, "nowhere.onnx"),
         ("data.path=/nowhere.npz", 1, "nowhere.npz"),
         ("+unknown.option=1", 1, "unknown"),
+        ("target=[host,x86-64/v2]", 2, "found a list, whose files Hydra merges into one\nfix: build each by -m"),
         ("target=host,x86-64/v2", 2, "found 'host,x86-64/v2' without -m\nfix: add -m"),
         ("model.inputs=[{name: x, shape: [1], dtype: float23}]", 1, "model.inputs[0].dtype: expected one of float16"),
         ("encrypt=password", 1, "FORGE_PASSWORD"),
