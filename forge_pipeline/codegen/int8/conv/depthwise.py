@@ -220,7 +220,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane))
     work *= 1 if is_sized else primitives.UNKNOWN**2 // (row_block * pixels)
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, k_outer) * primitives.static(sch, k_inner)
-    shared = primitives.fuse(sch, [n, block, h_out])
+    # of a loop over images and an open number of rows TVM cannot tell what of it is which, as instructions need
+    shared, depth = (
+        (primitives.fuse(sch, [n, block, h_out]), 3) if is_sized else (primitives.fuse(sch, [block, h_out]), 4)
+    )
     if narrow is not None:
         sch.set_scope(anchor, 0, "local")
         sch.reverse_compute_at(narrow, w_out)
@@ -237,8 +240,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for loop in (kernel_h, k_outer, w_in):
         sch.unroll(loop)
     for store in stores:
-        primitives.vectorize_and_unroll(sch, store, below=3, lanes=lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=3, lanes=lanes)
+        primitives.vectorize_and_unroll(sch, store, below=depth, lanes=lanes)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, kernel_h), below=depth, lanes=lanes)
     tensorize(sch, lane, machine, dot_product(machine), TRANSPOSED, weights, later=not is_sized)
     if narrow is not None:
-        neon_narrow_store.store(sch, narrow, 3, len(MICRO_KERNEL.sums))
+        neon_narrow_store.store(sch, narrow, depth, len(MICRO_KERNEL.sums))
