@@ -1,9 +1,10 @@
 """How latency grows with one open size of a model: a batch, a sequence, an image's side; one library for all of them.
 
 ONNX Runtime and OpenVINO get the size fixed, each time anew. A row is one size: least milliseconds, and how many times
-the row before's, beside how many times the size. Runtimes take turns (`benchmarks.turns`).
+the row before's, beside how many times the size. Runtimes take turns (`benchmarks.turns`). The chart has both scales
+logarithmic: what grows as the size does is a straight line of slope one.
 
-    python -m benchmarks.growth minilm.onnx tokens=16,32,64,128,256,512,1024,2048 batch=1 --json growth.json
+    python -m benchmarks.growth minilm.onnx tokens=16,32,64,128,256,512 batch=1 --json growth.json --svg growth.svg
     python -m benchmarks.growth detector.onnx height=96,192,384,768 width=height --threads 2
 """
 
@@ -79,6 +80,23 @@ def table(rows: Sequence[Row], runtimes: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def draw(rows: Sequence[Row], runtimes: Sequence[str], name: str, path: Path) -> None:
+    """Write the chart."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for runtime in runtimes:
+        found = [(row.size, row.least[runtime]) for row in rows if runtime in row.least]
+        axes.loglog([size for size, _ in found], [least for _, least in found], marker="o", label=runtime)
+    axes.set_xticks([row.size for row in rows], [str(row.size) for row in rows], minor=False)
+    axes.set_xlabel(name)
+    axes.set_ylabel("milliseconds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure, print the table, and write it as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,6 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path, help="a chart")
     chosen = parser.parse_args(arguments)
     given = dict(item.split("=", 1) for item in chosen.extents)
     grown = [name for name, value in given.items() if "," in value]
@@ -102,6 +121,8 @@ def main(arguments: Sequence[str]) -> int:
     print(table(rows, runtimes))
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if chosen.svg:
+        draw(rows, runtimes, grown[0], chosen.svg)
     return 0
 
 
