@@ -15,6 +15,7 @@ from forge_pipeline.codegen.float32 import (
     concat,
     convolution,
     elementwise,
+    pad,
     pool_1d_3d,
     resample,
     softmax,
@@ -117,6 +118,7 @@ FAMILIES: Mapping[str, Family] = {
     softmax.NAME: Family(handlers=softmax.HANDLERS, schedule=softmax.schedule, continues=False),
     trees.NAME: Family(schedule=trees.schedule, continues=False),
     concat.NAME: Family(schedule=elementwise.schedule, continues=False),
+    pad.NAME: Family(handlers=pad.HANDLERS, schedule=elementwise.schedule, continues=False),
     "elementwise": Family(handlers=elementwise.HANDLERS),
 }
 """For an operator that several families know, the first that does not decline emits it."""

@@ -66,6 +66,20 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
     )
 
 
+def prelu(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout where the slope is one number, or one for each channel."""
+    value, slope = graph.look(call.args[0]), graph.look(call.args[1]).constant
+    if slope is None or not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
+        return None
+    slopes = graph.per_channel(slope.reshape(1, -1, 1, 1), value.channels)
+    if slopes is None:
+        return None
+    image = value.blocked
+    falls = graph.emit(relax.op.less(image, relax.const(0.0, "float32")))
+    sloped = graph.emit(relax.op.multiply(image, slopes))
+    return Value(blocked=graph.emit(relax.op.where(falls, sloped, image)), channels=value.channels)
+
+
 def concat(graph: Graph, call: relax.Call) -> Value | None:
     """Concatenate the channels of images: whole blocks, when every part fills its own."""
     parts = graph.look(call.args[0]).parts
@@ -146,5 +160,6 @@ HANDLERS = {
     **dict.fromkeys(BINARY, binary),
     **dict.fromkeys(FOLDED_SHAPES, reshape_constant),
     "relax.concat": concat,
+    "relax.nn.prelu": prelu,
     "relax.split": split,
 }
