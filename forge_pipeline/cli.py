@@ -315,22 +315,24 @@ def store_ls(path: Path | None, remote: bool, url: str | None) -> None:
 
 @store.command("push")
 @URL
+@click.option("--sign", multiple=True, help="A place of the key to sign records with; else store.sign of conf, if any.")
 @click.pass_obj
-def store_push(path: Path | None, url: str | None) -> None:
+def store_push(path: Path | None, url: str | None, sign: tuple[str, ...]) -> None:
     """Send to the remote what it lacks, in parallel; nothing of encrypted builds but what is sealed."""
     from forge_pipeline.pipeline.store_commands import push_store
 
-    click.echo(push_store(path, url))
+    click.echo(push_store(path, url, sign))
 
 
 @store.command("pull")
 @URL
+@click.option("--trusted", multiple=True, help="Public keys: take only what one signed; else store.trusted of conf.")
 @click.pass_obj
-def store_pull(path: Path | None, url: str | None) -> None:
+def store_pull(path: Path | None, url: str | None, trusted: tuple[str, ...]) -> None:
     """Fetch from the remote what is not here, in parallel; each file's digest is checked."""
     from forge_pipeline.pipeline.store_commands import pull_store
 
-    click.echo(pull_store(path, url))
+    click.echo(pull_store(path, url, trusted))
 
 
 @store.command("verify")
