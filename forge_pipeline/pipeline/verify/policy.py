@@ -15,8 +15,9 @@ from packaging.version import InvalidVersion, Version
 from forge_pipeline.config import bind
 from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import signing
+from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ConfigError, VerificationError
-from forge_pipeline.pipeline.trust.statements import Statement
+from forge_pipeline.pipeline.trust.statements import MEASURING, Statement
 from forge_runtime.text import shown
 
 METRICS: Final = "metrics.json"
@@ -72,7 +73,7 @@ def trusted_keys(policy: Policy, beside: Path, more: Sequence[Path]) -> dict[str
 
 def check_policy(folder: Path, statement: Statement, policy: Policy) -> str:
     """Return what to say of a verified delivery that obeys. Raises VerificationError with all that does not."""
-    wrong = [*_build_faults(statement, policy), *_metric_faults(folder, policy)]
+    wrong = [*_build_faults(statement, policy), *_metric_faults(folder, statement, policy)]
     if wrong:
         found, fix = shown("; ".join(wrong)), "build it as the policy says; it is the policy's owner who may change it"
         raise VerificationError("policy", "a delivery that obeys it", found, fix)
@@ -100,12 +101,17 @@ def _is_among(version: Any, allowed: SpecifierSet) -> bool:
         return False
 
 
-def _metric_faults(folder: Path, policy: Policy) -> Iterator[str]:
+def _metric_faults(folder: Path, statement: Statement, policy: Policy) -> Iterator[str]:
+    """Yield what is wrong with the metrics: those of the statement, whatever is in the folder by now."""
     if policy.minimum_accuracy is None and policy.maximum_drop is None:
         return
     try:
         with open_stream(folder / METRICS) as stream:
-            metrics: Any = json.loads(stream.read())
+            content = stream.read()
+        if digest_bytes(content) != statement.stages[MEASURING].outputs[METRICS]:
+            yield f"{METRICS}: another one than was measured"
+            return
+        metrics: Any = json.loads(content)
         reached, lost = metrics["compiled"], metrics["drop"]
     except (OSError, ValueError, KeyError, TypeError):
         reached = lost = None

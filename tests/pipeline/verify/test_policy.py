@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,20 @@ def test_the_command_needs_a_key_from_somewhere(forge: Any, out: Path) -> None:
     checked(out)
     done = forge("verify", str(out), "--policy", str(out.with_name("policy.yaml")))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "policy    obeyed")
+
+
+def test_metrics_that_are_exchanged_after_they_were_verified_are_not_believed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = delivery.verify
+
+    def and_then_exchange(path: Path, trusted: dict[str, str]) -> delivery.Verified:
+        found = whole(path, trusted)
+        metrics = json.loads((path / "metrics.json").read_text()) | {"compiled": 100.0}
+        (path / "metrics.json").unlink()
+        (path / "metrics.json").write_text(json.dumps(metrics))
+        return found
+
+    monkeypatch.setattr(delivery, "verify", and_then_exchange)
+    with pytest.raises(VerificationError, match=r"metrics\.json: another one than was measured"):
+        checked(out, minimum_accuracy=99.5)
