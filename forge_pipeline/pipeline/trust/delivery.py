@@ -71,7 +71,7 @@ def verify(path: Path, trusted: Mapping[str, str]) -> Verified:
     """
     if not path.is_dir():
         digest = _digest(path)
-        return Verified(lines=(_line(path, digest, _signer(path, digest, trusted)),))
+        return Verified(lines=(_line(path, digest, signer(path, digest, trusted)),))
     return _verify_folder(path, trusted)
 
 
@@ -80,8 +80,8 @@ def _verify_folder(folder: Path, trusted: Mapping[str, str]) -> Verified:
     if not os.path.lexists(folder / MANIFEST):
         raise _no_manifest(folder)
     content = _read(folder / MANIFEST, MAX_MANIFEST)
-    signer = _signer(folder / MANIFEST, digest_bytes(content), trusted)
-    lines = [_line(folder / MANIFEST, digest_bytes(content), signer)]
+    vouching = signer(folder / MANIFEST, digest_bytes(content), trusted)
+    lines = [_line(folder / MANIFEST, digest_bytes(content), vouching)]
     wanted = _deliverables(folder / MANIFEST, content)
     statement, builder = None, ""
     if os.path.lexists(folder / PROVENANCE):
@@ -91,10 +91,10 @@ def _verify_folder(folder: Path, trusted: Mapping[str, str]) -> Verified:
         lines.append(_line(folder / PROVENANCE, _digest(folder / PROVENANCE), builder))
     if os.path.lexists(folder / BOM):
         bill = _read(folder / BOM, MAX_STATEMENT)
-        signer = _signer(folder / BOM, digest_bytes(bill), trusted)
+        vouching = signer(folder / BOM, digest_bytes(bill), trusted)
         if described(bill, str(folder / BOM)).items() - wanted.items():
             raise _another(folder / BOM, "the bill of materials of this build", "that of another")
-        lines.append(_line(folder / BOM, digest_bytes(bill), signer))
+        lines.append(_line(folder / BOM, digest_bytes(bill), vouching))
     for name in sorted(_NAMES | wanted.keys()):
         file, digest = folder / name, wanted.get(name)
         if digest is None:
@@ -105,7 +105,7 @@ def _verify_folder(folder: Path, trusted: Mapping[str, str]) -> Verified:
         if found != digest:
             raise _another(file, f"the file of this build, with digest {digest}", found)
         lines.append(
-            _line(file, found, _signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
+            _line(file, found, signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
         )
     lines += [shown(f"{name:<18} not of the build, and not checked", 200) for name in strange]
     return Verified(lines=tuple(lines), statement=statement, signer=builder)
@@ -180,7 +180,7 @@ def _deliverables(path: Path, content: bytes) -> dict[str, str]:
         ) from error
 
 
-def _signer(file: Path, digest: str, trusted: Mapping[str, str]) -> str:
+def signer(file: Path, digest: str, trusted: Mapping[str, str]) -> str:
     """Return what to call the trusted key that signed a file. Raises UntrustedError."""
     place = _beside(file)
     if not os.path.lexists(place):
