@@ -21,7 +21,7 @@ from forge_pipeline.crypto.envelope import MAGIC
 from forge_pipeline.errors import DeviceError, ForgeError, MachineError, SecretError
 from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.samples import ran
-from forge_pipeline.runners.ssh import LostError
+from forge_pipeline.runners.ssh import KEEPER, LostError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.unpacked import loaded
 from tests.support.native import HERE, convolutions, library_of
@@ -128,6 +128,23 @@ with ran(Board(device={server.device!r}, triple=library.metadata["target"]["trip
         build.send_signal(signal.SIGKILL)
         build.wait()
     server.is_clean()
+
+
+def test_what_a_job_writes_while_its_folder_is_removed_does_not_keep_it(tmp_path: Path) -> None:
+    """The shell of a job writes once more when the keeper has ended its program."""
+    for number in range(4):
+        keeper = ["sh", str(KEEPER), str(tmp_path / f"board{number}"), "9"]
+        with subprocess.Popen(keeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as board:
+            assert board.stdin is not None and board.stdout is not None
+            work = next(line for line in board.stdout if line.startswith("ready=")).strip().removeprefix("ready=")
+            script = 'cd "$0" && while echo >after.$$; do :; done 2>/dev/null'
+            jobs = [subprocess.Popen(["timeout", "1", "sh", "-c", script, work]) for _ in range(6)]
+            until(lambda: len(list(Path(work).glob("after.*"))) == len(jobs))  # noqa: B023
+            board.stdin.close()
+            board.wait()
+        assert not Path(work).exists()
+        for job in jobs:
+            job.wait()
 
 
 def test_an_encrypted_library_is_never_in_clear_on_the_board(
