@@ -62,7 +62,7 @@ def read_header(stream: BinaryIO, place: str, size: int) -> Header:
     if dtype.hasobject:
         raise DataError(place, "numbers", "Python objects (a pickle)", "save plain arrays; pickles are never loaded")
     lengths = (dtype.itemsize, *shape)
-    if min(lengths) < 0 or dtype.itemsize == 0 or max(math.prod(lengths), *shape[:1], 0) > size:
+    if min(lengths) < 0 or dtype.itemsize == 0 or math.prod(lengths) > size:
         raise DataError(place, f"an array within its {size} bytes", f"one of {shape} values", "copy the file again")
     return Header(tuple(shape), dtype, fortran and len(shape) > 1)
 
@@ -150,8 +150,12 @@ class ArrayFile(ABC):
         if self._known is None:
             self._known = {}
             for name in self._names():
+                place, size = f"{self._where}, array {name!r}", self.size(name)
                 with self.open(name) as stream:
-                    self._known[name] = read_header(stream, f"{self._where}, array {name!r}", self.size(name))
+                    header = read_header(stream, place, size)
+                if max(header.shape[:1], default=0) > size:  # of nothing each
+                    raise DataError(place, f"at most {size} samples", f"{header.shape[0]}", "copy the file again")
+                self._known[name] = header
         return self._known
 
     def read(self, name: str) -> NDArray[Any]:
