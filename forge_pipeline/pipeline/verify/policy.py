@@ -123,9 +123,9 @@ def _metric_faults(folder: Path, statement: Statement, policy: Policy) -> Iterat
         metrics: Any = json.loads(content)
         reached, lost, metric = metrics["compiled"], metrics["drop"], str(metrics["metric"])
     except (OSError, ValueError, KeyError, TypeError):
-        reached = lost = metric = None
+        reached, lost, metric = None, None, ""
     if policy.metric is not None and metric != policy.metric:
-        yield f"metric: {metric}, not {policy.metric}"
+        yield f"metric: {metric or 'not measured'}, not {policy.metric}"
     if policy.minimum_accuracy is not None and metric in METRICS and not METRICS[metric]().higher_is_better:
         yield f"minimum_accuracy: measured by {metric}, of which less is better"
         return
