@@ -63,6 +63,17 @@ def test_what_the_store_has_lost_is_built_again(loaded: Path, capsys: pytest.Cap
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["load", "built"], ["fold", "built"]]
 
 
+def test_without_a_store_each_stage_builds_those_before_it(loaded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = loaded / "conf" / "config.yaml"
+    path.write_text(path.read_text().replace("enabled: true", "enabled: false"))
+    shutil.rmtree(loaded / ".forge")
+    resolve()
+    capsys.readouterr()
+    run_stage("fold")
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["load", "built"], ["fold", "built"]]
+    assert not (loaded / ".forge").exists()
+
+
 def test_what_would_be_another_one_now_is_refused(loaded: Path) -> None:
     """The model was exchanged, and its stage not run again, as `dvc repro --single-item` allows."""
     write_model(loaded / "net.onnx", seed=1)
