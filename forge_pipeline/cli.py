@@ -200,11 +200,7 @@ def keygen(place: str, comment: str) -> None:
 @commands.command(short_help="Sign a file, or what was delivered into a folder.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--key",
-    "places",
-    multiple=True,
-    required=True,
-    help="Where the key is: file:PATH, env:NAME, fd:N, keyring:..., pkcs11:...",
+    "--key", "places", multiple=True, required=True, help="Where: file:PATH, env:NAME, fd:N, keyring:..., pkcs11:..."
 )
 @click.option(
     "--model-signing-key",
@@ -229,14 +225,14 @@ def sign(path: Path, places: tuple[str, ...], pem_places: tuple[str, ...]) -> No
         click.echo(shown(f"signed    {sign_folder(path, pem_places)}"))
 
 
+TRUSTED = click.option(
+    "--trusted", type=click.Path(path_type=Path), multiple=True, help="A file of public keys: take what one signed."
+)
+
+
 @commands.command(short_help="Check who built a file or a folder, that it is whole, and that it builds again.")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--trusted",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A file of public keys, a line each.",
-)
+@TRUSTED
 @click.option("--policy", type=click.Path(path_type=Path), help="A file of rules that it must obey, keys among them.")
 @click.option("--rebuild", is_flag=True, help="Build it anew from its provenance, and compare.")
 @click.option("--model", type=click.Path(path_type=Path), help="For --rebuild: the model that it was built from.")
@@ -270,14 +266,15 @@ def verify(
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder that it is delivered to.")
 @click.option("--password", multiple=True, help="Encrypt it: where the password is, file:PATH, env:NAME.")
-def combine(sources: tuple[Path, ...], out: Path, password: tuple[str, ...]) -> None:
+@TRUSTED
+def combine(sources: tuple[Path, ...], out: Path, password: tuple[str, ...], trusted: tuple[Path, ...]) -> None:
     """Join plain libraries of one model, files or the folders they were delivered to, into one for all their CPUs.
 
     A device opens the best variant that its CPU runs. Weights that several pack alike are in it once.
     """
     from forge_pipeline.pipeline.combine import combine as join
 
-    click.echo(join(sources, out, password))
+    click.echo(join(sources, out, password, trusted))
 
 
 @commands.command(short_help="Print the model card of a delivery, as Markdown or HTML.")
@@ -315,22 +312,24 @@ def store_ls(path: Path | None, remote: bool, url: str | None) -> None:
 
 @store.command("push")
 @URL
+@click.option("--sign", multiple=True, help="A place of the key to sign records with; else store.sign of conf, if any.")
 @click.pass_obj
-def store_push(path: Path | None, url: str | None) -> None:
+def store_push(path: Path | None, url: str | None, sign: tuple[str, ...]) -> None:
     """Send to the remote what it lacks, in parallel; nothing of encrypted builds but what is sealed."""
     from forge_pipeline.pipeline.store_commands import push_store
 
-    click.echo(push_store(path, url))
+    click.echo(push_store(path, url, sign))
 
 
 @store.command("pull")
 @URL
+@click.option("--trusted", multiple=True, help="Public keys: take only what one signed; else store.trusted of conf.")
 @click.pass_obj
-def store_pull(path: Path | None, url: str | None) -> None:
+def store_pull(path: Path | None, url: str | None, trusted: tuple[str, ...]) -> None:
     """Fetch from the remote what is not here, in parallel; each file's digest is checked."""
     from forge_pipeline.pipeline.store_commands import pull_store
 
-    click.echo(pull_store(path, url))
+    click.echo(pull_store(path, url, trusted))
 
 
 @store.command("verify")

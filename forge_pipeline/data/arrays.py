@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -29,6 +30,10 @@ Row = Mapping[str, "NDArray[Any]"]
 
 
 UNNAMED, LABELS = "x", "y"
+_DAMAGE = (ValueError, LookupError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What reading an archive of somebody else's raises; RuntimeError for what is encrypted, or compressed otherwise."""
+_MOST_DENSE = 1100
+"""Bytes that deflate makes of one at most (1032)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +45,25 @@ class Header:
     fortran: bool
 
 
-def read_header(stream: BinaryIO, place: str) -> Header:
-    """Read the header that ``stream`` starts with. Raises DataError for damage and for pickled objects."""
+def read_header(stream: BinaryIO, place: str, size: int) -> Header:
+    """Read the header that ``stream``, of at most ``size`` bytes, starts with.
+
+    Raises DataError for damage, for pickled objects, and for more values than there are bytes.
+    """
     from numpy.lib import format as npy
 
     try:
         version = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(place, "an array in NumPy's format", str(error), "save it again with numpy.savez") from error
+    except (*_DAMAGE, SyntaxError, TypeError, MemoryError, ArithmeticError, tokenize.TokenError) as error:
+        found = str(error) or type(error).__name__  # NumPy reads the header as Python's text
+        raise DataError(place, "an array in NumPy's format", found, "save it again with numpy.savez") from error
     if dtype.hasobject:
         raise DataError(place, "numbers", "Python objects (a pickle)", "save plain arrays; pickles are never loaded")
+    lengths = (dtype.itemsize, *shape)
+    if min(lengths) < 0 or dtype.itemsize == 0 or math.prod(lengths) > size:
+        raise DataError(place, f"an array within its {size} bytes", f"one of {shape} values", "copy the file again")
     return Header(tuple(shape), dtype, fortran and len(shape) > 1)
 
 
@@ -60,7 +72,7 @@ def _stream_rows(stream: BinaryIO, header: Header, indices: Sequence[int], place
     import numpy as np
 
     shape = header.shape[1:]
-    size = header.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    size = header.dtype.itemsize * math.prod(shape)
     position = 0
     for index in indices:
         _skip(stream, (index - position) * size)
@@ -85,7 +97,7 @@ def _skip(stream: BinaryIO, count: int) -> None:
 def _damage_explained(place: str) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except _DAMAGE as error:
         raise DataError(place, "undamaged data", str(error), "copy the file again") from error
 
 
@@ -131,15 +143,19 @@ class ArrayFile(ABC):
             yield from (data[index] for index in indices)
             return
         with self.open(name) as stream, _damage_explained(place):
-            yield from _stream_rows(stream, read_header(stream, place), indices, place)
+            yield from _stream_rows(stream, read_header(stream, place, self.size(name)), indices, place)
 
     def headers(self) -> dict[str, Header]:
         """Return every array's header."""
         if self._known is None:
             self._known = {}
             for name in self._names():
+                place, size = f"{self._where}, array {name!r}", self.size(name)
                 with self.open(name) as stream:
-                    self._known[name] = read_header(stream, f"{self._where}, array {name!r}")
+                    header = read_header(stream, place, size)
+                if max(header.shape[:1], default=0) > size:  # of nothing each
+                    raise DataError(place, f"at most {size} samples", f"{header.shape[0]}", "copy the file again")
+                self._known[name] = header
         return self._known
 
     def read(self, name: str) -> NDArray[Any]:
@@ -148,7 +164,7 @@ class ArrayFile(ABC):
 
         place = f"{self._where}, array {name!r}"
         with self.open(name) as stream, _damage_explained(place):
-            header = read_header(stream, place)
+            header = read_header(stream, place, self.size(name))
             data = np.frombuffer(stream.read(), header.dtype)
             if data.size != math.prod(header.shape):
                 raise DataError(place, f"{math.prod(header.shape)} values", str(data.size), "copy the file again")
@@ -162,6 +178,10 @@ class ArrayFile(ABC):
     def open(self, name: str) -> BinaryIO:
         """Open one array's bytes, header included."""
 
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Return how many bytes an array has at most, header included."""
+
 
 class NpzFile(ArrayFile):
     """`numpy.savez`: named arrays."""
@@ -172,14 +192,17 @@ class NpzFile(ArrayFile):
 
     def open(self, name: str) -> BinaryIO:
         """Open one array's bytes, header included."""
-        with self._archive() as archive:
+        with self._archive() as archive, _damage_explained(f"{self._where}, array {name!r}"):
             return archive.open(f"{name}.npy")  # type: ignore[return-value]
 
+    def size(self, name: str) -> int:
+        """Return what the archive says, within what its compression can do."""
+        with self._archive() as archive:
+            return min(archive.getinfo(f"{name}.npy").file_size, _MOST_DENSE * self._path.stat().st_size)
+
     def _archive(self) -> zipfile.ZipFile:
-        try:
+        with _damage_explained(self._where):
             archive = zipfile.ZipFile(self._path)
-        except zipfile.BadZipFile as error:
-            raise DataError(self._where, "an undamaged .npz file", str(error), "copy the file again") from error
         if archive.fp is not None:
             check_unchanged(self._path, archive.fp.fileno())
         return archive
@@ -194,3 +217,7 @@ class NpyFile(ArrayFile):
     def open(self, name: str) -> BinaryIO:
         """Open the file."""
         return open_stream(self._path)
+
+    def size(self, name: str) -> int:
+        """Return the file's length."""
+        return self._path.stat().st_size

@@ -134,12 +134,15 @@ def _array_for(name: str, arrays: Mapping[str, tuple[int, ...]], inputs: int, wh
     )
 
 
-def _split(count: int, preparation: Preparation, part: Part, *, separate: bool) -> tuple[list[int], bool]:
+def _split(count: int, preparation: Preparation, part: Part, *, separate: bool) -> tuple[Sequence[int], bool]:
+    order: Sequence[int] = range(count)
     if separate:
-        return list(range(count)), False
-    order = list(range(count))
-    if preparation.shuffle:  # by hash: the same draw on every machine and with every NumPy
-        order.sort(key=lambda index: hashlib.sha256(f"{preparation.seed}:{index}".encode()).digest())
+        return order, False
+    if not preparation.shuffle:
+        chosen, left = order[: preparation.calibration_samples], order[preparation.calibration_samples :]
+        return (chosen, False) if part == "calibration" else (left or chosen, not left)
+    # by hash: the same draw on every machine and with every NumPy
+    order = sorted(order, key=lambda index: hashlib.sha256(f"{preparation.seed}:{index}".encode()).digest())
     calibration = sorted(order[: preparation.calibration_samples])
     if part == "calibration":
         return calibration, False

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forge_pipeline.config import bind
-from forge_pipeline.content import in_memory
+from forge_pipeline.content import in_memory, open_stream
 from forge_pipeline.crypto.envelope import Sealed
 from forge_pipeline.crypto.keys import read_password
-from forge_pipeline.crypto.signing import SUFFIX
+from forge_pipeline.crypto.signing import SUFFIX, read_trusted
+from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.pipeline.deliver import MANIFEST, prepare, write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
+from forge_pipeline.pipeline.trust.delivery import signer
 from forge_pipeline.report.figures import size
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.variants import Combined
@@ -27,13 +29,15 @@ from forge_runtime.text import shown
 FILE = MODEL_FILES["library"]
 
 
-def combine(sources: Sequence[Path], out: Path, password: Sequence[str]) -> str:
+def combine(sources: Sequence[Path], out: Path, password: Sequence[str], trusted: Sequence[Path] = ()) -> str:
     """Join the plain libraries of ``sources``, files or folders with one, into one in ``out``; return a line for each.
 
-    With ``password``, places of one, it is encrypted, with the costs of conf/encrypt/password.yaml. Every variant that
-    this machine runs is opened before anything is written. Raises ForgeError.
+    With ``trusted``, files of public keys, a library that none of them signed is refused before it is opened. With
+    ``password``, places of one, it is encrypted, with the costs of conf/encrypt/password.yaml. Every variant that this
+    machine runs is opened before anything is written. Raises ForgeError.
     """
-    libraries = [_library(path) for path in sources]
+    keys = read_trusted(trusted) if trusted else None
+    libraries = [_library(path, keys) for path in sources]
     made = combined(libraries)
     lines = [_tried(made, tag) for tag in (target["tag"] for target in made.metadata["variants"])]
     sealed = _sealed(made, password)
@@ -52,13 +56,18 @@ def combine(sources: Sequence[Path], out: Path, password: Sequence[str]) -> str:
     return "\n".join([*lines, f"{out / FILE}  {size(len(sealed.model))}, {size(before)} apart"])
 
 
-def _library(path: Path) -> Library:
+def _library(path: Path, trusted: Mapping[str, str] | None) -> Library:
+    """Read a library once: what is signed is what is taken."""
     file = path / FILE if path.is_dir() else path
     try:
-        return Library.from_file(file)
+        with open_stream(file) as stream:
+            content = stream.read()
     except OSError as error:
         found, fix = error.strerror or "an error", f"name a {FILE}, or the folder that it was delivered to"
         raise ArtifactError(str(file), "a plain library", found, fix) from error
+    if trusted is not None:
+        signer(file, digest_bytes(content), trusted)
+    return Library.from_bytes(content, where=str(file))
 
 
 def _tried(made: Combined, tag: str) -> str:

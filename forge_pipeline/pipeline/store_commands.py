@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import StoreError
 from forge_pipeline.pipeline.build import REMOTE, StoreOptions, store_root, terms_of
 from forge_pipeline.pipeline.console import progress_for, warn
 from forge_pipeline.pipeline.hydra_app import compose
+from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.report.figures import day, size
 from forge_pipeline.stages import STAGES
@@ -62,7 +63,7 @@ def verify_store(path: Path | None) -> str:
     with _existing(path) as store:
         damages = store.verify()
         count = len(store.actions())
-        root = store_root(path)
+        root = _root(path)
     for damage in damages:
         warn(str(damage))
     if damages:
@@ -96,22 +97,29 @@ def _is_sealed(action: Action) -> bool:
     return stage in STAGES and not KINDS[STAGES[stage].gives].discloses(action.outputs)
 
 
-def push_store(path: Path | None, url: str | None) -> str:
-    """Send to the remote what it lacks; StoreError where that fails."""
+def push_store(path: Path | None, url: str | None, sign: Sequence[str] = ()) -> str:
+    """Send to the remote what it lacks, signed with the key in the first of the places ``sign`` that has one.
+
+    Without places, with that of `store.sign` in the configuration here. StoreError where it fails.
+    """
     from forge_pipeline.store import transfer
 
-    with closing(remote_of(url)) as remote, _existing(path, remote) as store:
+    with closing(remote_of(url)) as remote, _existing(path, remote, sign=sign) as store:
         withheld = len(store.actions()) - len(store.to_send())
         moved = transfer.push(store, remote, progress_for("push"))
     stay = f"; {withheld} stay here: damaged, or of builds that are encrypted" if withheld else ""
     return f"sent {moved.moved} of {moved.asked} actions, {size(moved.bytes)}; the remote has the others{stay}"
 
 
-def pull_store(path: Path | None, url: str | None) -> str:
-    """Fetch from the remote what is not here; StoreError where that fails."""
+def pull_store(path: Path | None, url: str | None, trusted: Sequence[str] = ()) -> str:
+    """Fetch from the remote what is not here and what a key in one of the files ``trusted`` signed.
+
+    Without files, those of `store.trusted` in the configuration here; without these, anything that is whole. StoreError
+    where it fails.
+    """
     from forge_pipeline.store import transfer
 
-    with closing(remote_of(url)) as remote, Store(store_root(path), remote, on_damage=warn, vault=vault(())) as store:
+    with closing(remote_of(url)) as remote, _opened(path, remote, trusted=trusted) as store:
         moved = transfer.pull(store, remote, progress_for("pull"))
     return f"fetched {moved.moved} of {moved.asked} actions, {size(moved.bytes)}"
 
@@ -141,20 +149,41 @@ def collect_remote(url: str | None, *, keep_mb: int | None, keep_days: float | N
 
 
 def remote_of(url: str | None) -> Remote:
-    """Open the remote that is named, else FORGE_STORE_REMOTE's, to work with it in parallel until something fails."""
+    """Open the remote that is named, else `store.remote`, else FORGE_STORE_REMOTE's, for work in parallel."""
     from forge_pipeline.store.remote import Remote
     from forge_pipeline.store.transfer import WIDTH
 
-    defaults = {**compose([])["store"], "remote": url, "remote_required": True}
-    terms = terms_of(bind(StoreOptions, defaults, where="store"))
+    section = {**compose([])["store"], **_section()}
+    chosen = {**section, "remote": url or section["remote"], "remote_required": True}
+    terms = terms_of(bind(StoreOptions, chosen, where="store"))
     if terms is None:
         raise StoreError(WHERE, "a URL", "none", f"name it with --url or in {REMOTE}")
     return Remote(replace(terms, patience=math.inf, wait=0.0), warn, width=WIDTH)
 
 
-def _existing(path: Path | None, remote: Remote | None = None) -> Store:
-    root = store_root(path)
+def _existing(path: Path | None, remote: Remote | None = None, *, sign: Sequence[str] = ()) -> Store:
+    root = _root(path)
     with refusing(root):
         if not root.is_dir():
             raise StoreError(f"store {root}", "a folder", "none", "name it with --path or FORGE_STORE")
-    return Store(root, remote, on_damage=warn, vault=vault(()))
+    return _opened(path, remote, sign=sign)
+
+
+def _opened(
+    path: Path | None, remote: Remote | None, *, sign: Sequence[str] = (), trusted: Sequence[str] = ()
+) -> Store:
+    """Open the store with the keys that are named, else with those of the configuration here."""
+    own = _section()
+    vouched = notary(sign or own.get("sign", ()), trusted or own.get("trusted", ()))
+    return Store(_root(path), remote, on_damage=warn, notary=vouched, vault=vault(own.get("key", ())))
+
+
+def _root(path: Path | None) -> Path:
+    own = _section().get("path")
+    return store_root(path or (Path(own) if own else None))
+
+
+def _section() -> dict[str, Any]:
+    """Return the section `store` of the configuration in this folder, as `dvc repro` takes it; empty without one."""
+    own = Path("conf")
+    return dict(compose([], own)["store"]) if (own / "config.yaml").is_file() else {}

@@ -83,10 +83,13 @@ class Board:
         done = connection.run(self._script(connection.work, f"forge-run-{digest}", job), sent, got, password)
         if not got.stat().st_size:
             raise unusable(self.device, done.said)
-        texts = _unpack(got, job)
-        if done.status != 0:
-            raise _refusal(self.device, done.status, texts[ERROR])
-        return facts_of(texts[SAID]) | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
+        try:
+            texts = _unpack(got, job)
+            if done.status != 0:
+                raise _refusal(self.device, done.status, texts[ERROR])
+            return facts_of(texts[SAID]) | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
+        except (tarfile.TarError, ValueError, LookupError, TypeError, EOFError, RecursionError) as error:
+            raise unusable(self.device, f"an answer that is none: {error}") from error
 
     def _script(self, work: str, program: str, job: Job) -> str:
         """Return what is run on the board: a tar archive in, a tar archive out, and forge-run's exit status.

@@ -8,8 +8,11 @@ flock -n 9 || { echo waiting; flock 9 || exit 70; }
 rm -rf "$1"/job.*
 work=$(mktemp -d "$1/job.XXXXXX") || exit 70
 finish() {
-    [ ! -f "$work/pid" ] || kill -9 "$(cat "$work/pid")" 2>/dev/null
-    rm -rf "$work"
+    for pause in 0 0 1 1 1; do # the shell of the job goes on when its program ends, and what it writes keeps the folder
+        [ ! -f "$work/pid" ] || kill -9 "$(cat "$work/pid")" 2>/dev/null
+        sleep $pause
+        rm -rf "$work" 2>/dev/null && return
+    done
 }
 (
     trap 'kill $nap; exit' TERM

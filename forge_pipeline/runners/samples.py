@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from forge_pipeline.content import Content, pieces
 from forge_pipeline.crypto import envelope
 from forge_pipeline.crypto.keyfile import Kdf
-from forge_pipeline.errors import ArtifactError
+from forge_pipeline.data.arrays import read_header
+from forge_pipeline.errors import ArtifactError, DataError
 from forge_pipeline.runners.contract import Facts, Job, Place, Seal
 from forge_runtime.secret import Secret
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from numpy.typing import NDArray
 
     from forge_pipeline.data import Feed
@@ -66,7 +71,7 @@ def ran(place: Place, library: Library, feeds: Iterable[Feed], *, runs: int, is_
         if facts.get("samples", count) != count:
             found = f"{facts['samples']}"
             raise ArtifactError(f"forge-run in {place.name}", f"outputs of {count} samples", found, "run it again")
-        found_outputs = _read(folder, outputs)
+        found_outputs = _read(folder, outputs, f"forge-run in {place.name}")
         yield Ran(facts=facts, outputs=found_outputs if inputs else itertools.repeat(next(found_outputs)))
 
 
@@ -94,17 +99,36 @@ def _write(files: Mapping[str, Path], feeds: Iterable[Feed]) -> int:
     return count
 
 
-def _read(folder: Path, outputs: Sequence[tuple[str, str]]) -> Iterator[dict[str, NDArray[Any]]]:
-    import numpy as np
-
+def _read(folder: Path, outputs: Sequence[tuple[str, str]], where: str) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the outputs of each sample. Raises ArtifactError where the files, another machine's, are none of them."""
     with ExitStack() as opened:
-        streams = [opened.enter_context((folder / f"out{index}.npy").open("rb")) for index in range(len(outputs))]
+        try:
+            streams = [opened.enter_context((folder / f"out{index}.npy").open("rb")) for index in range(len(outputs))]
+        except OSError as error:
+            raise _none_of(where, error.strerror) from error
         while streams[0].peek(1):
             values = {}
             for (name, dtype), stream in zip(outputs, streams, strict=True):
-                array = np.load(stream, allow_pickle=False)
+                array = _array(stream, where)
                 values[name] = array.view(_bfloat16()) if dtype == BFLOAT16 else array
             yield values
+
+
+def _array(stream: BinaryIO, where: str) -> NDArray[Any]:
+    import numpy as np
+
+    try:
+        header = read_header(stream, where, os.fstat(stream.fileno()).st_size)
+        data = np.frombuffer(stream.read(header.dtype.itemsize * math.prod(header.shape)), header.dtype)
+        return data.reshape(header.shape, order="F" if header.fortran else "C")
+    except DataError as error:
+        raise _none_of(where, error.found) from error
+    except ValueError as error:
+        raise _none_of(where, "a file that is cut off") from error
+
+
+def _none_of(where: str, found: str | None) -> ArtifactError:
+    return ArtifactError(where, "arrays, the outputs of the model", found or "an error", "run it again, or elsewhere")
 
 
 def _bfloat16() -> Any:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_pipeline.content import Buffer, in_memory
 from forge_pipeline.digest import canonical_json
-from forge_pipeline.errors import ConfigError
+from forge_pipeline.errors import ArtifactError, ConfigError
 from forge_pipeline.runtime.bundle import LINE, PAGE, WITH_VARIANTS, Library, framed
 
 LIMIT = 16
@@ -51,9 +52,15 @@ def combine(libraries: Sequence[Library]) -> Combined:
 
     A CPU gets the first that it runs: those that need more of its flags come first, and of equal ones that given
     first. Raises ConfigError for fewer than two or more than ``LIMIT``, two of one name, one without a program, and
-    for what is not the same model with the same interface for CPUs of one family.
+    for what is not the same model with the same interface for CPUs of one family; ArtifactError for a library whose
+    digest is sound and whose tables are not.
     """
-    ordered = sorted(_checked(libraries), key=lambda library: -len(library.metadata["target"]["cpu_flags"]))
+    with _reading():
+        return _combined(_checked(libraries))
+
+
+def _combined(libraries: Sequence[Library]) -> Combined:
+    ordered = sorted(libraries, key=lambda library: -len(library.metadata["target"]["cpu_flags"]))
     weights = _Weights()
     moved = [_moved(library, weights) for library in ordered]
     elf, programs, metadata = _Parts(PAGE), _Parts(LINE, start=_ROW.size * len(moved)), _Parts(1, start=1)
@@ -124,10 +131,14 @@ def _moved(library: Library, weights: _Weights) -> Library:
     """Return the library with its weights among ``weights``: its program and its metadata say where."""
     program, data = bytearray(library.program), memoryview(in_memory(library.weights)).cast("B")
     places: dict[int, int] = {}
+    left = len(data)
     at = _PROGRAM_HEAD + _WORD.size * (1 + _word(program, _PROGRAM_HEAD))  # behind the kernels
     for row in range(_word(program, at)):
         where = at + _WORD.size * (1 + 2 * row)
         offset, size = _word(program, where), _word(program, where + _WORD.size)
+        if not (0 <= offset <= offset + size <= len(data) and size <= left):
+            raise ValueError("arrays that are not in the weights, or more than are")
+        left -= size
         places[offset] = weights.place(data[offset : offset + size])
         _WORD.pack_into(program, where, places[offset])
     entries = [{**entry, "offset": places[entry["offset"]]} for entry in library.metadata["weights"]]
@@ -162,6 +173,17 @@ def _checked(libraries: Sequence[Library]) -> Sequence[Library]:
             fix = "build all from the same file with the same options, but for the target"
             raise _refused("one model", f"libraries whose {what} differ", fix)
     return libraries
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turn what reading tables of another form raises into an ArtifactError: a digest can be mended by anybody."""
+    try:
+        yield
+    except (struct.error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            "combine", "libraries that forge-pipeline built", "one whose tables are of another form", "build it anew"
+        ) from error
 
 
 def _refused(expected: str, found: str, fix: str) -> ConfigError:

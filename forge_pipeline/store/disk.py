@@ -157,12 +157,15 @@ class Disk:
     def claim(self, vault: Vault) -> None:
         """See that the store is one of this vault's; a new one becomes it. Raises ConfigError."""
         place = self.root / "key"
-        if vault.seals and not place.exists() and not self.digests(OBJECTS) and self.read_only is None:
+        if vault.seals and not os.path.lexists(place) and not self.digests(OBJECTS) and self.read_only is None:
             with self.draft() as draft:
                 draft.write(vault.mark())
                 draft.place_first(place)
         with refusing(place):
-            mark = place.read_bytes() if place.exists() else b""
+            mark = b""
+            if os.path.lexists(place):
+                with os.fdopen(open_plain(place, follow=False), "rb") as stream:
+                    mark = stream.read(MAX_RECORD)
         if not vault.admits(mark):
             expected, found = "the key that it is sealed with", "another" if vault.seals else "none"
             if not mark:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from forge_pipeline.store.actions import Action, DamagedRecordError, decode
 from forge_pipeline.store.disk import ACTIONS, OBJECTS, is_digest
+from forge_pipeline.store.notary import divided
 from forge_pipeline.store.remote import Remote
 from forge_pipeline.store.store import Store
 
@@ -97,7 +98,10 @@ def pull(store: Store, remote: Remote, progress: Progress) -> Moved:
 
 
 def listed(remote: Remote, progress: Progress) -> list[Kept]:
-    """Return the actions of a remote, the newest first; a damaged record is told, and is none. Raises StoreError."""
+    """Return the actions of a remote, signed by whomever or not, the newest first. Raises StoreError.
+
+    A damaged record is told, and is none.
+    """
     entries = _records(remote)
     counter = _Counter(len(entries), progress)
 
@@ -106,7 +110,9 @@ def listed(remote: Remote, progress: Progress) -> list[Kept]:
         record = remote.record(key)
         counter.add()
         try:
-            return None if record is None else Kept(action=decode(record, key), written=written, record=size)
+            if record is None:
+                return None
+            return Kept(action=decode(divided(record)[0], key), written=written, record=size)
         except DamagedRecordError:
             remote.distrust(ACTIONS, key)
             return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -331,3 +333,53 @@ def test_a_preparation_that_cannot_be_is_refused(changes: dict[str, Any], messag
     with pytest.raises(ConfigError) as refusal:
         replace(BYTES, **changes)
     assert str(refusal.value).startswith(message)
+
+
+HEADERS = [
+    "(" * 5000, "-" * 3000 + "1", "1", "{", "{'descr': '<f4', 'fortran_order': False}",
+    *(
+        f"{{'descr': '{kind}', 'fortran_order': {order}, 'shape': {shape}}}"
+        for kind, order, shape in (
+            ("<f4", False, (1 << 40, 2, 3)), ("<f4", False, (1 << 40, 0)), ("<f4", False, (-6, 2, 3)),
+            ("<f4", True, (6, -3)), ("<f4", True, (1 << 62, 1 << 62)), ("<f4", False, (4, 1 << 63, 1 << 63)),
+            ("|V0", False, (4, 2, 3)), ("|S100000000", False, (4, 2)),
+        )
+    ),
+]  # fmt: skip
+"""What another program, or somebody hostile, writes where NumPy has text that says what an array is."""
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_header_that_promises_more_than_there_is_or_says_nothing_is_refused(
+    tmp_path: Path, header: str, archived: bool
+) -> None:
+    text = header.encode() + b"\n"
+    array = b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(96)
+    path = tmp_path / ("data.npz" if archived else "data.npy")
+    if archived:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("image.npy", array)
+    else:
+        path.write_bytes(array)
+    with pytest.raises(DataError):
+        list(Dataset.open(str(path)).samples(PLAIN, ROWS if archived else (replace(ROWS[0], name="x"),), "calibration"))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_changed_archive_is_read_or_refused_and_never_a_crash(npz: Callable[..., str], compressed: bool) -> None:
+    path = Path(npz(compressed=compressed, image=ramp(6), y=np.arange(6)))
+    sound, chance, refusals = path.read_bytes(), random.Random(9), 0
+    for _ in range(400):
+        changed = bytearray(sound)
+        for _ in range(chance.randrange(1, 5)):
+            changed[chance.randrange(len(changed))] = chance.choice((0, 1, 99, 255, chance.randrange(256)))
+        path.write_bytes(changed)
+        try:
+            for part in ("calibration", "evaluation"):
+                samples = Dataset.open(str(path)).samples(PLAIN, ROWS, part)  # type: ignore[arg-type]
+                list(samples)
+                samples.labels()
+        except DataError:
+            refusals += 1
+    assert refusals > 100

@@ -76,3 +76,16 @@ def test_what_is_no_bill_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bom.cdx.json").write_text(text)
     with pytest.raises(ArtifactError):
         card(tmp_path, as_html=False)
+
+
+def test_a_bill_with_an_empty_list_of_digests_is_refused(tmp_path: Path) -> None:
+    card_of = {
+        "properties": [],
+        "considerations": {"technicalLimitations": []},
+        "modelParameters": {"inputs": [], "outputs": [], "datasets": [{"name": "d", "contents": {"properties": []}}]},
+        "quantitativeAnalysis": {"performanceMetrics": []},
+    }
+    component = {"name": "m", "description": "", "hashes": [], "modelCard": card_of}
+    (tmp_path / "bom.cdx.json").write_text(json.dumps({"metadata": {"component": component}, "components": []}))
+    with pytest.raises(ArtifactError, match="found another form"):
+        card(tmp_path, as_html=False)

@@ -52,5 +52,15 @@ def test_two_deliveries_become_one(forge: Any, model: Path, tmp_path: Path) -> N
         done = forge("combine", *sources, "--out", "none")
         assert (done.returncode, found in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
         assert not (tmp_path / "work" / "none").exists()
+    assert forge("keygen", "us").returncode == forge("keygen", "them").returncode == 0
+    assert forge("sign", "0", "--key", "file:us").returncode == forge("sign", "1", "--key", "file:us").returncode == 0
+    assert forge("combine", "0", "1", "--out", "signed", "--trusted", "us.pub").returncode == 0
+    for keys, found in (("them.pub", "found a signature of ssh-ed25519"), ("us", "ssh-ed25519 AAAA... COMMENT")):
+        done = forge("combine", "0", "1", "--out", "none", "--trusted", keys)
+        assert (done.returncode, found in done.stderr) == (1, True), done.stderr
+    (tmp_path / "work" / "1" / "model_library.so.sig").unlink()
+    done = forge("combine", "0", "1", "--out", "none", "--trusted", "us.pub")
+    assert (done.returncode, "found no signature beside it" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "work" / "none").exists()
     done = forge("combine", "0", "1", "--out", "0")
     assert (done.returncode, "a folder of its own" in done.stderr) == (1, True)

@@ -17,7 +17,9 @@ import onnx
 import pytest
 import yaml
 
+from forge_pipeline.runtime.bundle import Library
 from tests.support.classifier import classifier
+from tests.support.disclosed import pieces_in, weights_of
 from tests.support.paths import ROOT
 
 NEEDED = (
@@ -59,7 +61,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def shell(folder: Path, *command: str, store: str | None = ".forge/store", fails: bool = False) -> str:
+def shell(
+    folder: Path,
+    *command: str,
+    store: str | None = ".forge/store",
+    fails: bool = False,
+    env: dict[str, str] | None = None,
+) -> str:
     """Run in ``folder`` and return stdout, with stderr where it is to fail; else fail with everything it printed."""
     program = str(Path(sys.executable).with_name(command[0])) if command[0] == "dvc" else command[0]
     environment = {
@@ -68,6 +76,7 @@ def shell(folder: Path, *command: str, store: str | None = ".forge/store", fails
         **({} if store is None else {"FORGE_STORE": str(folder / store)}),
         "FORGE_STORE_REMOTE": f"file://{folder.parent}/remote?sig=hunter2",
         "DVC_NO_ANALYTICS": "1",
+        **(env or {}),
         **{f"GIT_{who}_{what}": "test@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }
     done = subprocess.run(
@@ -206,6 +215,50 @@ def test_another_clone_with_another_store_ends_with_the_same_lock_file(checkout:
     assert ran(shell(clone, "dvc", "repro", "encrypt@host")) == set()
     libraries = {(folder / "out" / "host" / "model_library.so").read_bytes() for folder in (checkout, clone)}
     assert len(libraries) == 2
+
+
+@pytest.mark.long
+def test_with_a_sealed_store_nothing_is_in_clear_and_the_lock_file_is_the_same(checkout: Path) -> None:
+    """All that `make repro` and DVC do: in the work tree, DVC's cache, the store and TMPDIR, only the model given."""
+    shell(checkout, "dvc", "repro")
+    shell(checkout, "git", "checkout", "-q", ".")
+    place = checkout.parent / "sealed"
+    clone = place / "clone"
+    shell(checkout, "git", "clone", "-q", str(checkout), str(clone))
+    (clone / ".forge").mkdir()
+    shutil.copy(checkout / ".forge" / "password", clone / ".forge")
+    (place / "tmp").mkdir()
+    env = {"FORGE_STORE_KEY": "file:.forge/key", "TMPDIR": str(place / "tmp"), "FORGE_STORE_REMOTE": ""}
+    shell(clone, "forge-pipeline", "password", ".forge/key")
+    shell(clone, "forge-pipeline", "stage", "resolve", env=env)
+    shell(clone, "forge-pipeline", "stage", "ahead", env=env)
+    output = shell(clone, "dvc", "repro", env=env)
+    assert lines(output, "built") == set() and "report" in ran(output)
+    assert shell(clone, "git", "status", "--porcelain") == ""
+    assert ran(shell(clone, "dvc", "repro", env=env)) == set()
+    assert "up to date" in shell(clone, "dvc", "status", env=env)
+    shell(clone, "dvc", "remote", "add", "--local", "-d", "away", str(place / "away"))
+    assert "up to date" in shell(clone, "dvc", "push", env=env)
+    assert "up to date" in shell(clone, "dvc", "pull", env=env)
+    output = shell(clone, "dvc", "exp", "run", "--temp", "-S", "quantize.per_channel=false", "quantize", env=env)
+    assert {"load", "fold"} <= lines(output, "hit") and "quantize host" in lines(output, "built")
+    for secret in between_stages(checkout):
+        assert pieces_in(checkout / ".forge" / "store", secret), "found where it is"
+        assert set(pieces_in(place, secret)) <= {clone / "examples" / "digits" / "digits.onnx"}
+    assert not list((place / "tmp").iterdir())
+    refused = shell(clone, "dvc", "repro", "--force", "fold", fails=True, env={**env, "FORGE_STORE_KEY": ""})
+    assert "expected the key that it is sealed with, found none" in refused
+
+
+def between_stages(folder: Path) -> list[bytes]:
+    """Return the weights of the model, as they are and quantized, and the library's code, from a store in clear."""
+    found = {}
+    for name, path in {"fold": "shared/fold", "quantize": "shared/quantize/host", "compile": "plain/host"}.items():
+        outputs = json.loads((folder / "out" / path / f"{name}.action.json").read_text())["outputs"]
+        digest = outputs["model_library.so" if name == "compile" else "model.onnx"]
+        found[name] = folder / ".forge" / "store" / "objects" / digest[:2] / digest[2:]
+    code = bytes(Library.from_file(found["compile"]).elf)  # with the weights, packed
+    return [weights_of(found["fold"]), weights_of(found["quantize"]), code]
 
 
 def test_the_readmes_program_runs_on_what_was_built(checkout: Path) -> None:

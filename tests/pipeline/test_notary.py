@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forge_pipeline.crypto import signing
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.errors import UntrustedError
+from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.notary import SigningNotary, notary
-from forge_pipeline.store import Action, Store
+from forge_pipeline.store import Action, Store, transfer
 from forge_pipeline.store.actions import encode
 from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.disk import fan_out
@@ -175,3 +179,47 @@ def test_the_configuration_names_keys(forge: Any, model: Path, tmp_path: Path) -
         second.opened(record.read_bytes())
     found, said = results("two", f"store.trusted=[{tmp_path / 'theirs.pub'}]")
     assert found == {"built"} and said.count("not taken from the remote") >= 3
+
+
+def test_a_poisoned_remote_is_not_believed_when_a_whole_store_is_fetched(machines: Machine, forge: Any) -> None:
+    """By `store pull`, with the keys named, and with those of the configuration in the folder."""
+    trusted = machines.folder / "ours.pub"
+    trusted.write_text(f"{signing.public_line(OURS.public_key())}\n")
+    machines.build("attacker", SigningNotary(THEIRS, None), POISON)
+    url = ("--url", f"file://{machines.remote}")
+    folder = machines.folder / "repository"
+    shutil.copytree(conf_dir(), folder / "conf")
+    text = (folder / "conf" / "config.yaml").read_text()
+    assert "  trusted: []" in text
+    (folder / "conf" / "config.yaml").write_text(text.replace("  trusted: []", f"  trusted: [{trusted}]"))
+    for options, cwd in (((*url, "--trusted", str(trusted)), machines.folder), (url, folder)):
+        done = forge("store", "--path", "pulled", "pull", *options, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        assert "fetched 0 of 1" in done.stdout and "found a signature of ssh-ed25519" in done.stderr
+    assert "fetched 1 of 1" in forge("store", "--path", "taken", "pull", *url, cwd=machines.folder).stdout
+
+
+def test_a_whole_store_is_sent_signed(machines: Machine, forge: Any) -> None:
+    assert forge("keygen", "mine", cwd=machines.folder).returncode == 0
+    with Store(machines.folder / "builder") as store:
+        store.get_or_build(KEY, lambda: ({"model_library.so": SOUND}, {"stage": "compile"}))
+    machines.remote.mkdir()
+    url = ("--url", f"file://{machines.remote}")
+    sent = forge("store", "--path", "builder", "push", *url, "--sign", "file:mine", cwd=machines.folder)
+    assert "sent 1 of 1" in sent.stdout, sent.stderr
+    assert machines.taken(notary([], [str(machines.folder / "mine.pub")])) == SOUND
+
+
+def test_signed_records_are_listed_and_what_they_name_is_kept(machines: Machine) -> None:
+    machines.build("builder", BUILDER)
+    day = 86_400
+    for path in machines.remote.rglob("*/*/*"):
+        if path.is_file():
+            os.utime(path, (0, time.time() - 3 * day))
+    terms = Terms(url=f"file://{machines.remote}", writable=True, answer=10.0, rate=1e6, patience=30.0)
+    with closing(Remote(terms, machines.told.append)) as remote:
+        (kept,) = transfer.listed(remote, lambda done, of: None)
+        assert kept.action.key == KEY
+        assert transfer.collect(remote, lambda done, of: None) == (0, 0, 0)
+    assert machines.taken(READER) == SOUND
+    assert machines.told == []

@@ -15,9 +15,9 @@ import pytest
 from forge_pipeline.api.load import load
 from forge_pipeline.errors import ArtifactError, ForgeError
 from forge_pipeline.pipeline.deliver import write_atomically
-from forge_pipeline.pipeline.dvc.stages import Files, run_stage
+from forge_pipeline.pipeline.dvc.receipts import delivered, receipt_path
+from forge_pipeline.pipeline.dvc.stages import run_stage
 from forge_pipeline.pipeline.dvc.summary import read_build
-from forge_pipeline.stages.artifacts import KINDS
 from tests.support.paths import ROOT
 
 ODD: dict[str, Callable[[Path], object]] = {
@@ -94,11 +94,16 @@ def test_an_external_file_that_is_no_plain_one_is_refused_when_a_model_is_loaded
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_what_is_no_plain_file_in_the_work_tree_is_refused_by_its_name(tmp_path: Path, odd: str) -> None:
-    ODD[odd](tmp_path / "model_library.so")
-    (tmp_path / "metadata.json").touch()
+def test_what_is_no_plain_file_in_the_work_tree_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = receipt_path("compile", "host").parent
+    folder.mkdir(parents=True)
+    (folder / "compile.action.json").write_text("{}")
+    ODD[odd](folder / "identity.json")
     with pytest.raises(ArtifactError, match="found something that is no plain file"):
-        Files(kind=KINDS["library"], folder=tmp_path).digest()
+        delivered("compile", "host")
 
 
 def test_what_is_no_plain_file_among_resolved_options_and_finished_builds_is_refused_by_its_name(

@@ -54,6 +54,21 @@ def test_a_secret_in_the_configuration_is_refused_and_not_written(
     assert not (tmp_path / "resolved").exists()
 
 
+def test_a_stores_key_in_the_configuration_is_refused_and_its_place_is_written(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    config = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())
+    for places in (["hunter2canary"], ["file:.forge/key"]):
+        config["store"]["key"] = places
+        (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        if places == ["hunter2canary"]:
+            with pytest.raises(ConfigError, match=r"store\.key") as refusal:
+                resolve(tmp_path)
+            assert "hunter2canary" not in str(refusal.value)
+            assert not (tmp_path / "resolved").exists()
+    resolve(tmp_path)
+    assert yaml.safe_load((tmp_path / "resolved" / "inputs.yaml").read_text())["store"]["key"] == ["file:.forge/key"]
+
+
 def test_a_remote_in_the_configuration_is_refused_because_what_is_resolved_is_committed(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     config = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())

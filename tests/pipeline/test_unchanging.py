@@ -27,11 +27,9 @@ from forge_pipeline.frontends import Source
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.build import run_stages, source_inputs
 from forge_pipeline.pipeline.deliver import deliver
-from forge_pipeline.pipeline.dvc.stages import Files
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import slices
-from forge_pipeline.stages.artifacts import KINDS
 from forge_pipeline.store import Store
 from tests.support.paths import ROOT
 from tests.support.tiny import write_model
@@ -266,20 +264,6 @@ def test_code_that_is_edited_after_it_was_imported_does_not_run_under_the_edited
     module.write_text("PASSES = {}  # another\n")
     with pytest.raises(ForgeError, match=r"imported_passes\.py: expected the code that this process has imported"):
         runner.run("fold", options, {"model": loaded})
-
-
-def test_a_work_tree_file_that_changes_before_it_is_read_is_refused(
-    store: Store, loaded: Output, model: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shared" / "load"
-    store.export(loaded.action.outputs["model.onnx"], folder / "model.onnx")
-    files = Files(kind=KINDS["model"], folder=folder)
-    other = Runner(store=store).run(
-        "load", _options("load"), {"source": External(Source(write_model(tmp_path / "b.onnx", seed=1)))}
-    )
-    hooked = Hooked(files, lambda: store.export(other.action.outputs["model.onnx"], folder / "model.onnx"))
-    options = slices(compose(["model.path=x", "fold=basic"]))["fold"]
-    _refused(store, "fold", options, {"model": hooked}, "shared/load/model.onnx")
 
 
 SWAP = """

@@ -9,34 +9,24 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import numpy_helper
 
 from forge_pipeline.content import Made
 from forge_pipeline.crypto.objects import SealedObjects
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.errors import ConfigError, SecretError, StoreError
-from forge_pipeline.pipeline.dvc.resolve import inputs_of
-from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.store import Action, Store
 from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.remote import Remote
 from forge_pipeline.store.vault import Vault
 from forge_runtime.secret import Secret
+from tests.support.disclosed import pieces_in, weights_of
 
 OURS, THEIRS = (SealedObjects(Secret(bytes([number]) * 32)) for number in (1, 2))
 CHUNK = 1 << 20
 KEY = digest_json("an action")
 WEIGHTS = random.Random(1).randbytes(3000)
-
-
-def pieces_in(folder: Path, content: bytes, size: int = 24) -> list[Path]:
-    """Return the files that hold a piece of the content."""
-    pieces = [content[at : at + size] for at in range(0, len(content) - size, max(101, len(content) // 40))]
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [path for path in files if any(piece in path.read_bytes() for piece in pieces)]
 
 
 def open_files() -> int:
@@ -227,18 +217,10 @@ def test_places_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         vault([f"file:{tmp_path / 'missing'}"])
 
 
-def test_dvc_keeps_its_files_in_clear_and_takes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no key with DVC"):
-        inputs_of(compose(["experiment=digits", "store.key=[env:A]"]))
-    monkeypatch.setenv("FORGE_STORE_KEY", "env:A")
-    with pytest.raises(ConfigError, match="no key with DVC"):
-        inputs_of(compose(["experiment=digits"]))
-
-
 @pytest.mark.long
 def test_an_encrypted_build_leaves_nothing_of_the_weights(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     """By the command line, with a store in clear to show that the search finds what there is."""
-    weights = b"".join(numpy_helper.to_array(item).tobytes() for item in onnx.load(model).graph.initializer)
+    weights = weights_of(model)
     for name in ("password", "key"):
         assert forge("password", str(tmp_path / name)).returncode == 0
     run = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +20,10 @@ import numpy as np
 import pytest
 
 from forge_pipeline.crypto.envelope import MAGIC
-from forge_pipeline.errors import DeviceError, ForgeError, MachineError, SecretError
+from forge_pipeline.errors import ArtifactError, DeviceError, ForgeError, MachineError, SecretError
 from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.samples import ran
-from forge_pipeline.runners.ssh import LostError
+from forge_pipeline.runners.ssh import KEEPER, LostError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.unpacked import loaded
 from tests.support.native import HERE, convolutions, library_of
@@ -128,6 +130,68 @@ with ran(Board(device={server.device!r}, triple=library.metadata["target"]["trip
         build.send_signal(signal.SIGKILL)
         build.wait()
     server.is_clean()
+
+
+def test_what_a_job_writes_while_its_folder_is_removed_does_not_keep_it(tmp_path: Path) -> None:
+    """The shell of a job writes once more when the keeper has ended its program."""
+    for number in range(4):
+        keeper = ["sh", str(KEEPER), str(tmp_path / f"board{number}"), "9"]
+        with subprocess.Popen(keeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as board:
+            assert board.stdin is not None and board.stdout is not None
+            work = next(line for line in board.stdout if line.startswith("ready=")).strip().removeprefix("ready=")
+            script = 'cd "$0" && while echo >after.$$; do :; done 2>/dev/null'
+            jobs = [subprocess.Popen(["timeout", "1", "sh", "-c", script, work]) for _ in range(6)]
+            until(lambda: len(list(Path(work).glob("after.*"))) == len(jobs))  # noqa: B023
+            board.stdin.close()
+            board.wait()
+        assert not Path(work).exists()
+        for job in jobs:
+            job.wait()
+
+
+def archive(**files: bytes) -> bytes:
+    """Return a tar archive, as a board sends it."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as packed:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("_npy", ".npy"))
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def array(header: str, size: int = 64) -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(size)
+
+
+FACTS = b'{"samples": 3, "runs": 3}\n'
+LARGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}"
+OBJECTS = "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"
+ANSWERS = {
+    "no archive": (b"Welcome to this board!\n", DeviceError),
+    "cut off": (archive(said=FACTS, out0_npy=bytes(4096))[:1600], ForgeError),
+    "no facts": (archive(said=b"[" * 100_000), DeviceError),
+    "facts of another form": (archive(said=b"[]"), ForgeError),
+    "no outputs": (archive(said=FACTS), ArtifactError),
+    "outputs that are none": (archive(said=FACTS, out0_npy=b"anything"), ArtifactError),
+    "outputs larger than their file": (archive(said=FACTS, out0_npy=array(LARGE)), ArtifactError),
+    "objects": (archive(said=FACTS, out0_npy=array(OBJECTS)), ArtifactError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_board_that_answers_anything_is_refused(tmp_path: Path, library: Library, answer: str) -> None:
+    sent, kind = ANSWERS[answer]
+    (tmp_path / "answer").write_bytes(sent)
+    script = tmp_path / "shell"
+    script.write_text(f"""case $SSH_ORIGINAL_COMMAND in
+    *keeper*) exec sh -c "$SSH_ORIGINAL_COMMAND" ;;
+    *) cat >/dev/null; cat {tmp_path}/answer ;;
+    esac
+    """)
+    with serving(tmp_path, settings=[f"ForceCommand sh {script}"]) as server, pytest.raises(kind):
+        run(server, library)
 
 
 def test_an_encrypted_library_is_never_in_clear_on_the_board(

@@ -24,6 +24,7 @@ from forge_pipeline.stages import encrypt
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from forge_runtime.secret import Secret
+from tests.support.mutants import VALUES
 from tests.support.native import HERE, TILED, Runner, built, mended
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -207,3 +208,35 @@ def test_a_table_with_another_number_of_rows_is_refused_or_shorter(file: bytes, 
     else:
         with pytest.raises(ArtifactError):
             Engine(mended(bytes(changed)))
+
+
+def _changed(library: Library, chance: random.Random) -> Library:
+    """Return the library with a value of its metadata, or a word of its program, changed."""
+    if chance.random() < 0.5:
+        other = {**library.metadata, chance.choice(sorted(library.metadata)): chance.choice(VALUES)}
+        return replace(library, metadata={name: value for name, value in other.items() if chance.random() < 0.98})
+    program = bytearray(library.program)
+    at = 8 * chance.randrange(len(program) // 8)
+    words = (-1, 0, 1 << 20, 1 << 62, chance.randrange(1 << 16))
+    program[at : at + 8] = struct.pack("<q", chance.choice(words))
+    return replace(library, program=bytes(program[: chance.choice((len(program), at))]))
+
+
+def test_a_library_whose_tables_are_of_another_form_is_not_joined(libraries: list[Library]) -> None:
+    """Whoever mends the digest can write anything there: refused as an artifact, or joined, and never a crash."""
+    chance, refused = random.Random(11), 0
+    for _ in range(1000):
+        try:
+            combine([libraries[0], _changed(libraries[1], chance)])
+        except (ArtifactError, ConfigError):
+            refused += 1
+    assert 100 < refused < 1000
+
+
+def test_a_program_that_names_its_weights_many_times_is_not_joined(libraries: list[Library]) -> None:
+    """Each time they would be read through."""
+    library = libraries[1]
+    size = len(in_memory(library.weights))
+    program = bytes(64) + struct.pack("<2q", 0, 100_000) + struct.pack("<2q", 0, size) * 100_000
+    with pytest.raises(ArtifactError, match="one whose tables are of another form"):
+        combine([libraries[0], replace(library, program=program)])

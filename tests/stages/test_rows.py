@@ -58,6 +58,17 @@ def test_dvc_tracks_the_folder_of_a_stage_or_its_receipt_and_what_is_the_same_ea
     assert ("matrix" in row) == stage.per_target
 
 
+@pytest.mark.parametrize("name", STAGES)
+def test_dvc_has_a_stage_depend_on_the_identity_of_what_it_takes_and_on_nothing_in_clear(name: str) -> None:
+    stage, row = STAGES[name], rows()[name]
+    origins = [STAGES[origin] for origin in stage.takes.values() if origin in STAGES]
+    folders = {
+        origin.folder.format(target="${item.target}" if stage.per_target else "").rstrip("/") for origin in origins
+    }
+    between = {path for path in row["deps"] if path.startswith(("out/shared", "out/plain"))}
+    assert between == {f"out/{folder}/identity.json" for folder in folders}
+
+
 def test_stages_are_named_in_their_own_rows_and_modules_alone() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forge_pipeline.errors import StoreError
 from forge_pipeline.store import Store
 
 
@@ -60,6 +61,15 @@ def nobody_waits_for_ever() -> Iterator[None]:
 
 def _places(store: Store, root: Path, key: str, outputs: dict[str, str]) -> dict[str, Path]:
     return {"record": root / "actions" / "v1" / key[:2] / key[2:], "object": store.path(outputs["model.onnx"])}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_plain_file_in_the_place_of_the_stores_mark_is_refused(bench: Any, odd: str) -> None:
+    """The mark says whether a store is sealed, and with which key."""
+    bench.store().close()
+    ODD[odd](bench.root / "store" / "key")
+    with pytest.raises(StoreError, match="something that is no plain file"):
+        bench.store()
 
 
 @pytest.mark.parametrize("place", ["record", "object"])

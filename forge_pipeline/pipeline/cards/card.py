@@ -30,7 +30,7 @@ def card(folder: Path, *, as_html: bool) -> str:
     except OSError as error:
         found, fix = error.strerror or "an error", "name a folder that was delivered to"
         raise ArtifactError(str(path), "a bill of materials", found, fix) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(
             str(path), "a bill of materials of forge-pipeline", "another form", "deliver it again"
         ) from error

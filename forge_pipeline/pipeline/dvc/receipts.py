@@ -5,21 +5,27 @@ the content alone: the action key, all that the key is made of, and the digest o
 new each time it is built (sealed under a new salt, measured on this machine). The record, below `out/delivered`, has
 the digests of those as well, and how long the build took. DVC does not look at a file that it does not track:
 `withdraw` does, and removes the receipt where one is not as it was delivered, so that DVC has it delivered again.
+
+What is for other stages is in the store, and not here: beside the receipt, `identity.json` has the digests that the
+stages after it depend on. It stays the same where a stage that runs again gives the same.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forge_pipeline.content import open_stream
 from forge_pipeline.digest import canonical_json, digest_file
+from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.dvc.work_tree import OUT, RECEIPTS, folder_of, make_private
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.artifacts import KINDS, REPORT
+from forge_pipeline.store.disk import is_digest
 
 PAGE = OUT / "report.html"
 PAGE_RECEIPT = PAGE.with_suffix(".action.json")
@@ -36,10 +42,41 @@ def record_of(receipt: Path) -> Path:
     return OUT / "delivered" / receipt.relative_to(OUT)
 
 
-def clear(stage: str, target: str | None, files: Iterable[str]) -> None:
+def identity_path(stage: str, target: str | None = None) -> Path:
+    """Return where the digests are of what a stage gives to others."""
+    return folder_of(stage, target) / "identity.json"
+
+
+def clear(stage: str, target: str | None = None) -> None:
     """Remove the receipt, and those of an earlier run's files that DVC does not: a failure leaves none of them."""
-    for path in (receipt_path(stage, target), *(folder_of(stage, target) / file for file in files)):
+    entry = STAGES[stage]
+    kind, folder = KINDS[entry.gives], folder_of(stage, target)
+    files = kind.fresh if entry.is_last else (*kind.files, REPORT)  # those of earlier versions, in clear
+    for path in (receipt_path(stage, target), identity_path(stage, target), *(folder / file for file in files)):
         path.unlink(missing_ok=True)
+
+
+def delivered(stage: str, target: str | None) -> tuple[str, dict[str, str]]:
+    """Return the action key of a stage whose output is for others, and its digests. Raises ArtifactError."""
+    receipt, identity = receipt_path(stage, target), identity_path(stage, target)
+    key, digests = _said(receipt).get("action_key"), _said(identity)
+    if not isinstance(key, str) or not is_digest(key):
+        raise ArtifactError(str(receipt), "an action key", "none", "run `dvc repro`")
+    return key, digests
+
+
+def _said(path: Path) -> dict[str, Any]:
+    try:
+        with open_stream(path) as stream:
+            content = json.loads(stream.read())
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise ArtifactError(str(path), "what an earlier stage says of its output", found, "run `dvc repro`") from error
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(str(path), "JSON", "something else", "remove the file, and run `dvc repro`") from error
+    if not isinstance(content, dict):
+        raise ArtifactError(str(path), "a JSON object", "something else", "remove the file, and run `dvc repro`")
+    return content
 
 
 def write_receipt(output: Output, target: str | None, *, private: bool) -> None:
@@ -52,6 +89,8 @@ def write_receipt(output: Output, target: str | None, *, private: bool) -> None:
         PAGE_RECEIPT.unlink(missing_ok=True)
     pinned = {file: None if file in output.kind.fresh else digest for file, digest in outputs.items()}
     write_atomically(receipt, _pretty({**output.action.report, **described, "outputs": pinned}), private=private)
+    if not output.stage.is_last:
+        write_atomically(identity_path(output.stage.name, target), _pretty(output.digest()), private=True)
 
 
 def write_page_receipt(targets: Sequence[str]) -> None:

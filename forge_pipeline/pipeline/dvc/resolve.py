@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from forge_pipeline.config import bind
+from forge_pipeline.crypto.keys import checked_sources
 from forge_pipeline.digest import digest_json
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.frontends.table import tools_for
@@ -26,7 +27,6 @@ from forge_pipeline.pipeline.dvc.params import overrides
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import tool_version
 from forge_pipeline.pipeline.stage_configs import password_sources, slices
-from forge_pipeline.pipeline.vault import refuse_key
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.contract import Slice
 
@@ -170,7 +170,7 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Any]:
                 found="a value",
                 fix=f"give it in the environment variable {outside}",
             )
-    refuse_key(store.pop("key", ()))
+    checked_sources(store["key"], "store.key")
     model, data = config["model"]["path"], config["data"]
     samples = data.get("path") or model  # DVC must be given a file, where there are no samples too
     return {

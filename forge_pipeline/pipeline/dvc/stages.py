@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,28 @@ import yaml
 
 from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import keys
-from forge_pipeline.digest import canonical_json, digest_file
+from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError, ConfigError, UsageError, did_you_mean
 from forge_pipeline.pipeline.build import data_inputs, make_runner, model_input, open_store, store_root
 from forge_pipeline.pipeline.deliver import export, write_atomically
 from forge_pipeline.pipeline.dvc import resolve as resolving
-from forge_pipeline.pipeline.dvc.receipts import clear, receipt_path, record_of, withdraw, write_receipt
+from forge_pipeline.pipeline.dvc.receipts import (
+    clear,
+    delivered,
+    identity_path,
+    receipt_path,
+    record_of,
+    withdraw,
+    write_receipt,
+)
 from forge_pipeline.pipeline.dvc.resolve import INPUTS, slice_path
 from forge_pipeline.pipeline.dvc.work_tree import folder_of, home, make_private
 from forge_pipeline.pipeline.runner import Input, Output
-from forge_pipeline.pipeline.vault import refuse_key
+from forge_pipeline.pipeline.vault import key_places
 from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
-from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
+from forge_pipeline.stages.artifacts import REPORT
 from forge_pipeline.stages.contract import Slice
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
@@ -87,70 +94,86 @@ def run(name: str, target: str | None) -> None:
         run_stage(name, each)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """An artifact in the work tree, as an input: identified by what its files hold now."""
-
-    kind: Kind
-    folder: Path
-
-    def digest(self) -> dict[str, str]:
-        """Return the digests of the identity files."""
-        return {name: digest_file(path) for name, path in self._files().items() if name in self.kind.identity}
-
-    def value(self) -> Any:
-        """Read the domain object."""
-        return self.kind.read(self._files())
-
-    def _files(self) -> dict[str, Path]:
-        present = {name for name in self.kind.files if name not in self.kind.optional or (self.folder / name).exists()}
-        return {name: self._path(name) for name in self.kind.files if name in present}
-
-    def _path(self, name: str) -> Path:
-        path = self.folder / name
-        if not path.is_file():
-            found = "something that is no plain file" if path.exists() else "no such file"
-            raise ArtifactError(str(path), "an output of an earlier stage", found, "run `dvc repro`")
-        return path
-
-
 def run_stage(name: str, target: str | None = None) -> Output:
-    """Run one stage in the current folder, from its slice and its inputs' files to its output folder."""
+    """Run one stage in the current folder, from its slice and its inputs in the store.
+
+    What is for the user goes to its output folder; of what is for other stages, the digests and the report do.
+    """
     places = _read_yaml(INPUTS)
     stage = STAGES[name]
-    portable = _slice(name, target)
-    inputs = {parameter: _input(origin, target, places) for parameter, origin in stage.origins(portable).items()}
-    passwords = _at_home(places["password"]) if "password" in stage.wants else ()
-    clear(name, target, KINDS[stage.gives].fresh)
+    clear(name, target)
     with _open(places) as store:
-        device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
-        model = Path(places["files"]["model"]).name
-        runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
-        output = runner.run(name, portable, inputs)
-        folder, between = folder_of(name, target), not stage.is_last
-        private = between or (places["sealed"] and output.discloses)
-        if between:
+        output = _run(name, target, store, places)
+        private = not stage.is_last or (places["sealed"] and output.discloses)
+        folder = folder_of(name, target)
+        if stage.is_last:
+            for file in output.kind.files:
+                export(output, file, folder / file, private=private)
+        else:
             make_private(folder)
-        for file in (*output.kind.files, *((REPORT,) if between else ())):
-            export(output, file, folder / file, private=private)
+            export(output, REPORT, folder / REPORT, private=True)
         write_receipt(output, target, private=private)
+    return output
+
+
+def _run(name: str, target: str | None, store: Store, places: Mapping[str, Any]) -> Output:
+    """Return the output of a stage, from the store or built into it."""
+    stage = STAGES[name]
+    portable = _slice(name, target)
+    inputs = {
+        parameter: None if origin is None else _input(origin, target, store, places)
+        for parameter, origin in stage.origins(portable).items()
+    }
+    passwords = _at_home(places["password"]) if "password" in stage.wants else ()
+    device = Device.of(places.get("devices", {}).get(target)) if "device" in stage.wants else None
+    model = Path(places["files"]["model"]).name
+    runner = make_runner(store, passwords, label=target or "", sealed=places["sealed"], model=model, device=device)
+    return runner.run(name, portable, inputs)
+
+
+def _input(origin: str, target: str | None, store: Store, places: Mapping[str, Any]) -> Input | None:
+    if origin == "source":
+        return model_input(Path(places["files"]["model"]))
+    if origin in (data := data_inputs(places["data"])):
+        return data[origin]
+    return _earlier(origin, target if STAGES[origin].differs_by_target else None, store, places)
+
+
+def _earlier(name: str, target: str | None, store: Store, places: Mapping[str, Any]) -> Output:
+    """Return what a stage gave when DVC ran it; built anew where the store has it no longer.
+
+    Raises ArtifactError where it was not run, or would give something else now.
+    """
+    key, identity = delivered(name, target)
+    action = store.lookup(key)
+    if action is None:
+        output = _run(name, target, store, places)
+    else:
+        output = Output(stage=STAGES[name], action=action, hit=True, seconds=0.0, store=store)
+    if output.digest() != identity:
+        raise ArtifactError(
+            where=str(identity_path(name, target)),
+            expected=f"the digests of what `{name}` gives",
+            found="others",
+            fix=f"run `dvc repro --force {name}`",
+        )
     return output
 
 
 def _open(places: Mapping[str, Any]) -> AbstractContextManager[Store]:
     """Open the store that `resolve` has noted: a copy of DVC's takes that of the checkout."""
-    refuse_key(())
-    root = home(Path.cwd()) / store_root(_chosen(places["store"]["path"]))
-    return open_store({**places["store"], "path": str(root), "remote": None, "remote_options": {}})
+    noted = places["store"]
+    root = home(Path.cwd()) / store_root(_chosen(noted["path"]))
+    key = list(_at_home(key_places(noted.get("key", ()))))
+    return open_store({**noted, "path": str(root), "key": key, "remote": None, "remote_options": {}})
 
 
 def leave_out(name: str) -> None:
     """Say in the output folder of a shared stage that nothing reads it: without ranges, when nothing is quantized."""
-    receipt, folder = receipt_path(name), folder_of(name, None)
-    for path in (receipt, record_of(receipt), *(folder / file for file in KINDS[STAGES[name].gives].files)):
-        path.unlink(missing_ok=True)
-    make_private(folder)
-    write_atomically(folder / REPORT, canonical_json({"read": False}), private=True)
+    clear(name)
+    record_of(receipt_path(name)).unlink(missing_ok=True)
+    make_private(folder_of(name, None))
+    write_atomically(identity_path(name), canonical_json({}), private=True)
     print(shown(f"{name} left out: no stage reads it"))
 
 
@@ -184,16 +207,6 @@ def _at_home(places: Sequence[str]) -> tuple[str, ...]:
     at_home = {place: home(here) / place.removeprefix("file:") for place in places if place.startswith("file:")}
     moved = {place: f"file:{path}" for place, path in at_home.items() if home(here) != here and path.exists()}
     return tuple(moved.get(place, place) for place in places)
-
-
-def _input(origin: str | None, target: str | None, places: Mapping[str, Any]) -> Input | None:
-    if origin is None:
-        return None
-    if origin == "source":
-        return model_input(Path(places["files"]["model"]))
-    if origin in (data := data_inputs(places["data"])):
-        return data[origin]
-    return Files(kind=KINDS[STAGES[origin].gives], folder=folder_of(origin, target))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from forge_pipeline.content import open_stream
@@ -14,13 +15,14 @@ from forge_pipeline.crypto.signing import MAX_SIGNATURE, SUFFIX
 from forge_pipeline.digest import digest_bytes, digest_file
 from forge_pipeline.errors import ArtifactError, ForgeError, UntrustedError
 from forge_pipeline.pipeline.cards.bom import BOM, described
-from forge_pipeline.pipeline.deliver import MANIFEST, write_atomically
+from forge_pipeline.pipeline.deliver import BUNDLE, MANIFEST, write_atomically
 from forge_pipeline.pipeline.provenance import ENVELOPE, PROVENANCE
 from forge_pipeline.pipeline.trust.statements import MAX_STATEMENT, Statement, parse
 from forge_pipeline.stages import STAGES, giving
 from forge_pipeline.stages.artifacts import MODEL_FILES
 from forge_runtime.text import shown
 
+_NAMES = {name for stage in STAGES.values() for name in stage.deliverables}
 MAX_MANIFEST = 16 << 20
 """Bytes of a manifest; what is larger is none."""
 
@@ -50,39 +52,50 @@ def _is_private(path: Path) -> bool:
     return not path.stat().st_mode & 0o077
 
 
-def verify(path: Path, trusted: Mapping[str, str]) -> str:
-    """Return a line for each file with its digest and who signed it, all of them sound.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was found sound: a line for each file, and what is attested of a folder, by whom, if anything is."""
+
+    lines: tuple[str, ...]
+    statement: Statement | None = None
+    signer: str = ""
+
+
+def verify(path: Path, trusted: Mapping[str, str]) -> Verified:
+    """Return what is sound of a file or a folder, which is all of it.
 
     A file must be signed by a trusted key. Of a folder, manifest, models, and provenance and bill of materials if there
     are any, must be, and every deliverable must be what the manifest says: all of one build, none missing, none added.
-    ``trusted`` has the keys as `signing.read_trusted` returns them. Raises ForgeError.
+    Files that no build delivers are named. ``trusted`` has the keys as `signing.read_trusted` returns them. Raises
+    ForgeError.
     """
     if not path.is_dir():
         digest = _digest(path)
-        return _line(path, digest, _signer(path, digest, trusted))
-    return "\n".join(_folder_lines(path, trusted))
+        return Verified(lines=(_line(path, digest, signer(path, digest, trusted)),))
+    return _verify_folder(path, trusted)
 
 
-def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
+def _verify_folder(folder: Path, trusted: Mapping[str, str]) -> Verified:
+    strange = _strange(folder)
     if not os.path.lexists(folder / MANIFEST):
         raise _no_manifest(folder)
     content = _read(folder / MANIFEST, MAX_MANIFEST)
-    signer = _signer(folder / MANIFEST, digest_bytes(content), trusted)
-    yield _line(folder / MANIFEST, digest_bytes(content), signer)
+    vouching = signer(folder / MANIFEST, digest_bytes(content), trusted)
+    lines = [_line(folder / MANIFEST, digest_bytes(content), vouching)]
     wanted = _deliverables(folder / MANIFEST, content)
+    statement, builder = None, ""
     if os.path.lexists(folder / PROVENANCE):
-        statement, signer = attested(folder, trusted)
-        artifact = giving("sealed").deliverables
-        if statement.subject != {name: digest for name, digest in wanted.items() if name in artifact}:
+        statement, builder = attested(folder, trusted)
+        if not _is_of(statement, wanted):
             raise _another(folder / PROVENANCE, "the provenance of this build", "that of another")
-        yield _line(folder / PROVENANCE, _digest(folder / PROVENANCE), signer)
+        lines.append(_line(folder / PROVENANCE, _digest(folder / PROVENANCE), builder))
     if os.path.lexists(folder / BOM):
         bill = _read(folder / BOM, MAX_STATEMENT)
-        signer = _signer(folder / BOM, digest_bytes(bill), trusted)
+        vouching = signer(folder / BOM, digest_bytes(bill), trusted)
         if described(bill, str(folder / BOM)).items() - wanted.items():
             raise _another(folder / BOM, "the bill of materials of this build", "that of another")
-        yield _line(folder / BOM, digest_bytes(bill), signer)
-    for name in sorted({name for stage in STAGES.values() for name in stage.deliverables} | wanted.keys()):
+        lines.append(_line(folder / BOM, digest_bytes(bill), vouching))
+    for name in sorted(_NAMES | wanted.keys()):
         file, digest = folder / name, wanted.get(name)
         if digest is None:
             if os.path.lexists(file):
@@ -91,7 +104,41 @@ def _folder_lines(folder: Path, trusted: Mapping[str, str]) -> Iterator[str]:
         found = _digest(file)
         if found != digest:
             raise _another(file, f"the file of this build, with digest {digest}", found)
-        yield _line(file, found, _signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
+        lines.append(
+            _line(file, found, signer(file, found, trusted) if name in MODEL_FILES.values() else "by the manifest")
+        )
+    lines += [shown(f"{name:<18} not of the build, and not checked", 200) for name in strange]
+    return Verified(lines=tuple(lines), statement=statement, signer=builder)
+
+
+def _strange(folder: Path) -> list[str]:
+    """Return the names of what no build delivers. Raises ArtifactError for a link that leads out of the folder.
+
+    What it leads to may be written by others, and be another file when it is used.
+    """
+    with _told(folder):
+        names = sorted(path.name for path in folder.iterdir())
+    inside = os.path.realpath(folder)
+    for name in names:
+        if not Path(os.path.realpath(folder / name)).is_relative_to(inside):
+            raise _another(folder / name, "a file in the folder", "a link that leads out of it")
+    own = {f"{name}{suffix}" for name in (*_NAMES, MANIFEST, PROVENANCE, BOM) for suffix in ("", SUFFIX)}
+    return [name for name in names if name not in own | {ENVELOPE, BUNDLE}]
+
+
+def _is_of(statement: Statement, delivered: Mapping[str, str]) -> bool:
+    """Tell whether a statement is about the very files that a manifest names, not only about the same library."""
+    artifact = giving("sealed").deliverables
+    given = {
+        name: digest
+        for stage, made in statement.stages.items()
+        for name, digest in made.outputs.items()
+        if name in STAGES[stage].deliverables and name in delivered
+    }
+    return (
+        statement.subject == {name: digest for name, digest in delivered.items() if name in artifact}
+        and not given.items() - delivered.items()
+    )
 
 
 def attested(folder: Path, trusted: Mapping[str, str]) -> tuple[Statement, str]:
@@ -133,7 +180,7 @@ def _deliverables(path: Path, content: bytes) -> dict[str, str]:
         ) from error
 
 
-def _signer(file: Path, digest: str, trusted: Mapping[str, str]) -> str:
+def signer(file: Path, digest: str, trusted: Mapping[str, str]) -> str:
     """Return what to call the trusted key that signed a file. Raises UntrustedError."""
     place = _beside(file)
     if not os.path.lexists(place):

@@ -15,11 +15,13 @@ from packaging.version import InvalidVersion, Version
 from forge_pipeline.config import bind
 from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import signing
+from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ConfigError, VerificationError
-from forge_pipeline.pipeline.trust.statements import Statement
+from forge_pipeline.evaluation.scores import METRICS
+from forge_pipeline.pipeline.trust.statements import MEASURING, Statement
 from forge_runtime.text import shown
 
-METRICS: Final = "metrics.json"
+FILE: Final = "metrics.json"
 _MAX = 1 << 20
 
 
@@ -28,8 +30,9 @@ class Policy:
     """The rules of a file. What is left out allows anything.
 
     ``trusted`` and ``revoked``: files of public keys, beside the policy; a key in both is not trusted. ``models``:
-    digests of the models that may be built from. ``minimum_accuracy``: of the library, by the metric that the build was
-    evaluated with, one of which more is better; ``maximum_drop``: what quantization may take of it. ``fallbacks``:
+    digests of the models that may be built from, ``samples``: of those that may be calibrated with and evaluated on.
+    ``metric``: what the build must be evaluated with; ``minimum_accuracy``: what the library must reach by it, where
+    more is better; ``maximum_drop``: what quantization may take of it. ``fallbacks``:
     whether kernels without a schedule of their own may be in it. ``tools``: versions of the tools that built it, as pip
     takes them (`>=0.27,<1`).
     """
@@ -37,6 +40,8 @@ class Policy:
     trusted: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+    metric: str | None = None
     minimum_accuracy: float | None = None
     maximum_drop: float | None = None
     fallbacks: bool = True
@@ -72,7 +77,7 @@ def trusted_keys(policy: Policy, beside: Path, more: Sequence[Path]) -> dict[str
 
 def check_policy(folder: Path, statement: Statement, policy: Policy) -> str:
     """Return what to say of a verified delivery that obeys. Raises VerificationError with all that does not."""
-    wrong = [*_build_faults(statement, policy), *_metric_faults(folder, policy)]
+    wrong = [*_build_faults(statement, policy), *_metric_faults(folder, statement, policy)]
     if wrong:
         found, fix = shown("; ".join(wrong)), "build it as the policy says; it is the policy's owner who may change it"
         raise VerificationError("policy", "a delivery that obeys it", found, fix)
@@ -83,6 +88,11 @@ def _build_faults(statement: Statement, policy: Policy) -> Iterator[str]:
     model = statement.sources.get("model.path")
     if policy.models and model not in policy.models:
         yield f"models: built from {model}"
+    if policy.samples:
+        used_samples = {name: digest for name, digest in statement.sources.items() if name.startswith("data.")}
+        yield from (f"samples: {name} is {used}" for name, used in used_samples.items() if used not in policy.samples)
+        if not used_samples:
+            yield "samples: none"
     if not policy.fallbacks and statement.fallbacks != 0:
         yield f"fallbacks: {statement.fallbacks} kernels"
     used = {tool: version for made in statement.stages.values() for tool, version in made.ingredients["tools"].items()}
@@ -100,15 +110,25 @@ def _is_among(version: Any, allowed: SpecifierSet) -> bool:
         return False
 
 
-def _metric_faults(folder: Path, policy: Policy) -> Iterator[str]:
-    if policy.minimum_accuracy is None and policy.maximum_drop is None:
+def _metric_faults(folder: Path, statement: Statement, policy: Policy) -> Iterator[str]:
+    """Yield what is wrong with the metrics: those of the statement, whatever is in the folder by now."""
+    if policy.metric is None and policy.minimum_accuracy is None and policy.maximum_drop is None:
         return
     try:
-        with open_stream(folder / METRICS) as stream:
-            metrics: Any = json.loads(stream.read())
-        reached, lost = metrics["compiled"], metrics["drop"]
+        with open_stream(folder / FILE) as stream:
+            content = stream.read()
+        if digest_bytes(content) != statement.stages[MEASURING].outputs[FILE]:
+            yield f"{FILE}: another one than was measured"
+            return
+        metrics: Any = json.loads(content)
+        reached, lost, metric = metrics["compiled"], metrics["drop"], str(metrics["metric"])
     except (OSError, ValueError, KeyError, TypeError):
-        reached = lost = None
+        reached, lost, metric = None, None, ""
+    if policy.metric is not None and metric != policy.metric:
+        yield f"metric: {metric or 'not measured'}, not {policy.metric}"
+    if policy.minimum_accuracy is not None and metric in METRICS and not METRICS[metric]().higher_is_better:
+        yield f"minimum_accuracy: measured by {metric}, of which less is better"
+        return
     for name, value, limit, sign in (
         ("minimum_accuracy", reached, policy.minimum_accuracy, 1),
         ("maximum_drop", lost, policy.maximum_drop, -1),

@@ -33,7 +33,7 @@ def out(finished: Any, key: Path, tmp_path: Path) -> Path:
 
 
 def verified(path: Path, key: Path) -> str:
-    return delivery.verify(path, read_trusted([key.with_name(f"{key.name}.pub")]))
+    return "\n".join(delivery.verify(path, read_trusted([key.with_name(f"{key.name}.pub")])).lines)
 
 
 def test_a_signed_delivery_is_verified(out: Path, key: Path) -> None:
@@ -172,3 +172,41 @@ def test_a_build_signs_what_it_delivers_and_leaves_no_older_signature(
     assert done.returncode == 1 and "file:missing" in done.stderr and not (tmp_path / "other").exists()
     done = forge("run", *build, "sign.key=[hunter2]")
     assert done.returncode == 1 and "hunter2" not in done.stderr and "sign.key" in done.stderr
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_not(out: Path, key: Path, tmp_path: Path) -> None:
+    """What a link leads to may be exchanged by others between the check and the use."""
+    library = out / "model_library.so"
+    elsewhere = tmp_path / "elsewhere"
+    library.rename(elsewhere)
+    library.symlink_to(elsewhere)
+    with pytest.raises(ArtifactError, match="expected a file in the folder, found a link that leads out of it"):
+        verified(out, key)
+    library.unlink()
+    (out / "data").mkdir()
+    elsewhere.rename(out / "data" / "library")
+    library.symlink_to("data/library")
+    assert "data               not of the build, and not checked" in verified(out, key)
+
+
+def test_what_no_build_delivers_is_named(out: Path, key: Path) -> None:
+    (out / "libextra.so").write_bytes(b"anything")
+    (line,) = (line for line in verified(out, key).splitlines() if line.startswith("libextra.so"))
+    assert line.endswith("not of the build, and not checked")
+
+
+def test_metrics_of_another_signed_build_are_refused(out: Path, key: Path) -> None:
+    """The same library, evaluated on kinder samples: manifest and metrics of one build, provenance of the other."""
+    from forge_pipeline.digest import digest_file
+
+    metrics = json.loads((out / "metrics.json").read_text()) | {"compiled": 100.0}
+    (out / "metrics.json").unlink()
+    (out / "metrics.json").write_text(json.dumps(metrics))
+    manifest = json.loads((out / "manifest.json").read_text())
+    for stage in manifest["stages"]:
+        if stage["stage"] == "evaluate":
+            stage["outputs"]["metrics.json"] = digest_file(out / "metrics.json")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    delivery.sign(out / "manifest.json", read_key([f"file:{key}"]))
+    with pytest.raises(ArtifactError, match="expected the provenance of this build, found that of another"):
+        verified(out, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from forge_pipeline.crypto.signing import read_key
-from forge_pipeline.digest import digest_file
+from forge_pipeline.digest import canonical_json, digest_bytes, digest_file
 from forge_pipeline.errors import ConfigError, UntrustedError, VerificationError
 from forge_pipeline.pipeline.trust import delivery
 from forge_pipeline.pipeline.verify.checks import Checks, verify
@@ -34,7 +35,16 @@ def checked(out: Path, **rules: Any) -> str:
 def test_a_delivery_that_obeys_is_let_out(finished: Any, out: Path) -> None:
     model = digest_file(finished.out.parent / "tiny.onnx")
     tools = {"apache-tvm": ">=0.27,<0.28", "ziglang": "==0.17.*"}
-    rules = {"models": [model], "minimum_accuracy": 10.0, "maximum_drop": 1.0, "fallbacks": False, "tools": tools}
+    samples = [digest_file(finished.out.parent / "samples.npz")]
+    rules = {
+        "models": [model],
+        "samples": samples,
+        "metric": "top1",
+        "minimum_accuracy": 10.0,
+        "maximum_drop": 1.0,
+        "fallbacks": False,
+        "tools": tools,
+    }
     assert checked(out, **rules) == "policy    obeyed"
 
 
@@ -43,6 +53,8 @@ def test_a_delivery_that_obeys_is_let_out(finished: Any, out: Path) -> None:
     [
         ({"models": ["0" * 64]}, r"models: built from [0-9a-f]{64}"),
         ({"minimum_accuracy": 99.5}, r"minimum_accuracy: 16\.\d+, not 99\.5"),
+        ({"metric": "top5"}, "metric: top1, not top5"),
+        ({"samples": ["0" * 64]}, r"samples: data\.path is [0-9a-f]{64}"),
         ({"maximum_drop": -1.0}, r"maximum_drop: 0\.0, not -1\.0"),
         ({"tools": {"ziglang": "<0.17"}}, r"tools\.ziglang: 0\.17\.0, not <0\.17"),
         ({"tools": {"gcc": ">1"}}, r"tools\.gcc: not used"),
@@ -86,3 +98,41 @@ def test_the_command_needs_a_key_from_somewhere(forge: Any, out: Path) -> None:
     checked(out)
     done = forge("verify", str(out), "--policy", str(out.with_name("policy.yaml")))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "policy    obeyed")
+
+
+def test_metrics_that_are_exchanged_after_they_were_verified_are_not_believed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = delivery.verify
+
+    def and_then_exchange(path: Path, trusted: dict[str, str]) -> delivery.Verified:
+        found = whole(path, trusted)
+        metrics = json.loads((path / "metrics.json").read_text()) | {"compiled": 100.0}
+        (path / "metrics.json").unlink()
+        (path / "metrics.json").write_text(json.dumps(metrics))
+        return found
+
+    monkeypatch.setattr(delivery, "verify", and_then_exchange)
+    with pytest.raises(VerificationError, match=r"metrics\.json: another one than was measured"):
+        checked(out, minimum_accuracy=99.5)
+
+
+def test_an_error_is_not_taken_for_an_accuracy(out: Path) -> None:
+    """By the mean error that a builder chose, of which less is better, a bad library reaches any number."""
+    metrics = json.loads((out / "metrics.json").read_text()) | {"metric": "mae", "compiled": 1000.0}
+    content = json.dumps(metrics).encode()
+    (out / "metrics.json").unlink()
+    (out / "metrics.json").write_bytes(content)
+    provenance = json.loads((out / "provenance.json").read_text())
+    manifest = json.loads((out / "manifest.json").read_text())
+    for item in provenance["predicate"]["runDetails"]["byproducts"]:
+        if item["name"] == "evaluate/metrics.json":
+            item["digest"]["sha256"] = digest_bytes(content)
+    for stage in manifest["stages"]:
+        if stage["stage"] == "evaluate":
+            stage["outputs"]["metrics.json"] = digest_bytes(content)
+    (out / "provenance.json").write_bytes(canonical_json(provenance) + b"\n")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    delivery.sign(out, read_key([f"file:{out.with_name('key')}"]))
+    with pytest.raises(VerificationError, match="measured by mae, of which less is better"):
+        checked(out, minimum_accuracy=99.5)
