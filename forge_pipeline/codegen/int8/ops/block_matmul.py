@@ -7,6 +7,8 @@ so that none is negative comes back by the sum of a row's block.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +18,31 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
-from forge_pipeline.codegen.layout.builder import Array, Graph, Unchanged, Value, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Unchanged, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, QuantizedBlocks
 from forge_pipeline.codegen.onnx_import.operators.integers.quantization import DEQUANTIZE_BLOCKS
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.machine import LOAD_COST, Machine
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
 
 NAME, TOTALS = "block_matmul", "block_totals"
 ROWS, BITS_OF = "forge.rows", "forge.bits"
 """The annotations with the rows of a tile, and the bits of a weight."""
 
-SUMS, UNPACKED, PADDED = "sums", "unpacked", "pad"
-"""The names of the blocks that add up products, take weights apart, and copy rows to fill tiles."""
+SUMS, UNPACKED, TILED = "sums", "unpacked", "tiles"
+"""The names of the blocks that add up products, take weights apart, and copy tiles of rows."""
 
 BITS, NIBBLE, BYTE = 8, 16, 256
 """The bits of a byte, how many numbers four bits hold, and eight."""
 
 VECTORS = 4
 """Vectors in a panel at most."""
+
+SIZE = 32
+"""Steps that a block is taken to have where threads and caches are considered."""
+
+ROWS_OF_CALLS = (8, 20, 50, 128, 197)
+"""Numbers of rows that tiles are chosen for where a call brings them."""
 
 COMBINING = 3
 """Instructions that add a block's sums to a result."""
@@ -55,34 +64,32 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     left, weight = graph.look(call.args[0]), graph.look(call.args[1])
     if not isinstance(left, QuantizedBlocks) or not isinstance(weight, BlockWeight) or weight.integers.ndim != 2:
         return None
-    steps, columns = weight.integers.shape
-    extents = shape_of(left.integers)
-    blocks = int(shape_of(left.scales)[-1])
+    *leading, steps = shape_of(left.integers)
+    columns, blocks = weight.integers.shape[1], int(shape_of(left.scales)[-1])
     size = steps // blocks
-    if len(extents) < 2 or not all(isinstance(extent, int) for extent in extents):
-        return None
-    lowest, highest = (extreme(weight.integers.reshape(blocks, size, columns), axis=1) for extreme in (np.min, np.max))
-    bits = BITS // 2 if (highest - lowest).max() < NIBBLE else BITS
+    parted, scales = (array.reshape(blocks, size, columns) for array in (weight.integers, weight.scales))
+    lowest, highest = parted.min(axis=1), parted.max(axis=1)
+    widest = int((highest - lowest).max())
+    bits = BITS // 2 if widest < NIBBLE else BITS
     dot = _dot_product(graph.machine, bits)
-    scales = weight.scales.reshape(blocks, size, columns)
-    if dot is None or (highest - lowest).max() >= BYTE or size % (2 * dot.k_inner) or (scales != scales[:, :1]).any():
+    if not leading or dot is None or widest >= BYTE or size % (2 * dot.k_inner) or (scales != scales[:, :1]).any():
         return None
-    rows = primitives.product(extents[:-1])
+    rows = math.prod(leading)
     mr, nr = choose_tile(graph.machine, dot, rows, -(-columns // graph.machine.lanes), size // dot.k_inner)
-    form = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns)
+    form, width = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns), nr * graph.machine.lanes
     offset = offsets(lowest, highest, form)
-    width = nr * graph.machine.lanes
-    codes = (weight.integers - np.repeat(np.broadcast_to(offset, lowest.shape), size, axis=0)).astype(form.dot.weights)
+    codes = (parted - offset[:, None]).reshape(steps, columns).astype(dot.weights)
     operands = [
-        graph.emit(relax.op.reshape(value, (rows, extent)))
-        for value, extent in ((left.integers, steps), (left.scales, blocks))
+        left.integers if len(leading) == 1 else graph.emit(relax.op.reshape(left.integers, (rows, steps))),
+        left.scales if len(leading) == 1 else graph.emit(relax.op.reshape(left.scales, (rows, blocks))),
+        graph.constant(pack(codes, width, form)),
+        graph.constant(in_panels(scales[:, 0], width)),
     ]
-    operands += [graph.constant(pack(codes, width, form)), graph.constant(in_panels(scales[:, 0], width))]
     if offset.any():
-        operands.append(graph.kernel(add_up, operands[0], name="add_up", size=size))
-        operands.append(graph.constant(in_panels(np.broadcast_to(offset, lowest.shape).astype(np.int16), width)) if offset.size > 1 else graph.constant(offset.astype(np.int16)))
+        taken = offset.astype(np.int16) if offset.size == 1 else in_panels(offset.astype(np.int16), width)
+        operands += [graph.kernel(add_up, operands[0], name="add_up", size=size), graph.constant(taken)]
     result = graph.kernel(by_panels, *operands, name="dense_blocks", form=form)
-    return Value(plain=graph.emit(relax.op.reshape(result, (*extents[:-1], columns))))
+    return Value(plain=result if len(leading) == 1 else graph.emit(relax.op.reshape(result, (*leading, columns))))
 
 
 def _dot_product(machine: Machine, bits: int) -> DotProduct | None:
@@ -123,15 +130,19 @@ def in_panels(factors: Array, width: int) -> Array:
     return np.ascontiguousarray(full.reshape(blocks, panels, width).transpose(1, 0, 2))
 
 
-def choose_tile(machine: Machine, dot: DotProduct, rows: int, vectors: int, groups: int) -> tuple[int, int]:
-    """Return rows and vectors of a tile: sums in int32 and in float32 of all of them are in registers."""
+def choose_tile(machine: Machine, dot: DotProduct, rows: Extent, vectors: int, groups: int) -> tuple[int, int]:
+    """Return rows and vectors of a tile: sums in int32 and in float32 of all of them are in registers.
+
+    A number of rows that a call brings is taken for any of a few.
+    """
+    lengths = (rows,) if isinstance(rows, int) else ROWS_OF_CALLS
     best: tuple[float, int, int] | None = None
     for nr in range(1, min(VECTORS, vectors) + 1):
-        for mr in range(1, min(rows, machine.registers) + 1):
-            if max(mr * nr, 2) > 2 and 2 * mr * nr + nr + dot.scratch >= machine.registers:
+        for mr in range(1, min(max(lengths), machine.registers) + 1):
+            if mr > 1 and 2 * mr * nr + nr + dot.scratch >= machine.registers:
                 break
-            step = dot.step_cycles(machine, mr, nr) + nr
-            cycles = -(-rows // mr) * -(-vectors // nr) * (step * groups + COMBINING * mr * nr / machine.fma_ports)
+            tile = (dot.step_cycles(machine, mr, nr) + nr) * groups + COMBINING * mr * nr / machine.fma_ports
+            cycles = sum(-(-length // mr) * tile / length for length in lengths) * -(-vectors // nr)
             if best is None or cycles <= best[0]:
                 best = cycles, mr, nr
     assert best is not None  # noqa: S101 - one by one always fits
@@ -156,12 +167,12 @@ def by_panels(
 
     ``offset``: the sums of the blocks of each row, and what was taken from weights.
     """
-    rows, steps = (int(extent) for extent in left.shape)
-    panels, blocks, width = (int(extent) for extent in scales.shape)
+    (rows,) = ints(left.shape[:1]) if isinstance(left.shape[0], tirx.IntImm) else left.shape[:1]
+    panels, blocks, width = ints(scales.shape)
     k_inner, size, groups = form.dot.k_inner, form.size, form.size // form.dot.k_inner
-    whole = -(-rows // form.rows) * form.rows
-    source, factors = _padded(left, whole, form.dot.activation), _padded(factors, whole, "float32")
-    totals = [_padded(tensor, whole, "int32") for tensor in offset[:1]]
+    whole = -(-rows // form.rows) * form.rows if isinstance(rows, int) else rows
+    source = _tiled(left, form.rows, size, form.dot.activation)
+    factor_of, *total_of = (_tiled(tensor, form.rows, 1, tensor.dtype) for tensor in (factors, *offset[:1]))
     weights = packed if form.bits == BITS else _unpacked(packed, form.dot.weights)
     group, inner, block = (
         te.reduce_axis((0, extent), name)
@@ -170,7 +181,7 @@ def by_panels(
 
     def part(row: Any, panel: Any, at: Any, column: Any) -> Any:
         weight = weights(panel, at * groups + group, column, inner)
-        return te.sum(products(source(row, at * size + group * k_inner + inner), weight), axis=[group, inner])
+        return te.sum(products(source(row, at, group * k_inner + inner), weight), axis=[group, inner])
 
     sums = te.compute((whole, panels, blocks, width), part, name=SUMS)
 
@@ -178,8 +189,8 @@ def by_panels(
         total = sums(row, panel, block, column)
         if offset:
             taken = offset[1](panel, block, column) if len(offset[1].shape) > 2 else offset[1](0, 0)
-            total = total + totals[0](row, block) * taken.astype("int32")
-        factor = factors(row, block) * scales(panel, block, column)
+            total = total + total_of[0](row, block, 0) * taken.astype("int32")
+        factor = factor_of(row, block, 0) * scales(panel, block, column)
         return te.sum(total.astype("float32") * factor, axis=[block])
 
     attributes = {primitives.FAMILY: NAME, ROWS: form.rows, BITS_OF: form.bits}
@@ -189,16 +200,28 @@ def by_panels(
     )
 
 
-def _padded(tensor: te.Tensor, rows: int, dtype: str) -> te.Tensor:
-    """Describe a tensor of two axes with that many rows, the last of zeros, in another type."""
-    if int(tensor.shape[0]) == rows and tensor.dtype == dtype:
-        return tensor
+def _tiled(tensor: te.Tensor, tile: int, size: int, dtype: str) -> Callable[[Any, Any, Any], Any]:
+    """Describe how numbers of (rows, blocks * size) are read, in another type, by row, block and place in it.
 
-    def element(row: Any, column: Any) -> Any:
-        inside = tensor(row, column).astype(dtype)
-        return inside if int(tensor.shape[0]) == rows else tirx.if_then_else(row < tensor.shape[0], inside, tirx.const(0, dtype))
+    A tile of rows lies together, the last filled with zeros: rows of 4096 bytes would all be in the same few places of
+    the first cache. Of any number of rows, which have tiles anywhere, each block does.
+    """
+    rows, blocks = tensor.shape[0], int(tensor.shape[1]) // size
+    if tile == 1 and tensor.dtype == dtype:
+        return lambda row, block, step: tensor(row, block * size + step)
 
-    return te.compute((rows, tensor.shape[1]), element, name=PADDED)
+    def element(block: Any, row: Any, step: Any) -> Any:
+        return tensor(row, block * size + step).astype(dtype)
+
+    def element_of_tile(at: Any, block: Any, row: Any, step: Any) -> Any:
+        found, row = element(block, at * tile + row, step), at * tile + row
+        return found if int(rows) % tile == 0 else tirx.if_then_else(row < rows, found, tirx.const(0, dtype))
+
+    if not isinstance(rows, tirx.IntImm):
+        by_block = te.compute((blocks, rows, size), element, name=TILED)
+        return lambda row, block, step: by_block(block, row, step)
+    tiles = te.compute((-(-int(rows) // tile), blocks, tile, size), element_of_tile, name=TILED)
+    return lambda row, block, step: tiles(row // tile, block, row % tile, step)
 
 
 def _unpacked(packed: te.Tensor, dtype: str) -> te.Tensor:
@@ -222,27 +245,38 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sums = next(block for block in before if sch.get(block).name_hint == SUMS)
     unpacked = [block for block in before if sch.get(block).name_hint == UNPACKED]
     for block in before:
-        if sch.get(block).name_hint.startswith(PADDED):
+        if sch.get(block).name_hint.startswith(TILED):
             primitives.schedule_elementwise(sch, block, machine)
     m, panel, column, block = sch.get_loops(anchor)
-    work = primitives.product(primitives.extent(sch, loop) or 1 for loop in (m, panel, column, block))
-    m_out, m_in = sch.split(m, [None, mr])
+    rows, steps = primitives.extent(sch, m), primitives.static(sch, block)
+    is_open = rows is None
+    work = primitives.product((rows or primitives.UNKNOWN, primitives.static(sch, panel), primitives.static(sch, column)))
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(panel, m_out, block, m_in, vector, lane)
-    shared = sch.fuse(panel, m_out)
-    sch.reverse_compute_at(last, shared)
-    primitives.parallel_if_worth(sch, shared, work * 32)
+    if is_open:
+        mr = 1 if is_narrow(sch) else mr
+        m_block, m_out, m_in = split_blocks(sch, m, max(1, machine.l2 // 2 // (steps * SIZE * mr)), mr)
+        if mr > 1:
+            sch.annotate(m_out, TILES, mr)
+        sch.annotate(m_out, MARGIN, mr)
+        sch.reorder(m_block, panel, m_out, block, m_in, vector, lane)
+        shared, at = sch.fuse(m_block, panel), m_out
+    else:
+        m_out, m_in = sch.split(m, [None, mr])
+        sch.reorder(panel, m_out, block, m_in, vector, lane)
+        shared = at = sch.fuse(panel, m_out)
+    sch.reverse_compute_at(last, at)
+    primitives.parallel_if_worth(sch, shared, work * steps * SIZE)
     for loop in (m_in, vector):
         sch.unroll(loop)
     sch.vectorize(lane)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     sch.compute_at(sums, block, preserve_unit_loops=True)
     sch.set_scope(sums, 0, "local")
-    rows, _, _, wide, group, inner = sch.get_loops(sums)[-6:]
+    row, _, _, wide, group, inner = sch.get_loops(sums)[-6:]
     wide, lane = sch.split(wide, [None, machine.lanes])
     pair, half = sch.split(group, [None, 2])
-    sch.reorder(pair, half, rows, wide, lane, inner)
-    for loop in (half, rows, wide):
+    sch.reorder(pair, half, row, wide, lane, inner)
+    for loop in (half, row, wide):
         sch.unroll(loop)
     for weights in unpacked:
         sch.compute_at(weights, pair, preserve_unit_loops=True)
@@ -253,9 +287,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.unroll(halves)
         sch.unroll(columns)
     start = sch.decompose_reduction(sums, pair)
-    primitives.vectorize_and_unroll(sch, start, below=2, lanes=machine.lanes)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, block), below=1, lanes=machine.lanes)
-    tensorize(sch, lane, machine, dot, BYTES, dot.weights, full=True, scope="local" if unpacked else "global")
+    primitives.vectorize_and_unroll(sch, start, below=3 if is_open else 2, lanes=machine.lanes)
+    result = sch.decompose_reduction(anchor, block)
+    primitives.vectorize_and_unroll(sch, result, below=2 if is_open else 1, lanes=machine.lanes)
+    tensorize(sch, lane, machine, dot, BYTES, dot.weights, full=True, later=is_open, scope="local" if unpacked else "global")
 
 
 def schedule_totals(sch: Schedule, machine: Machine) -> None:
