@@ -117,7 +117,8 @@ def quantize_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dic
             keep_float=config.keep_float,
             rounds_activations=config.block_activations == "int8",
         )
-    return ONNXModule.mapped(small.model) if model.is_mapped else ONNXModule(small.model), {
+        output = ONNXModule.mapped(small.model) if model.is_mapped else ONNXModule(small.model)
+    return output, {
         "small_layers": list(small.layers), "weight_bytes": [small.bytes_before, small.bytes_after],
         "integer_layers": list(small.integer_layers),
     }  # fmt: skip
