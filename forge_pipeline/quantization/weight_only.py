@@ -2,8 +2,8 @@
 
 The weights of matrix products get a scale per block of input channels (DequantizeLinear with ``block_size``, opset
 21), found by trying a few cuts of each block's largest weight: with 16 levels, clipping a little loses least. The
-weights of recurrent layers, where large enough to pay, are int8 with a scale per row. One weight at a time is looked at,
-some channels at a time, so that of a model whose weights are in files little is in memory.
+weights of recurrent layers, where large enough to pay, are int8 with a scale per row. A weight is looked at some
+channels at a time, so that little is in memory of a model whose weights are in files.
 
 What a product multiplies by such weights may be rounded to int8 as well, in the same blocks of a row: products then are
 exact in integers inside a block.

@@ -42,6 +42,6 @@ def in_blocks(nodes: Nodes, value: str, steps: int, size: int) -> str:
     largest = nodes.constant(np.array(LARGEST, np.float32), f"{base}/largest")
     least = nodes.constant(np.array(LEAST, np.float32), f"{base}/least")
     scale = nodes.node("Max", [nodes.node("Div", [peak, largest], f"{base}/step"), least], f"{base}/scale")
-    where = {"axis": -1, "block_size": size}
+    where: dict[str, Any] = {"axis": -1, "block_size": size}
     steps_of = nodes.node("QuantizeLinear", [value, scale], f"{base}/int8", output_dtype=TensorProto.INT8, **where)
     return nodes.node("DequantizeLinear", [steps_of, scale], f"{base}/rounded", **where)

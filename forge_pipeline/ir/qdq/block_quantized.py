@@ -29,8 +29,8 @@ INT8_LEVEL = 4
 def product(writer: Writer, node: NodeProto) -> None:
     """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights.
 
-    Half-precision activations are multiplied in 32 bits, as ONNX Runtime does. Those that accuracy level 4 permits to be
-    rounded are, in the weights' blocks, where these divide a row.
+    Half-precision activations are multiplied in 32 bits, as ONNX Runtime does. Where accuracy level 4
+    permits it, activations are rounded in the weights' blocks, if these divide a row.
     """
     a, b, scales, zeros, order, bias = inputs_of(node, 6)
     given = attributes_of(node)

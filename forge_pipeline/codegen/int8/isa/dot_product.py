@@ -198,9 +198,7 @@ def tensorize_rest(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-def intrinsic(
-    dot: DotProduct, lanes: int, reads: str, weights: str, *, full: bool, scope: str = "global"
-) -> str:
+def intrinsic(dot: DotProduct, lanes: int, reads: str, weights: str, *, full: bool, scope: str = "global") -> str:
     """Return the name of the tensor intrinsic of a step, registered when it is first asked for."""
     k_inner, dtype = dot.k_inner, dot.activation
     shift, elements, stored, strides = 32 // k_inner, k_inner * lanes, "int32", ""

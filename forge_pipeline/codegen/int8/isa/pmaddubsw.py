@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import (
-    Instruction,
     add_modulo,
     multiply_add,
     register,

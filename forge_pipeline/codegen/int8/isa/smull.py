@@ -40,7 +40,9 @@ def _smull_signed(of: Operands) -> str:
 
 def _added(of: Operands, activations: str) -> str:
     """Two products of int8 fit int16 (at most 128 * 127 each), but not where both factors may be -128."""
-    products = [SMULL.script("int16x8", shuffle(activations, half), shuffle(of.weights_as("int8"), half)) for half in _HALVES]
+    products = [
+        SMULL.script("int16x8", shuffle(activations, half), shuffle(of.weights_as("int8"), half)) for half in _HALVES
+    ]
     pairs = products if of.full else [" + ".join(products)]
     return fence(" + ".join([of.sums, *(SADDLP.script("int32x4", pair) for pair in pairs)]), of.lanes)
 

@@ -175,8 +175,7 @@ def by_panels(
     factor_of, *total_of = (_tiled(tensor, form.rows, 1, tensor.dtype) for tensor in (factors, *offset[:1]))
     weights = packed if form.bits == BITS else _unpacked(packed, form.dot.weights)
     group, inner, block = (
-        te.reduce_axis((0, extent), name)
-        for extent, name in ((groups, "group"), (k_inner, "inner"), (blocks, "block"))
+        te.reduce_axis((0, extent), name) for extent, name in ((groups, "group"), (k_inner, "inner"), (blocks, "block"))
     )
 
     def part(row: Any, panel: Any, at: Any, column: Any) -> Any:
@@ -225,7 +224,7 @@ def _tiled(tensor: te.Tensor, tile: int, size: int, dtype: str) -> Callable[[Any
 
 
 def _unpacked(packed: te.Tensor, dtype: str) -> te.Tensor:
-    """Describe numbers of four bits, of which a byte has one of an even step, and in its upper half that of the next."""
+    """Describe numbers of four bits, two to a byte: that of an even step, and above it the next."""
     panels, pairs, *rest = packed.shape
 
     def element(panel: Any, step: Any, *at: Any) -> Any:
@@ -250,7 +249,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     m, panel, column, block = sch.get_loops(anchor)
     rows, steps = primitives.extent(sch, m), primitives.static(sch, block)
     is_open = rows is None
-    work = primitives.product((rows or primitives.UNKNOWN, primitives.static(sch, panel), primitives.static(sch, column)))
+    work = primitives.product(
+        (rows or primitives.UNKNOWN, primitives.static(sch, panel), primitives.static(sch, column))
+    )
     vector, lane = sch.split(column, [None, machine.lanes])
     if is_open:
         mr = 1 if is_narrow(sch) else mr
@@ -290,7 +291,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.vectorize_and_unroll(sch, start, below=3 if is_open else 2, lanes=machine.lanes)
     result = sch.decompose_reduction(anchor, block)
     primitives.vectorize_and_unroll(sch, result, below=2 if is_open else 1, lanes=machine.lanes)
-    tensorize(sch, lane, machine, dot, BYTES, dot.weights, full=True, later=is_open, scope="local" if unpacked else "global")
+    tensorize(
+        sch, lane, machine, dot, BYTES, dot.weights, full=True, later=is_open, scope="local" if unpacked else "global"
+    )
 
 
 def schedule_totals(sch: Schedule, machine: Machine) -> None:
