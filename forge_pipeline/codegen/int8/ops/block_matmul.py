@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
+from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Unchanged, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, QuantizedBlocks
 from forge_pipeline.codegen.onnx_import.operators.integers.quantization import DEQUANTIZE_BLOCKS
@@ -74,11 +75,13 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     dot = _dot_product(graph.machine, bits)
     if not leading or dot is None or widest >= BYTE or size % (2 * dot.k_inner) or (scales != scales[:, :1]).any():
         return None
+    if size * BYTE * (BYTE + int(abs(lowest).max())) >= SUM_LIMIT:
+        return None
     rows = math.prod(leading)
     mr, nr = choose_tile(graph.machine, dot, rows, -(-columns // graph.machine.lanes), size // dot.k_inner)
     form, width = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns), nr * graph.machine.lanes
     offset = offsets(lowest, highest, form)
-    codes = (parted - offset[:, None]).reshape(steps, columns).astype(dot.weights)
+    codes = (parted - offset[:, None].astype(parted.dtype)).reshape(steps, columns).astype(dot.weights)
     operands = [
         left.integers if len(leading) == 1 else graph.emit(relax.op.reshape(left.integers, (rows, steps))),
         left.scales if len(leading) == 1 else graph.emit(relax.op.reshape(left.scales, (rows, blocks))),
@@ -86,7 +89,8 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         graph.constant(in_panels(scales[:, 0], width)),
     ]
     if offset.any():
-        taken = offset.astype(np.int16) if offset.size == 1 else in_panels(offset.astype(np.int16), width)
+        offset = offset.astype(np.min_scalar_type(-1 - int(abs(offset).max())))
+        taken = offset if offset.size == 1 else in_panels(offset, width)
         operands += [graph.kernel(add_up, operands[0], name="add_up", size=size), graph.constant(taken)]
     result = graph.kernel(by_panels, *operands, name="dense_blocks", form=form)
     return Value(plain=result if len(leading) == 1 else graph.emit(relax.op.reshape(result, (*leading, columns))))

@@ -93,7 +93,7 @@ def test_products_in_blocks_are_what_onnx_runtime_computes(form: str, rows: int)
     expect_same(product(rows, **FORMS[form]), [(rows, 128)])
 
 
-@pytest.mark.parametrize("tag", [tag for tag in OTHERS if tag != HERE])
+@pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, "amd/zen4") if tag != HERE])
 @pytest.mark.parametrize("form", ["four bits", "eight bits", "eight bits with zero points"])
 def test_every_x86_multiplies_blocks_alike(form: str, tag: str) -> None:
     expect_same(product("rows", **FORMS[form]), [(rows, 128) for rows in LENGTHS], tag)
