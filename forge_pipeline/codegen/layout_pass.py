@@ -13,6 +13,7 @@ from forge_pipeline.codegen.families import handlers_of
 from forge_pipeline.codegen.float32 import elementwise
 from forge_pipeline.codegen.layout import rows
 from forge_pipeline.codegen.layout.builder import Graph, Value
+from forge_pipeline.codegen.layout.quantized_values import BlockWeight, IntegerWeight
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -45,8 +46,10 @@ def lay_out(
         graph.values[old] = Value(plain=new)
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
         with builder.dataflow():
+            unread = Counter(graph.uses)
             for binding in bindings:
                 graph.values[binding.var] = _emit(graph, binding)
+                _forget(graph, binding, unread)
             output = builder.emit_output(graph.plain(graph.look(main.body.body)))
         builder.emit_func_output(output)
     return builder.finalize()
@@ -55,14 +58,30 @@ def lay_out(
 def _count_uses(bindings: list[Any], result: relax.Expr) -> Counter[Any]:
     """Return how many bindings (and the result) read each variable."""
     uses: Counter[Any] = Counter()
-
-    def count(expression: relax.Expr) -> None:
-        if isinstance(expression, relax.Var):
-            uses[expression] += 1
-
     for expression in (*(binding.value for binding in bindings), result):
-        relax.analysis.post_order_visit(expression, count)
+        uses.update(_variables(expression))
     return uses
+
+
+def _variables(expression: relax.Expr) -> list[relax.Var]:
+    """Return the variables that an expression reads, in order."""
+    found: list[relax.Var] = []
+
+    def note(part: relax.Expr) -> None:
+        if isinstance(part, relax.Var):
+            found.append(part)
+
+    relax.analysis.post_order_visit(expression, note)
+    return found
+
+
+def _forget(graph: Graph, binding: relax.Binding, unread: Counter[Any]) -> None:
+    """Let go of weights as arrays that nobody reads after this binding: all of a model's at once are many times it."""
+    unread.subtract(_variables(binding.value))
+    for variable in _variables(binding.value):
+        value = graph.values.get(variable)
+        if unread[variable] == 0 and isinstance(value, BlockWeight | IntegerWeight) and value.plain is None:
+            del graph.values[variable]
 
 
 def _emit(graph: Graph, binding: relax.Binding) -> Value:

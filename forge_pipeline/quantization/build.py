@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.external_data.mapped import spilling
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.search import Candidate, improve
 from forge_pipeline.quantization.accuracy.sensitivity import within
@@ -106,13 +107,20 @@ def convert_to_float16(model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
 
 def quantize_weights(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
     """Return the model with block-wise small weights in its matrix products, and a report."""
-    network = Network(prepare(whole(model, "quantize")))
-    check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
-    small = compress_weights(
-        network, bits=config.weight_bits, block_size=config.block_size, keep_float=config.keep_float
-    )
-    return ONNXModule(small.model), {
+    with spilling(model.is_mapped):
+        network = Network(prepare(model.light))
+        check_layers(network, config.keep_float, PRODUCTS | RECURRENT)
+        small = compress_weights(
+            network,
+            bits=config.weight_bits,
+            block_size=config.block_size,
+            keep_float=config.keep_float,
+            rounds_activations=config.block_activations == "int8",
+        )
+        output = ONNXModule.mapped(small.model) if model.is_mapped else ONNXModule(small.model)
+    return output, {
         "small_layers": list(small.layers), "weight_bytes": [small.bytes_before, small.bytes_after],
+        "integer_layers": list(small.integer_layers),
     }  # fmt: skip
 
 

@@ -7,8 +7,9 @@ static quantization marks the integer products for a code generator.
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
+from forge_pipeline.ir.external_data.mapped import tensor_of
 from forge_pipeline.ir.traversal import needs
 from forge_pipeline.quantization.network import Network, layer
 from forge_pipeline.quantization.plan import Plan
@@ -46,7 +47,8 @@ def rebuild(network: Network, constants: Constants) -> ModelProto:
     graph.node.extend(constants.nodes)
     read = {name for node in constants.nodes for name in needs(node)} | network.outputs
     graph.initializer.extend(tensor for name, tensor in network.constants.items() if name in read)
-    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in sorted(constants.tensors.items()))
+    made = {name: tensor_of(array, name) for name, array in constants.tensors.items()} | constants.stored
+    graph.initializer.extend(tensor for _, tensor in sorted(made.items()))
     return model
 
 

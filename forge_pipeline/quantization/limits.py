@@ -19,7 +19,8 @@ def whole(model: ONNXModule, action: str) -> ModelProto:
             where=action,
             expected="a model whose weights are inside model.onnx: they are worked on in memory",
             found=f"{model.outside_bytes} bytes of weights outside, more than load.inline_bytes",
-            fix="build it as it is with quantize=none (compile.set_float16=true halves its library), quantize it with "
-            "the tool that exports it, or raise load.inline_bytes where it is below 2 GiB",
+            fix="shrink its weights alone with quantize=weights, build it as it is with quantize=none "
+            "(compile.set_float16=true halves its library), quantize it with the tool that exports it, or raise "
+            "load.inline_bytes where it is below 2 GiB",
         )
     return model.mod

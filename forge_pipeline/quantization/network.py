@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, version_conve
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.constant_node import constant_tensor
+from forge_pipeline.ir.external_data.mapped import array_of, is_mapped, outline, tensor_of
 from forge_pipeline.ir.traversal import needs
 from forge_pipeline.ir.values import fed
 
@@ -45,7 +46,7 @@ def at_opset(model: ModelProto, least: int) -> ModelProto:
     if version >= least:
         return model
     try:
-        return version_converter.convert_version(model, least)
+        converted = version_converter.convert_version(outline(model), least)
     except (version_converter.ConvertError, RuntimeError) as error:
         raise ModelError(
             where=f"opset {version}",
@@ -53,6 +54,13 @@ def at_opset(model: ModelProto, least: int) -> ModelProto:
             found=str(error),
             fix=f"export the model with opset {least} or newer",
         ) from error
+    mapped = [tensor for tensor in model.graph.initializer if is_mapped(tensor)]
+    names = {tensor.name for tensor in mapped}
+    kept = [value for value in converted.graph.input if value.name not in names]
+    del converted.graph.input[:]
+    converted.graph.input.extend(kept)
+    converted.graph.initializer.extend(mapped)
+    return converted
 
 
 def opset(model: ModelProto) -> int:
@@ -120,8 +128,7 @@ class Network:
 
     def array(self, name: str) -> NDArray[Any]:
         """Return an initializer's content."""
-        content: NDArray[Any] = numpy_helper.to_array(self.constants[name])
-        return content
+        return array_of(self.constants[name])
 
     def copy(self) -> Network:
         """Return a network with a model of its own."""
@@ -184,9 +191,9 @@ def _plain_gemms(model: ModelProto) -> None:
             if factor == 1.0 or (operand and operand not in tensors):
                 continue
             if operand:
-                scaled = numpy_helper.to_array(tensors[operand]) * np.float32(factor)
+                scaled = array_of(tensors[operand]) * np.float32(factor)
                 fresh = f"{operand}_{name}_{layer(node)}"
-                graph.initializer.append(numpy_helper.from_array(scaled.astype(np.float32), fresh))
+                graph.initializer.append(tensor_of(scaled.astype(np.float32), fresh))
                 node.input[index] = fresh
             kept = [item for item in node.attribute if item.name != name]
             del node.attribute[:]

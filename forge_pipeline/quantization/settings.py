@@ -20,7 +20,8 @@ class Config:
     ``max_drop``: the loss of top-1, in percentage points on the calibration samples, that is bought off with as many
     layers in float as it takes; ``probe_mib``: how much of these samples all of that is tried on, in MiB (one at
     least); ``weight_bits`` and ``block_size``: for method `weights`, the integers of a matrix
-    product's weights and how many input channels share a scale.
+    product's weights and how many input channels share a scale; ``block_activations``: whether what is multiplied by
+    them stays as it is, or is rounded to int8 as the model runs, with a scale for as many channels of a row.
     """
 
     method: Literal["none", "static", "dynamic", "float16", "weights"]
@@ -38,6 +39,7 @@ class Config:
     probe_mib: int
     weight_bits: Literal[4, 8]
     block_size: int
+    block_activations: Literal["float32", "int8"]
 
     def __post_init__(self) -> None:
         if not 50.0 < self.percentile <= 100.0:

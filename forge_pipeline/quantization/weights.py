@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.quantization.integers import INTEGERS, Affine, IntegerType, quantize, weight_scale
 from forge_pipeline.quantization.network import Network, attribute
@@ -33,11 +33,25 @@ class WeightScheme:
 
 @dataclass(slots=True)
 class Constants:
-    """The integer constants of a model under construction, and the nodes that turn them into reals."""
+    """The integer constants of a model under construction, and the nodes that turn them into reals.
+
+    ``stored`` are those that are done: what is large need not be in memory as an array until the model is.
+    """
 
     nodes: list[NodeProto] = field(default_factory=list)
     tensors: dict[str, NDArray[Any]] = field(default_factory=dict)
+    stored: dict[str, TensorProto] = field(default_factory=dict)
     _weights: dict[str, Affine] = field(default_factory=dict)
+
+    def node(self, operator: str, inputs: list[str], base: str, name: str = "", **attributes: Any) -> str:
+        """Add a node whose one result is ``base``."""
+        self.nodes.append(helper.make_node(operator, inputs, [base], name or base, **attributes))
+        return base
+
+    def constant(self, array: NDArray[Any], base: str) -> str:
+        """Add a constant of this name."""
+        self.tensors[base] = array
+        return base
 
     def weight(
         self, name: str, weights: NDArray[Any], scale: NDArray[np.float32], axis: int | None, scheme: WeightScheme,

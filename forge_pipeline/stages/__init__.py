@@ -11,7 +11,7 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=6, takes={"source": "source"}, gives="model",
+                name="load", version=7, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
@@ -25,7 +25,7 @@ STAGES = Registry(
                 wants=("progress",),
             ),
             Stage(
-                name="quantize", version=3,
+                name="quantize", version=4,
                 takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/quantize/{target}",
                 deliverables=("model.onnx", "model.data"),

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
+from forge_pipeline.quantization.build import quantize_weights
 from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.float16 import to_float16
 from forge_pipeline.quantization.network import Network, prepare
+from forge_pipeline.quantization.settings import Config
 from forge_pipeline.quantization.weight_only import block_scales, compress_weights
 
 Parse = Callable[..., ONNXModule]
+CONFIG = {**yaml.safe_load((conf_dir() / "quantize/static.yaml").read_text()), "method": "weights"}
 
 
 @pytest.fixture
@@ -60,6 +68,52 @@ def test_weights_in_blocks_are_small_and_close(
     assert small.layers == ("MatMul_0", "Gemm_2")  # the last is too small to pay
     again = compress_weights(network, bits=bits, block_size=block, keep_float=())
     assert again.model.SerializeToString(deterministic=True) == small.model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(("bits", "least"), [(4, 15.5), (8, 36.0)])
+def test_activations_are_rounded_in_the_blocks_of_the_weights(
+    network: Network, evaluator: Evaluator, bits: int, least: float
+) -> None:
+    small = compress_weights(network, bits=bits, block_size=32, keep_float=(), rounds_activations=True)
+    onnx.checker.check_model(small.model, full_check=True)
+    assert small.integer_layers == ("MatMul_0", "Gemm_2")
+    rounding = [node for node in small.model.graph.node if node.op_type == "QuantizeLinear"]
+    assert [node.input[0] for node in rounding] == ["x", "r"]
+    assert least < evaluator.sqnr(small.model) < 48
+    other = compress_weights(network, bits=bits, block_size=64, keep_float=(), rounds_activations=True)
+    assert other.integer_layers == ("Gemm_2",)  # 160 channels are no whole blocks
+
+
+def test_a_model_whose_weights_stay_in_a_file_gets_the_same_small_weights(parse: Parse, tmp_path: Path) -> None:
+    weights = {"u": np.random.default_rng(5).normal(size=(160, 4096)).astype(np.float32)}
+    path = tmp_path / "model.onnx"
+    parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 160] x) => (float[1, 4096] y) { y = MatMul(x, u) }""",
+        weights,
+    ).save(path, inline_bytes=1000)
+    for bits in (4, 8):
+        config = bind(Config, {**CONFIG, "weight_bits": bits, "block_activations": "int8"}, where="quantize")
+        here, outside = ONNXModule.from_file(path), ONNXModule.from_file(path).kept_outside()
+        found = [quantize_weights(config, module) for module in (here, outside)]
+        assert [module.is_mapped for module, _ in found] == [False, True]
+        assert found[0][0].fingerprint == found[1][0].fingerprint
+        assert found[0][1] == found[1][1]
+        found[1][0].save(tmp_path / "small.onnx", inline_bytes=1000)
+        assert ONNXModule.from_file(tmp_path / "small.onnx").fingerprint == found[0][0].fingerprint
+
+
+def test_a_large_weight_is_looked_at_a_piece_at_a_time() -> None:
+    weights = np.random.default_rng(6).normal(size=(512, 8192)).astype(np.float32)
+    tracemalloc.start()
+    scale, steps = block_scales(weights, 0, 4, 32)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < scale.nbytes + steps.nbytes + 40 * (1 << 20)  # of all at once it is 130 MiB and more
+    for columns in (slice(0, 3000), slice(3000, 8192)):
+        again = block_scales(weights[:, columns], 0, 4, 32)
+        np.testing.assert_array_equal(again[0], scale[:, columns])
+        np.testing.assert_array_equal(again[1], steps[:, columns])
 
 
 @settings(deadline=None, max_examples=40)

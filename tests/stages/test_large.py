@@ -160,7 +160,17 @@ def test_a_library_whose_weights_are_in_a_file_is_encrypted_like_another(built: 
     np.testing.assert_array_equal(engine(x)[0], Engine(library.to_bytes())(x)[0])
 
 
-@pytest.mark.parametrize("method", ["static", "dynamic", "float16", "weights"])
+def test_weights_in_files_become_small_as_those_inside_do(built: Any, tmp_path: Path) -> None:
+    config = configured(quantize, "quantize/static.yaml", method="weights", block_activations="int8", data=None)
+    inside, outside = (quantize.run(config, built[limit]["model"]) for limit in (INSIDE, OUTSIDE))
+    assert (inside.output.is_mapped, outside.output.is_mapped) == (False, True)
+    assert inside.output.fingerprint == outside.output.fingerprint
+    assert inside.report == outside.report
+    again = stored(outside.output, tmp_path / "small")
+    assert again.fingerprint == inside.output.fingerprint
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic", "float16"])
 def test_a_model_that_is_too_large_to_quantize_is_refused_with_what_to_do(built: Any, method: str) -> None:
     model = built[OUTSIDE]["model"]
     with pytest.raises(ModelError) as refusal:
@@ -173,8 +183,9 @@ def test_a_model_that_is_too_large_to_quantize_is_refused_with_what_to_do(built:
     assert str(refusal.value) == (
         f"{'calibrate' if method == 'static' else 'quantize'}: expected a model whose weights are inside model.onnx: "
         f"they are worked on in memory, found {model.outside_bytes} bytes of weights outside, more than "
-        "load.inline_bytes\nfix: build it as it is with quantize=none (compile.set_float16=true halves its library), "
-        "quantize it with the tool that exports it, or raise load.inline_bytes where it is below 2 GiB"
+        "load.inline_bytes\nfix: shrink its weights alone with quantize=weights, build it as it is with quantize=none "
+        "(compile.set_float16=true halves its library), quantize it with the tool that exports it, or raise "
+        "load.inline_bytes where it is below 2 GiB"
     )
 
 

@@ -55,6 +55,14 @@ class DynamicallyQuantized(Value):
 
 
 @dataclass(slots=True, kw_only=True)
+class QuantizedBlocks(Value):
+    """A float value that is known as int8 ``integers`` (.., steps) times ``scales`` (.., blocks), found in a run."""
+
+    integers: relax.Expr
+    scales: relax.Expr
+
+
+@dataclass(slots=True, kw_only=True)
 class IntegerWeight(Value):
     """A constant that is known as integers without zero point; ``scale`` has one element, or one along ``axis``."""
 

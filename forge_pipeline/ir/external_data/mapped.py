@@ -109,9 +109,11 @@ class SpillFile:
 
     def tensor(self, array: Array, name: str) -> TensorProto:
         """Return a tensor with the content of ``array``, on the file; this holds it until it ends itself."""
+        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        if bit_width(tensor.data_type) < 8:  # several to a byte
+            array = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
         mapped, start = self._written(array)
         self._tensors.append(mapped)
-        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
         refer(tensor, mapped, start, array.nbytes)
         return tensor
 
@@ -150,7 +152,7 @@ def spill(array: Array) -> Array:
 def tensor_of(array: Array, name: str) -> TensorProto:
     """Return a tensor with the content of ``array``; where constants are spilled, on the spill file."""
     file = _spill_file.get()
-    if file is None or array.nbytes < LEAST or bit_width(helper.np_dtype_to_tensor_dtype(array.dtype)) < 8:
+    if file is None or array.nbytes < LEAST:
         return numpy_helper.from_array(array, name)
     return file.tensor(array, name)
 

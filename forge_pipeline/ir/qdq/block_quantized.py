@@ -6,11 +6,14 @@ changes: ONNX Runtime's ContribOperators.md says what the inputs are, and what t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.contrib.writer import Array, Operand, Unusual, Writer, attributes_of, inputs_of
 from forge_pipeline.ir.external_data.mapped import array_of
+from forge_pipeline.ir.qdq.block_activations import in_blocks
 
 BLOCKS = 21
 """The operator set from which on DequantizeLinear knows blocks."""
@@ -19,12 +22,15 @@ KINDS = {2: TensorProto.UINT4, 4: TensorProto.UINT4, 8: TensorProto.UINT8}
 TABLES = (TensorProto.UINT8, TensorProto.UINT4, TensorProto.INT4)
 """How tables are stored."""
 BYTE = 8
+INT8_LEVEL = 4
+"""The accuracy level that permits to round activations to int8; all others keep them as they are."""
 
 
 def product(writer: Writer, node: NodeProto) -> None:
     """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights.
 
-    Half-precision activations are multiplied in 32 bits, as ONNX Runtime does.
+    Half-precision activations are multiplied in 32 bits, as ONNX Runtime does. Where accuracy level 4
+    permits it, activations are rounded in the weights' blocks, if these divide a row.
     """
     a, b, scales, zeros, order, bias = inputs_of(node, 6)
     given = attributes_of(node)
@@ -63,19 +69,29 @@ def product(writer: Writer, node: NodeProto) -> None:
     writer.needs = max(writer.needs, BLOCKS)
     weight = writer.node("DequantizeLinear", names, f"{result}/weight", axis=1, block_size=size)
     right = writer.node("Transpose", [weight], f"{result}/columns", perm=[1, 0])
-    _multiplied(writer, node, (a, right, bias), writer.types.get(scales, TensorProto.FLOAT))
+    is_rounded = int(given.get("accuracy_level", 0)) == INT8_LEVEL and depth % size == 0
+
+    def activations(name: str) -> str:
+        return in_blocks(writer, name, depth, size) if is_rounded else name
+
+    _multiplied(writer, node, (a, right, bias), writer.types.get(scales, TensorProto.FLOAT), activations)
 
 
-def _multiplied(writer: Writer, node: NodeProto, operands: Operand, kind: int) -> None:
-    """Add a product and its bias in 32 bits, where operands and result are of another type."""
+def _multiplied(
+    writer: Writer, node: NodeProto, operands: Operand, kind: int, activations: Callable[[str], str] = str
+) -> None:
+    """Add a product and its bias in 32 bits, where operands and result are of another type.
+
+    ``activations`` gives those that are multiplied, by the name of what there is in 32 bits.
+    """
     a, right, bias = operands
     if kind == TensorProto.FLOAT:
-        writer.matmul(node, a, right, bias)
+        writer.matmul(node, activations(a), right, bias)
         return
     result = node.output[0]
     wide = [writer.node("Cast", [name], f"{name}/wide", to=TensorProto.FLOAT) if name else "" for name in (a, bias)]
     inner = helper.make_node(node.op_type, [], [writer.named(f"{result}/wide")], name=node.name)
-    writer.matmul(inner, wide[0], right, wide[1])
+    writer.matmul(inner, activations(wide[0]), right, wide[1])
     writer.add(helper.make_node("Cast", list(inner.output), [result], name=f"{result}/narrow", to=kind))
 
 

@@ -101,6 +101,43 @@ def test_weights_of_few_bits_are_those_that_onnx_runtime_multiplies_by(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_activations_are_rounded_in_blocks_where_the_accuracy_level_permits_it(
+    level: int, bits: int, dtype: Any
+) -> None:
+    random: Any = np.random.default_rng(4)
+    constants: Arrays = {
+        "w": random.integers(0, 256, (6, 4, 2 * bits)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (6, 4)).astype(dtype),
+    }
+    attributes = {"K": 64, "N": 6, "bits": bits, "block_size": 16, "accuracy_level": level}
+    node = own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)
+    feeds = [{"x": random.standard_normal((rows, 64)).astype(dtype)} for rows in (2, 3)]
+    net = with_open_sizes([node], feeds, constants, ["y" if dtype == np.float32 else "y:FLOAT16"])
+    assert_same_results(net, feeds, within=1e-5 if dtype == np.float32 else 4e-3)
+    operators = [item.op_type for item in in_standard(net).graph.node]
+    assert operators.count("QuantizeLinear") == (level == 4)
+
+
+def test_rows_that_are_no_whole_blocks_stay_as_they_are_at_any_accuracy_level() -> None:
+    random: Any = np.random.default_rng(4)
+    constants: Arrays = {
+        "w": random.integers(0, 256, (6, 3, 8)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (6, 3)).astype(np.float32),
+    }
+    attributes = {"K": 40, "N": 6, "bits": 4, "block_size": 16, "accuracy_level": 4}
+    net = model(
+        [own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)],
+        {"x": np.ones((2, 40), np.float32)},
+        constants,
+        "y",
+        opset=21,
+    )
+    assert "QuantizeLinear" not in {item.op_type for item in in_standard(net).graph.node}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("order", ["", "as stored", "another"])
 @pytest.mark.parametrize("zeros", ["", "bytes", "floats"])
 def test_weights_of_few_bits_in_other_forms(zeros: str, order: str, dtype: Any) -> None:

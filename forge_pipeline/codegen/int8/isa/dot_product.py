@@ -87,7 +87,7 @@ class Operands:
         """Return the weights, widened to a type where they are stored in another."""
         elements = self.k_inner * self.lanes
         loaded = f"B.vload([0, 0], '{self.weight_dtype}x{elements}')"
-        return loaded if dtype == self.weight_dtype == "int8" else f"T.Cast('{dtype}x{elements}', {loaded})"
+        return loaded if dtype == self.weight_dtype != "int16" else f"T.Cast('{dtype}x{elements}', {loaded})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,8 @@ class DotProduct:
     instructions: tuple[Instruction, ...]
     emit: Callable[[Operands], str]
     k_inner: int
-    activation: Literal["uint8", "int16"] = "uint8"
+    activation: Literal["uint8", "int8", "int16"] = "uint8"
+    weights: Literal["int8", "uint8"] = "int8"
     activation_offset: int = 0
     multiplies: int = 1
     others: int = 0
@@ -140,7 +141,7 @@ _FRAME = """
 @T.prim_func(s_tir=True)
 def dot(a: T.handle, b: T.handle, c: T.handle) -> None:
     A = T.match_buffer(a, {shape}, '{stored}', offset_factor=1{strides})
-    B = T.match_buffer(b, ({lanes}, {k_inner}), '{weights}', offset_factor=1)
+    B = T.match_buffer(b, ({lanes}, {k_inner}), '{weights}', offset_factor=1, scope='{scope}')
     C = T.match_buffer(c, ({lanes},), 'int32', offset_factor=1, scope='local')
     with T.sblock('root'):
         T.reads(C[0:{lanes}], {read}, B[0:{lanes}, 0:{k_inner}])
@@ -167,14 +168,15 @@ def to_int16(image: te.Tensor) -> te.Tensor:
 
 def tensorize(
     sch: Schedule, loop: LoopRV, machine: Machine, dot: DotProduct, reads: str, weights: str = "int8",
-    *, full: bool = False, later: bool = False,
+    *, full: bool = False, later: bool = False, scope: str = "global",
 ) -> None:  # fmt: skip
     """Compute what is inside ``loop`` (lanes by ``k_inner`` channels) with the instructions of ``dot``.
 
     ``weights`` may be int16 where activations are. ``full``: among int8 weights may be -128. ``later``: by
     ``tensorize_rest``, when nothing is left inside that is computed under a condition, which TVM cannot tensorize.
+    ``scope`` is that of the memory that weights are in.
     """
-    name = intrinsic(dot, machine.lanes, reads, weights, full=full)
+    name = intrinsic(dot, machine.lanes, reads, weights, full=full, scope=scope)
     if later:
         sch.annotate(loop, LATER, name)
     else:
@@ -196,7 +198,7 @@ def tensorize_rest(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-def intrinsic(dot: DotProduct, lanes: int, reads: str, weights: str, *, full: bool) -> str:
+def intrinsic(dot: DotProduct, lanes: int, reads: str, weights: str, *, full: bool, scope: str = "global") -> str:
     """Return the name of the tensor intrinsic of a step, registered when it is first asked for."""
     k_inner, dtype = dot.k_inner, dot.activation
     shift, elements, stored, strides = 32 // k_inner, k_inner * lanes, "int32", ""
@@ -220,11 +222,11 @@ def intrinsic(dot: DotProduct, lanes: int, reads: str, weights: str, *, full: bo
         order = [row * lanes + lane for lane in range(lanes) for row in range(k_inner)]
         activations = reinterpret(shuffle(f"A.vload([0, 0], 'uint8x{elements}')", order), f"int32x{lanes}")
     operands = Operands(lanes=lanes, k_inner=k_inner, activations=activations, weight_dtype=weights, full=full)
-    name = f"forge.{dot.name}.{lanes}.{reads}.{weights}.{full}"
+    name = f"forge.{dot.name}.{lanes}.{reads}.{weights}.{full}.{scope}"
     pattern = multiply_add({"i": lanes, "k": f"T.int64({k_inner})"}, "k", "i", value, "ik")
     params = {
         "lanes": lanes, "k_inner": k_inner, "weights": weights, "stored": stored, "strides": strides,
-        "shape": extents_of(shape), "read": f"A[{whole(shape)}]",
+        "scope": scope, "shape": extents_of(shape), "read": f"A[{whole(shape)}]",
     }  # fmt: skip
     register(name, _FRAME, pattern, f"{operands.sums} = {dot.emit(operands)}", params)
     return name

@@ -36,10 +36,18 @@ def _usdot(of: Operands) -> str:
     return USDOT.script(of.int32, of.sums, of.activations_as("uint8"), of.weights_as("int8"))
 
 
+def _usdot_signed(of: Operands) -> str:
+    return USDOT.script(of.int32, of.sums, of.weights_as("uint8"), of.activations_as("int8"))
+
+
 def _usdot_by_element(reader: Reader) -> list[str]:
     return by_element(USDOT, reader, signed=False)
 
 
+SIGNED = DotProduct(
+    name="i8mm_signed", instructions=(USDOT,), emit=_usdot_signed, k_inner=4, activation="int8", weights="uint8",
+    latency=4,
+)  # fmt: skip
 INSTRUCTION_SET = InstructionSet(
     dot=DotProduct(
         name="i8mm", instructions=(USDOT,), emit=_usdot, k_inner=4, latency=4, by_element=True, reading=1,
@@ -55,4 +63,6 @@ INSTRUCTION_SET = InstructionSet(
             axes={"p": 4, "i": 4, "k": 4}, weights="ik",
         ),
     ),
+    nibbles=SIGNED,
+    signed=SIGNED,
 )  # fmt: skip

@@ -14,7 +14,8 @@ class InstructionSet:
 
     ``dot`` serves every kernel. ``int16`` multiplies int16 by int16, for Winograd's transformed tiles. NEON's kernels
     choose from ``micro_kernels``. ``saturating_pairs``: there is `pmaddubsw`, which serves where signs are flipped.
-    ``packs``: results of several pixels are narrowed together, as on an x86.
+    ``packs``: results of several pixels are narrowed together, as on an x86. ``nibbles`` and ``signed`` multiply
+    activations with a sign, of which blocks share a scale, by weights of four bits, 0 to 15, and of eight.
     """
 
     dot: DotProduct
@@ -22,3 +23,5 @@ class InstructionSet:
     micro_kernels: tuple[MicroKernel, ...] = ()
     saturating_pairs: bool = False
     packs: bool = False
+    nibbles: DotProduct | None = None
+    signed: DotProduct | None = None

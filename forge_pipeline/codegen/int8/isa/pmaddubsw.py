@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from forge_pipeline.codegen.int8.isa.instruction import (
-    Instruction,
     add_modulo,
     multiply_add,
     register,
     reinterpret,
 )
-from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDWD
+from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDUBSW, PMADDWD
 from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -42,21 +41,6 @@ STEP_CYCLES = 0.6
 TILE_CYCLES = 5
 
 
-def _add_pairs(activations: Array, weights: Array) -> Array:
-    """Return sums of two products of uint8 by int8 as int16, saturated (Intel's manual, PMADDUBSW)."""
-    sums: Array = (activations.astype(np.int32) * weights.astype(np.int32)).reshape(-1, 2).sum(axis=1)
-    return np.clip(sums, -(1 << 15), (1 << 15) - 1).astype(np.int16)
-
-
-PMADDUBSW = Instruction(
-    name="pmaddubsw",
-    llvm={
-        128: "llvm.x86.ssse3.pmadd.ub.sw.128",
-        256: "llvm.x86.avx2.pmadd.ub.sw",
-        512: "llvm.x86.avx512.pmaddubs.w.512",
-    },
-    meaning=_add_pairs,
-)
 INSTRUCTIONS = (PMADDUBSW, PMADDWD)
 
 _FRAME = """

@@ -31,9 +31,17 @@ _HALVES = ((0, 1, 4, 5, 8, 9, 12, 13), (2, 3, 6, 7, 10, 11, 14, 15))
 
 
 def _smull(of: Operands) -> str:
+    return _added(of, of.signed())
+
+
+def _smull_signed(of: Operands) -> str:
+    return _added(of, of.activations_as("int8"))
+
+
+def _added(of: Operands, activations: str) -> str:
     """Two products of int8 fit int16 (at most 128 * 127 each), but not where both factors may be -128."""
     products = [
-        SMULL.script("int16x8", shuffle(of.signed(), half), shuffle(of.weights_as("int8"), half)) for half in _HALVES
+        SMULL.script("int16x8", shuffle(activations, half), shuffle(of.weights_as("int8"), half)) for half in _HALVES
     ]
     pairs = products if of.full else [" + ".join(products)]
     return fence(" + ".join([of.sums, *(SADDLP.script("int32x4", pair) for pair in pairs)]), of.lanes)
@@ -52,6 +60,10 @@ def _smull_by_element(reader: Reader) -> list[str]:
     return statements
 
 
+SIGNED = DotProduct(
+    name="smull_signed", instructions=(SMULL, SADDLP), emit=_smull_signed, k_inner=4, activation="int8", multiplies=3,
+    latency=4, scratch=5, adds_int16=True,
+)  # fmt: skip
 INSTRUCTION_SET = InstructionSet(
     dot=DotProduct(
         name="smull", instructions=(SMULL, SADDLP), emit=_smull, k_inner=4, activation_offset=SIGN_BIT, multiplies=3,
@@ -63,4 +75,6 @@ INSTRUCTION_SET = InstructionSet(
             signed=True, axes={"p": 4, "i": 4, "h": 2, "k": 2}, step="hk", weights="hik",
         ),
     ),
+    nibbles=SIGNED,
+    signed=SIGNED,
 )  # fmt: skip

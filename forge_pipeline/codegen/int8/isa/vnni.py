@@ -22,6 +22,14 @@ def _vpdpwssd(of: Operands) -> str:
     return VPDPWSSD.script(of.int32, of.sums, of.activations_as("int16"), of.weights_as("int16"), bits=of.bits)
 
 
+def _vpdpbusd_signed(of: Operands) -> str:
+    return VPDPBUSD.script(of.int32, of.sums, of.weights_as("uint8"), of.activations_as("int8"), bits=of.bits)
+
+
+SIGNED = DotProduct(
+    name="vnni_signed", instructions=(VPDPBUSD,), emit=_vpdpbusd_signed, k_inner=4, activation="int8", weights="uint8",
+    latency=5, is_single=True,
+)  # fmt: skip
 INSTRUCTION_SET = InstructionSet(
     dot=DotProduct(
         name="vnni", instructions=(VPDPBUSD,), emit=_vpdpbusd, k_inner=4, latency=5, is_single=True,
@@ -30,4 +38,6 @@ INSTRUCTION_SET = InstructionSet(
         name="vpdpwssd", instructions=(VPDPWSSD,), emit=_vpdpwssd, k_inner=2, activation="int16", latency=5,
     ),
     packs=True,
+    nibbles=SIGNED,
+    signed=SIGNED,
 )  # fmt: skip

@@ -88,15 +88,17 @@ def _as_block(value: IntegerWeight) -> BlockWeight:
 
 def _move_block(value: BlockWeight, call: relax.Call) -> Value | None:
     """Move integers and scales alike."""
+    assert value.constant is not None  # noqa: S101 - a weight always has one
+    arrays = value.integers, value.scales, value.constant
     if call.op.name == "relax.permute_dims":
         axes = None if call.attrs.axes is None else ints(call.attrs.axes)
-        integers, scales = (array.transpose(axes) for array in (value.integers, value.scales))
+        integers, scales, constant = (array.transpose(axes) for array in arrays)
     elif call.op.name == "relax.reshape":
         shape = tuple(int(extent) for extent in call.ty.shape.values)
-        integers, scales = (array.reshape(shape) for array in (value.integers, value.scales))
+        integers, scales, constant = (array.reshape(shape) for array in arrays)
     else:
         return None
-    return BlockWeight(integers=integers, scales=scales, constant=integers.astype(np.float32) * scales)
+    return BlockWeight(integers=integers, scales=scales, constant=constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def _weight(graph: Graph, call: relax.Call, stored: Array) -> Value | None:
     spread = [1] * stored.ndim
     if max(scale.size, zero.size) > 1:
         spread[axis] = -1
-    codes = stored.astype(np.int64) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(np.int64)
+    wide = np.int16 if stored.dtype.itemsize == 1 else np.int64
+    codes = stored.astype(wide) - zero.reshape(spread if zero.size > 1 else [1] * stored.ndim).astype(wide)
     factors = scale.reshape(spread if scale.size > 1 else [1] * stored.ndim)
     return IntegerWeight(
         integers=codes, scale=scale.reshape(-1), axis=axis, constant=codes.astype(np.float32) * factors

@@ -87,6 +87,39 @@ def test_the_instructions_of_a_dot_product_add_what_its_pattern_adds(dot: Any, l
         expect_same(dot_product.intrinsic(dot, lanes, reads, "int16", full=False), dot.instructions, **given)
 
 
+def signed_dot_products() -> Iterator[Any]:
+    """Return what serves activations with a sign: for weights of how many bits, of each width of a vector."""
+    for name, isa in INSTRUCTION_SETS.items():
+        for bits, dot in ((4, isa.nibbles), (8, isa.signed)):
+            if dot is not None:
+                llvm = dot.instructions[0].llvm
+                for lanes in [4] if isinstance(llvm, str) else [width // 32 for width in llvm]:
+                    yield pytest.param(dot, lanes, bits, id=f"{name} {dot.name} {lanes} {bits}")
+
+
+@pytest.mark.parametrize("scope", ["global", "local"])
+@pytest.mark.parametrize(("dot", "lanes", "bits"), [*signed_dot_products()])
+def test_products_of_activations_with_a_sign_are_added_exactly_at_both_ends(
+    dot: Any, lanes: int, bits: int, scope: str
+) -> None:
+    from tvm.s_tir import TensorIntrin
+
+    name = dot_product.intrinsic(dot, lanes, "bytes", dot.weights, full=True, scope=scope)
+    low, high = (0, 15) if bits == 4 else (0, 255) if dot.weights == "uint8" else (-128, 127)
+    random = np.random.default_rng(lanes)
+    for _ in range(20):
+        contents = {
+            "A": random.choice([-128, -127, -1, 0, 5, 127], (dot.k_inner,)),
+            "B": random.choice([low, low + 1, 3, high], (lanes, dot.k_inner)),
+            "C": random.integers(-(1 << 31), 1 << 31, (lanes,)),
+        }
+        wanted = contents["C"] + (contents["A"] * contents["B"]).sum(axis=1)
+        for function in (TensorIntrin.get(name).desc, TensorIntrin.get(name).impl):
+            buffers = buffers_of(function, lambda buffer, *_, filled=contents: filled[buffer].copy())
+            Interpreter(buffers, numbers(dot.instructions)).run(function)
+            np.testing.assert_array_equal(buffers["C"].memory, wanted.astype(np.int32))
+
+
 MICRO_KERNELS = {kernel.name: kernel for isa in INSTRUCTION_SETS.values() for kernel in isa.micro_kernels}
 
 
@@ -151,6 +184,9 @@ def described() -> Iterator[tuple[str, ...]]:
         every = [("every kernel", dot, dot.activation, f"{dot.multiplies + dot.others}")]
         if int16 is not None:
             every.append(("Winograd's tiles", int16, int16.activation, f"{int16.multiplies + int16.others}"))
+        for serves, other in (("blocks of four bits", isa.nibbles), ("blocks of eight bits", isa.signed)):
+            if other is not None:
+                every.append((serves, other, other.activation, f"{other.multiplies + other.others}"))
         for kernel in isa.micro_kernels:
             dtype, count = "int8" if kernel.signed else "uint8", kernel.multiplies + kernel.moves
             every.append(("micro-kernel", kernel, dtype, f"{count} for 4"))

@@ -24,6 +24,8 @@ INTEGERS: Final = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 """What Relax quantizes to: integers of fewer bits are those of 8 with narrower limits."""
 MEASURE: Final = "measure_range"
 """The name by which schedules know the kernel that finds the range of activations."""
+DEQUANTIZE_BLOCKS: Final = "dequantize_blocks"
+"""The name by which schedules know int8 activations with a scale for each of equal blocks of a row."""
 LEVELS: Final = 255
 BYTE: Final = 8
 
@@ -153,7 +155,15 @@ def _dequantize(node: NodeImport) -> Any:
         return _constant_in_blocks(node, [integers.astype(dtype), scales, *(array.astype(dtype) for array in zero)])
     zeros = (_numbers(node, 2, dtype),) if node.has(2) else ()
     template = _in_blocks(node, wanted, is_quantized=False)
-    return node.kernel(template, _numbers(node, 0, dtype), scale, *zeros, name="dequantize")
+    is_known = small is None and dtype == "int8" and wanted == "float32" and not zeros and _has_equal_blocks(node)
+    name = DEQUANTIZE_BLOCKS if is_known else "dequantize"
+    return node.kernel(template, _numbers(node, 0, dtype), scale, *zeros, name=name)
+
+
+def _has_equal_blocks(node: NodeImport) -> bool:
+    """Return whether the last axis is known, and consists of whole blocks."""
+    length = node.shape()[-1]
+    return _axis(node) == node.rank() - 1 and isinstance(length, int) and length % _block(node) == 0
 
 
 def _spread_constant(node: NodeImport, factors: Array, shape: tuple[int, ...]) -> Array:
