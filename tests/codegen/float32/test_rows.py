@@ -25,6 +25,15 @@ def test_one_row_by_a_matrix_that_is_no_constant(columns: int | str, heads: tupl
     assert not any("crop" in name for name in kernels_of(compiled(source))), "its columns are packed"
 
 
+@pytest.mark.parametrize("leading", [(2, 5, 1), (3, 7), ("n", 5, 1), ("n", "m")])
+def test_rows_of_batches_by_one_matrix_that_is_no_constant(leading: Shape) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "m"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]
+    source = model(nodes, {"x": (*leading, 24), "m": (24, 33)})
+    sizes = [{"n": n, "m": m} for n, m in ((1, 1), (2, 3), (0, 4), (9, 5))]
+    assert_same(source, sizes if "n" in leading else [{}], terms=24)
+    assert any("crop" in name for name in kernels_of(compiled(source))), "each row reads the matrix by itself"
+
+
 def dense(*rows: int | str) -> onnx.ModelProto:
     """Return a model of rows times weights, whose results go through a function that needs registers."""
     rng = np.random.default_rng(1)

@@ -37,8 +37,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     ranks = [len(shape_of(side)) for side in (left, right) if has_known_shape(side, symbolic_axes=range(8))]
     if len(ranks) < 2 or min(ranks) < 2 or call.attrs.out_dtype not in (None, "", "void", "float32"):
         return None
-    rows, steps, columns = *shape_of(left)[-2:], shape_of(right)[-1]
-    family = NAME if all(isinstance(extent, int) for extent in (rows, steps, columns)) else open_matmul.NAME
+    steps, columns = shape_of(left)[-1], shape_of(right)[-1]
     weight = operands[1].constant
     if weight is not None and weight.ndim == 2:
         family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
@@ -52,15 +51,27 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if ranks[0] != ranks[1] and min(ranks) != 2:
         return None
     tensors = [graph.plain(operand) for operand in operands]
+    if ranks[1] == 2 < ranks[0]:  # rows of all batches are rows of one product, which reads the matrix once
+        leading = shape_of(left)[:-1]
+        flat = graph.emit(relax.op.reshape(tensors[0], (math.prod(leading), steps)))
+        result = _multiply_activations(graph, [flat, tensors[1]])
+        return Value(plain=graph.emit(relax.op.reshape(result, (*leading, columns))))
+    return Value(plain=_multiply_activations(graph, tensors))
+
+
+def _multiply_activations(graph: Graph, tensors: list[relax.Expr]) -> relax.Expr:
+    """Emit the product of two tensors of which neither is constant."""
+    rows, steps, columns = *shape_of(tensors[0])[-2:], shape_of(tensors[1])[-1]
+    family = NAME if all(isinstance(extent, int) for extent in (rows, steps, columns)) else open_matmul.NAME
     lanes = graph.machine.lanes
     if isinstance(columns, int) and (columns % lanes == 0 or (family == NAME and 2 * columns <= lanes)):
-        return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=family))
+        return graph.kernel(multiply_batched, *tensors, name="matmul", family=family)
     if rows == 1 and not (isinstance(columns, int) and columns < lanes):
-        return Value(plain=graph.kernel(multiply_batched, *tensors, name="matmul", family=row_matmul.NAME))
+        return graph.kernel(multiply_batched, *tensors, name="matmul", family=row_matmul.NAME)
     vectors = -(-columns // lanes) if isinstance(columns, int) else open_matmul.PACKED_VECTORS
     width = min(vectors, open_matmul.PACKED_VECTORS) * lanes
     panels = graph.kernel(multiply_batched, *tensors, name="matmul", packs=width)
-    return Value(plain=graph.kernel(open_matmul.crop, panels, columns, name="crop"))
+    return graph.kernel(open_matmul.crop, panels, columns, name="crop")
 
 
 def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int) -> int:

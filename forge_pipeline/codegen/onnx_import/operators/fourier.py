@@ -14,8 +14,8 @@ from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import element_name
 from forge_pipeline.ir.sizes.expression import Whole, floordiv, minimum
 
-LARGEST: Final = 1 << 22
-"""Numbers of a matrix that is a constant; a larger one is computed when the model runs."""
+LARGEST: Final = 5 << 22
+"""Numbers of a matrix that is a constant, as that of 4096 samples is; a larger one is computed when the model runs."""
 Array = np.ndarray[Any, Any]
 
 
