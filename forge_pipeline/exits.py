@@ -52,7 +52,7 @@ class _Stop:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number in (*SIGNALS, signal.SIGALRM):
                 if signal.getsignal(number) == self._raise:
-                    signal.signal(number, signal.SIG_IGN if number == signal.SIGXCPU else signal.SIG_DFL)
+                    signal.signal(number, _let_pass if number == signal.SIGXCPU else signal.SIG_DFL)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGALRM:
@@ -63,6 +63,10 @@ class _Stop:
             error = error.__context__
         if error is None:  # else it is on its way, through somebody's `finally`
             raise Stopped
+
+
+def _let_pass(number: int, frame: FrameType | None) -> None:
+    """Do nothing; SIG_IGN would be inherited by the programs that who called us as a function starts later."""
 
 
 def _unraisable(ignored: sys.UnraisableHookArgs) -> None:

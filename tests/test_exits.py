@@ -187,6 +187,22 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_a_caller_starts_later_ignores_no_signal(tmp_path: Path) -> None:
+    program = """
+import subprocess, sys
+from forge_pipeline.exits import guarded
+def ignored():
+    return subprocess.check_output(["grep", "SigIgn", "/proc/self/status"])
+before = ignored()
+guarded(int)
+assert ignored() == before
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=_environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def _stopped(folder: Path, number: int, seconds: float) -> None:
     """Send a build the signal after so many seconds: it ends with that code or is done, and leaves nothing."""
     arguments = ["run", "model.path=model.onnx", "data.path=data.npz", "quantize=static", "out=out", "store.path=store"]
