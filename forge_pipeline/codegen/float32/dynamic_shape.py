@@ -7,9 +7,12 @@ it reads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
+from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
@@ -23,6 +26,14 @@ ROW_BLOCK = 8
 
 DEPTHWISE_PIXELS = 8
 """Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
+
+
+def typical(geometry: Geometry) -> list[Geometry]:
+    """Return an image's geometry for each of the sizes that open extents are taken for; itself where it has none."""
+    if geometry.is_static:
+        return [geometry]
+    sizes = ([extent if isinstance(extent, int) else width for extent in geometry.size] for width in WIDTHS)
+    return [replace(geometry, size=tuple(size)) for size in sizes]
 
 
 def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
@@ -97,10 +108,17 @@ def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
 
 
 def _tile(sch: Schedule, machine: Machine, oc_blocks: int, steps: int, *, widths: tuple[int, ...]) -> tuple[int, int]:
+    """Return `typical_tile`, of one pixel where there is less than a tile."""
+    return typical_tile(machine, oc_blocks, steps, widths=widths, most=1 if is_narrow(sch) else machine.registers)
+
+
+def typical_tile(
+    machine: Machine, oc_blocks: int, steps: int, *, widths: tuple[int, ...], most: int | None = None
+) -> tuple[int, int]:
     """Return pixels and vectors of the tile that takes the fewest cycles for a pixel, on average over ``widths``."""
     best: tuple[float, int, int] | None = None
     for vectors in (nr for nr in (1, 2, 3, 4) if oc_blocks % nr == 0):
-        for pixels in range(1, (1 if is_narrow(sch) else machine.registers) + 1):
+        for pixels in range(1, (most or machine.registers) + 1):
             pairs = pixels if machine.has_fma_by_element else 0  # activations of two steps, which LLVM loads at once
             if not machine.fits(pixels, vectors) or pixels * vectors + vectors + 2 * pairs > machine.registers:
                 break

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import direct, winograd_weight
+from forge_pipeline.codegen.float32 import direct, dynamic_shape, open_winograd, winograd_weight
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
 from forge_pipeline.codegen.float32.winograd_tiles import (
     LARGE,
@@ -47,19 +47,26 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     packed = graph.kernel(
         winograd_weight.transform, stored, name="winograd_weight", matrix=transform.kernel
     )  # when the library is loaded
-    return graph.kernel(
-        convolve, graph.blocked(source), packed, name="conv2d_winograd", geometry=geometry, transform=transform
-    )
+    image, settings = graph.blocked(source), {"geometry": geometry, "transform": transform}
+    if geometry.is_static:
+        return graph.kernel(convolve, image, packed, name="conv2d_winograd", **settings)
+    lanes = graph.machine.lanes
+    channels, oc_blocks = -(-geometry.channels // lanes) * lanes, -(-geometry.filters // lanes)
+    group = open_winograd.choose_group(graph.machine, channels, oc_blocks, transform)
+    return graph.kernel(open_winograd.convolve, image, packed, name="conv2d_open_winograd", group=group, **settings)
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer."""
     if not is_possible(machine, geometry):
         return None
-    options = sorted((SMALL, LARGE), key=lambda transform: cycles(machine, geometry, transform))
-    limit = direct.cycles(machine, geometry)
-    for transform in options:
-        if cycles(machine, geometry, transform) < limit and error(transform, weight) <= TOLERANCE:
+    sizes = dynamic_shape.typical(geometry)
+    options = [
+        (sum(cycles(machine, size, transform) / direct.cycles(machine, size) for size in sizes), transform)
+        for transform in (SMALL, LARGE)
+    ]
+    for share, transform in sorted(options, key=lambda option: option[0]):
+        if share < len(sizes) and error(transform, weight) <= TOLERANCE:
             return transform
     return None
 

@@ -79,10 +79,9 @@ LARGE = Transform(
 
 
 def is_possible(machine: Machine, geometry: Geometry) -> bool:
-    """Return whether a convolution is of known size, with dense 3x3 kernels, and has channels to fill the lanes."""
+    """Return whether a convolution has dense 3x3 kernels, and channels to fill the lanes."""
     return (
-        geometry.is_static
-        and geometry.kernel == (3, 3)
+        geometry.kernel == (3, 3)
         and set(geometry.strides) == set(geometry.dilation) == {1}
         and geometry.groups == 1
         and geometry.channels >= machine.lanes

@@ -112,7 +112,7 @@ def _int16(machine: Machine) -> DotProduct:
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that fit, None where the direct convolution has fewer."""
-    if instruction_set(machine).int16 is None or not is_possible(machine, geometry):
+    if instruction_set(machine).int16 is None or not (geometry.is_static and is_possible(machine, geometry)):
         return None
     options = [option for option in (SMALL, LARGE) if _stores_whole_tiles(machine, geometry, option)]
     options = sorted(options, key=lambda transform: cycles(machine, geometry, transform))

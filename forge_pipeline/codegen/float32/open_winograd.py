@@ -1,0 +1,247 @@
+"""Winograd's filtering of images whose height and width are known only when they run: tiles in groups of one size.
+
+The tiles of an image are counted through, row after row, and cut into groups that fill half of the second cache when
+they are transformed. A group's loops have numbers for extents whatever the image; the last group computes as many
+tiles of the register tile as it has, of which some may lie beyond the image, and stores what there is. The templates'
+transforms are those of `winograd_tiles`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, te, tirx
+from tvm.ir import Range, TensorLoad
+from tvm.s_tir import SBlockRealize, Schedule
+
+from forge_pipeline.codegen.float32 import dynamic_shape
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
+from forge_pipeline.codegen.float32.winograd_tiles import STAGES, Transform, combine, inline_epilogue
+from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
+
+NAME = "open_winograd"
+
+UNIT = "forge.tiles_of_group"
+"""The annotation of a loop over a group's tiles: how many each turn computes."""
+
+LARGEST = 64
+"""Tiles of a group at most: what one thread takes at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """``tiles`` of a group, a multiple of ``pixels``, those of a register tile by ``vectors`` of filters."""
+
+    tiles: int
+    pixels: int
+    vectors: int
+
+
+def choose_group(machine: Machine, channels: int, oc_blocks: int, transform: Transform) -> Group:
+    """Return the group for images of typical sizes; ``channels``: with the last block full."""
+    counts = tuple((-(-width // transform.step)) ** 2 for width in dynamic_shape.WIDTHS)
+    pixels, vectors = dynamic_shape.typical_tile(machine, oc_blocks, channels, widths=counts)
+    room = machine.l2 // 2 // (4 * transform.size**2 * channels)
+    return Group(tiles=max(1, min(room, LARGEST) // pixels) * pixels, pixels=pixels, vectors=vectors)
+
+
+def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform, group: Group) -> te.Tensor:
+    """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
+    geometry = geometry.of(image)
+    batch, _, height, width, lanes = image.shape
+    oc_blocks, size, _, ic_blocks, _, _ = (int(extent) for extent in weight.shape)
+    step, (top, left, _, _), number = transform.step, geometry.padding, group.tiles
+    tiles_h, tiles_w = (simplify(_divided(extent, step)) for extent in geometry.output)
+    groups = simplify(_divided(tiles_h * tiles_w, number))
+
+    def pixel(n: Any, g: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
+        place = g * number + t
+        y, x = tirx.floordiv(place, tiles_w) * step + a - top, tirx.floormod(place, tiles_w) * step + b - left
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return tirx.if_then_else(inside, image[n, block, y, x, lane], tirx.const(0.0, "float32"))
+
+    tiles = te.compute((batch, groups, ic_blocks, number, size, size, lanes), pixel, name=STAGES[0])
+    vertical = te.compute(
+        (batch, groups, ic_blocks, number, size, size, lanes),
+        lambda n, g, c, t, i, b, lane: combine(transform.image, i, "float32", lambda a: tiles[n, g, c, t, a, b, lane]),
+        name=STAGES[1],
+    )
+    both = te.compute(
+        (batch, groups, size, size, ic_blocks, number, lanes),
+        lambda n, g, i, j, c, t, lane: combine(
+            transform.image, j, "float32", lambda b: vertical[n, g, c, t, i, b, lane]
+        ),
+        name=STAGES[2],
+    )
+    block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
+    products = te.compute(
+        (batch, groups, oc_blocks, size, size, number, lanes),
+        lambda n, g, oc, i, j, t, out: te.sum(
+            both[n, g, i, j, block, t, channel] * weight[oc, i, j, block, channel, out], axis=[block, channel]
+        ),
+        name=STAGES[3],
+        attrs={UNIT: [group.pixels, group.vectors]},
+    )
+    half = te.compute(
+        (batch, groups, oc_blocks, number, step, size, lanes),
+        lambda n, g, oc, t, y, j, out: combine(
+            transform.result, y, "float32", lambda i: products[n, g, oc, i, j, t, out]
+        ),
+        name=STAGES[4],
+    )
+    result = te.compute(
+        (batch, groups, oc_blocks, number, step, step, lanes),
+        lambda n, g, oc, t, y, x, out: combine(transform.result, x, "float32", lambda j: half[n, g, oc, t, y, j, out]),
+        name=STAGES[5],
+    )
+
+    def place(n: Any, oc: Any, h: Any, w: Any, out: Any) -> Any:
+        tile = tirx.floordiv(h, step) * tiles_w + tirx.floordiv(w, step)
+        group, t = tirx.floordiv(tile, number), tirx.floormod(tile, number)
+        return result[n, group, oc, t, tirx.floormod(h, step), tirx.floormod(w, step), out]
+
+    shape = (batch, oc_blocks, *geometry.output, lanes)
+    return te.compute(shape, place, name="convolve", attrs={primitives.FAMILY: NAME})
+
+
+def _divided(extent: Any, by: Any) -> Any:
+    """Return how many parts of ``by`` cover an extent."""
+    return tirx.floordiv(extent + (by - 1), by)
+
+
+def by_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel of this family that writes its output tile by tile, in groups; another as it is.
+
+    What is fused behind it is in the block that writes. TVM's schedules cannot split and fuse their way to this order:
+    they do not see that tile ``t`` of a row-major count is at row ``t // tiles_w`` where ``tiles_w`` is open.
+    """
+    sch = Schedule(function)
+    families = [primitives.family_of(sch, block) for block in primitives.blocks(sch)]
+    if NAME not in families:
+        return function
+    inline_epilogue(sch, primitives.find(sch, NAME))
+    function = sch.mod["main"]
+    root = function.body.block
+    *before, nest = root.body.seq
+    body = tirx.SeqStmt([*before, _in_groups(rewriting.realizes(nest)[0], rewriting.realizes(root.body))])
+    block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
+    return function.with_body(SBlockRealize([], True, block))
+
+
+def _in_groups(realize: SBlockRealize, blocks: list[SBlockRealize]) -> Any:
+    """Return the loops of the block that writes, over groups of tiles; ``blocks`` are all of the kernel."""
+    result = next(item.block.writes[0].source for item in blocks if item.block.name_hint == STAGES[5])
+    batch, groups, oc_blocks, number, step, _, lanes = result.ty.shape
+    n, oc, h, w, lane = (axis.var for axis in realize.block.iter_vars)
+    height, width = (axis.dom.extent for axis in realize.block.iter_vars[2:4])
+    tiles_w = simplify(_divided(width, step))
+    names = ("n", "g", "oc", "t", "y", "x", "lane")
+    extents = (batch, groups, oc_blocks, number, step, step, lanes)
+    loops, axes = ([tirx.Var(f"{name}{kind}", "int64") for name in names] for kind in ("", "_axis"))
+
+    tile = axes[1] * number + axes[3]
+    row, column = tirx.floordiv(tile, tiles_w) * step + axes[4], tirx.floormod(tile, tiles_w) * step + axes[5]
+
+    def read(load: TensorLoad) -> TensorLoad:
+        return tirx.BufferLoad(load.source, axes) if load.source.same_as(result) else load
+
+    new = {n: axes[0], oc: axes[2], h: row, w: column, lane: axes[6]}
+    body: Any = rewriting.substitute(tvm_ffi.structural_map(realize.block.body, [(TensorLoad, read)]), new.get)
+
+    def region(old: Any) -> Any:
+        at = axes if old.source.same_as(result) else [rewriting.substitute(part.min, new.get) for part in old.region]
+        return tirx.BufferRegion(old.source, [Range.from_min_extent(index, 1) for index in at])
+
+    iter_vars = [tirx.IterVar((0, extent), axis, 0) for extent, axis in zip(extents, axes, strict=True)]
+    old = realize.block
+    reads, writes = ([region(item) for item in regions] for regions in (old.reads, old.writes))
+    body = tirx.IfThenElse(tirx.all(row < height, column < width), body, None)
+    block = s_tir.SBlock(iter_vars, reads, writes, old.name_hint, body, annotations={primitives.FAMILY: NAME})
+    body = SBlockRealize(loops, True, block)
+    for loop, extent in reversed(list(zip(loops, extents, strict=True))):
+        body = tirx.For(loop, tirx.const(0, "int64"), extent, tirx.ForKind.SERIAL, body)
+    return body
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Transform a group of tiles into the second cache, then multiply and transform back some filters at a time.
+
+    Loops over pixels that are tested one by one are LLVM's to unroll: it takes TVM a second and more to simplify the
+    tests of 36 pixels.
+    """
+    tiles, vertical, both, products, half, result = (sch.get_sblock(name) for name in STAGES)
+    last = primitives.blocks(sch)[-1]
+    pixels, vectors = (int(number) for number in sch.get(products).annotations[UNIT])
+    n, g, oc, t, _, _, lane = sch.get_loops(last)
+    oc_blocks, lanes = primitives.static(sch, oc), primitives.static(sch, lane)
+    oc_out, oc_in = sch.split(oc, [None, vectors])
+    sch.reorder(oc_out, t, oc_in)
+    sch.annotate(t, UNIT, 1)
+    shared = primitives.fuse(sch, [n, g])
+    for block in (result, half):
+        sch.compute_at(block, oc_in, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "local")
+    primitives.vectorize_and_unroll(sch, last, below=5, lanes=lanes)
+    for block in (result, half):
+        primitives.vectorize_and_unroll(sch, block, below=4, lanes=lanes)
+
+    sch.compute_at(products, oc_out, preserve_unit_loops=True)
+    copy = sch.cache_write(products, 0, "local")
+    _, _, oc_in, i, j, tile, out, block, channel = sch.get_loops(products)[2:]
+    size, channels = primitives.static(sch, i), primitives.static(sch, block) * primitives.static(sch, channel)
+    tile_out, tile_in = sch.split(tile, [None, pixels])
+    sch.reorder(i, j, tile_out, block, channel, tile_in, oc_in, out)
+    ask_for_next(sch, tile_out, machine)
+    sch.annotate(tile_out, UNIT, pixels)
+    sch.reverse_compute_at(copy, tile_out)
+    sch.vectorize(out)
+    sch.unroll(tile_in)
+    sch.unroll(oc_in)
+    depth = len(sch.get_loops(products)) - 5
+    primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=lanes)
+
+    sch.compute_at(both, shared, preserve_unit_loops=True)
+    _, _, i, j, c, tile, lane = sch.get_loops(both)[1:]
+    sch.reorder(c, tile, i, j, lane)
+    sch.annotate(tile, UNIT, 1)
+    for producer in (vertical, tiles):
+        sch.compute_at(producer, tile, preserve_unit_loops=True)
+        sch.set_scope(producer, 0, "local")
+    for producer in (vertical, both):
+        primitives.vectorize_and_unroll(sch, producer, below=5, lanes=lanes)
+    sch.vectorize(sch.get_loops(tiles)[-1])
+    if oc_blocks // vectors >= machine.cores:  # as on the small images that have many filters
+        work = channels * size * size * primitives.UNKNOWN
+        primitives.parallel_if_worth(sch, oc_out, work * oc_blocks * lanes)
+        primitives.parallel_if_worth(sch, c, work)
+    else:
+        primitives.parallel_if_worth(sch, shared, primitives.SERIAL_WORK)
+    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=lanes)
+
+
+def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` without turns of the loops over a group's tiles that compute none of the image."""
+    if not any(UNIT in loop.annotations for loop in rewriting.loops(function.body)):
+        return function
+    last = rewriting.realizes(function.body)[-1].block
+    number, step = (last.iter_vars[axis].dom.extent for axis in (3, 4))
+    height, width = last.writes[0].source.ty.shape[2:4]
+    tiles = _divided(height, step) * _divided(width, step)
+
+    def bound(loop: tirx.For, mutator: Any) -> Any:
+        if UNIT not in loop.annotations:
+            return mutator.default_mutate(loop)
+        unit, inside = int(loop.annotations[UNIT]), [inner.loop_var for inner in rewriting.loops(loop)]
+        group = rewriting.at_zero(rewriting.realizes(loop)[0].iter_values[1], inside)
+        left = _divided(tiles - group * number, unit)
+        notes = {name: note for name, note in loop.annotations.items() if name != UNIT}
+        extent = tirx.min(loop.extent, left)
+        return tirx.For(
+            loop.loop_var, loop.min, extent, loop.kind, mutator.default_mutate(loop).body, annotations=notes
+        )
+
+    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, bound)]))
