@@ -28,6 +28,7 @@ from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
 from forge_pipeline.pipeline.runner import External, Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
 from forge_pipeline.pipeline.sweep.jobs import below
+from forge_pipeline.pipeline.tracking import tracker
 from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.runners.device import Device
@@ -57,6 +58,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
 
     signing_places = key_sources(config)
     key = signing.read_key(signing_places, option="sign.key") if signing_places else None
+    track = tracker(config.get("track"))
 
     def waiting() -> None:
         warn(f"another run delivers to {out}; waiting for it to end")
@@ -76,6 +78,7 @@ def build(config: Mapping[str, Any], folder: str | None = None) -> Path:
         signing_it = None if key is None else partial(sign, key=key)
         deliver(outputs, parts, out, sealed=bool(passwords), sign=signing_it)
     print(f"delivered  {shown(str(out))}", flush=True)
+    track(out, folder or str(config["target"]["tag"]))
     return out
 
 

@@ -57,6 +57,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     "joblib": "sweeps by joblib",
     "submitit": "sweeps by Slurm",
     "ray": "sweeps by Ray",
+    "mlflow": "builds as runs of MLflow",
+    "dvclive": "builds as experiments of DVC",
 }
 
 

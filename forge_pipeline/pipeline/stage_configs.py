@@ -32,6 +32,7 @@ SECTIONS = (
     "package",
     "store",
     "matrix",
+    "track",
     "target",
     "device",
     "out",

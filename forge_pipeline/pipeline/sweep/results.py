@@ -77,7 +77,7 @@ def read_jobs(folder: Path) -> list[Job]:
     found = []
     for path in sorted(folder.rglob(MANIFEST)):
         try:
-            found.append(_job(folder, path.parent))
+            found.append(delivered(path.parent, path.parent.relative_to(folder).as_posix()))
         except ArtifactError as wrong:
             warn(f"left out: {wrong}")
     return found
@@ -95,9 +95,10 @@ def read_failures(folder: Path) -> list[Failure]:
         raise _damaged(path) from error
 
 
-def _job(root: Path, folder: Path) -> Job:
+def delivered(folder: Path, name: str) -> Job:
+    """Return the delivery in ``folder``. Raises ArtifactError where it is none, or damaged."""
     try:
-        return _read(folder, folder.relative_to(root).as_posix())
+        return _read(folder, name)
     except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise _damaged(folder) from error
 
