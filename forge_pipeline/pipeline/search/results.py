@@ -15,6 +15,7 @@ from forge_pipeline.pipeline.search.measures import FIGURES
 from forge_pipeline.pipeline.search.options import CONF
 from forge_pipeline.pipeline.search.records import Trial, write_json
 from forge_pipeline.pipeline.search.search import Search
+from forge_pipeline.report.sweep import Failure
 
 RESULTS, TABLE, BEST = "results.json", "trials.csv", "best.yaml"
 
@@ -73,6 +74,13 @@ def _table(trials: Sequence[Trial], rules: Rules) -> str:
         values = [trial.values.get(key, "") for key in keys]
         rows.writerow([trial.number, rules.holds(trial), trial.reason or "", trial.seconds, *figures, *values])
     return text.getvalue()
+
+
+def failures(trial: Trial) -> list[Failure]:
+    """Return what is to be said on the page of a trial that failed; nothing of another."""
+    if trial.reason is None:
+        return []
+    return [Failure(job=f"trial {trial.number}", reason=trial.reason, fix="see what it printed")]
 
 
 def conclusion(search: Search, stop: str, finals: Sequence[Trial], front: Sequence[Trial]) -> str:

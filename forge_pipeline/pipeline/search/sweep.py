@@ -14,6 +14,7 @@ from forge_pipeline.pipeline.search.options import Asked, Options, asked, option
 from forge_pipeline.pipeline.search.records import opened
 from forge_pipeline.pipeline.search.search import Launch, Search
 from forge_pipeline.pipeline.stage_configs import slices
+from forge_pipeline.pipeline.sweep.results import write_into
 from forge_pipeline.pipeline.withheld import NOWHERE, resolved
 from forge_pipeline.target import HOST, Target
 
@@ -50,6 +51,7 @@ def search(
         stop = running.run()
         finals = timed_again(running)
         front = results.write(running, choices, finals)
+        write_into(folder.path, [failure for trial in running.trials for failure in results.failures(trial)])
         print(results.conclusion(running, stop, finals, front), flush=True)
 
 

@@ -49,13 +49,19 @@ def show(folder: Path, form: str) -> str:
 def write(config: Mapping[str, Any], errors: Iterable[BaseException]) -> None:
     """Write both files into the folder of a sweep with this configuration, in which these ``errors`` ended jobs.
 
-    Nothing where the sweep has left no folder; no page where jinja2 is not installed. Files about encrypted builds are
-    for their owner alone.
+    Nothing where the sweep has left no folder.
     """
     folder = root_of(Path(str(config["out"])), str(config["target"]["tag"]))
-    if not folder.is_dir():
-        return
-    jobs, failures = read_jobs(folder), list(map(_failure, errors))
+    if folder.is_dir():
+        write_into(folder, list(map(_failure, errors)))
+
+
+def write_into(folder: Path, failures: Sequence[Failure]) -> None:
+    """Write both files about the deliveries below ``folder`` and these ``failures``; no page without jinja2.
+
+    Files about encrypted builds are for their owner alone.
+    """
+    jobs = read_jobs(folder)
     private = any((folder / job.name / KEY).exists() for job in jobs)
     write_atomically(folder / RESULTS, as_json(jobs, failures).encode() + b"\n", private=private)
     try:

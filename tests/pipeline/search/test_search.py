@@ -134,6 +134,10 @@ def test_failed_trials_are_on_record_bounds_hold_and_the_choice_is_built_as_an_e
     assert fine[done["best"]] == min(fine.values()) and done["front"] == [done["best"]]
     with (folder / "out/search/trials.csv").open() as table:
         assert [row["holds"] for row in csv.DictReader(table)] == [str(trial["holds"]) for trial in done["trials"]]
+    told = json.loads((folder / "out/search/sweep.json").read_bytes())
+    assert [failure["job"] for failure in told["failures"]] == [f"trial {trial['number']}" for trial in failed]
+    assert len(told["jobs"]) >= 2 * (8 - len(failed))  # a trial delivers for each target
+    assert all(job["name"] in (folder / "out/search/sweep.html").read_text() for job in told["jobs"])
     chosen = ["--config-dir", "conf", "experiment=chosen", "target=host", "out=again"]
     again = subprocess.run(
         [sys.executable, "-m", "forge_pipeline", "run", *chosen],
