@@ -22,8 +22,14 @@ from forge_pipeline.store.locks import locked
 from forge_runtime.redact import redacted
 from forge_runtime.text import shown
 
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""How long MLflow's client waits for its server, in seconds, and how often it asks again, unless that is set."""
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "DVCLIVE_LOGLEVEL": "ERROR",  # DVC lists every file that it does not take
+}
+"""What trackers are told, unless the user has told them: not to wait for long, nor to phone home."""
 
 BATCH = 100
 """Parameters that MLflow takes at once."""
@@ -62,6 +68,8 @@ def tracker(section: Any) -> Callable[[Path, str], None]:
     def note(out: Path, name: str) -> None:
         if options.kind in _away and not options.required:
             return
+        for variable, value in ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
         try:
             place = TRACKERS[options.kind](options, delivered(out, name))
         except Exception as error:  # whatever a tracker raises, the delivery is made
@@ -95,8 +103,6 @@ def metrics_of(job: Job) -> dict[str, float]:
 
 
 def _mlflow(options: Options, job: Job) -> str:
-    for name, value in PATIENCE.items():
-        os.environ.setdefault(name, value)
     import logging
 
     from mlflow import MlflowClient
@@ -123,7 +129,6 @@ def _mlflow(options: Options, job: Job) -> str:
 
 
 def _dvclive(options: Options, job: Job) -> str:
-    os.environ.setdefault("DVCLIVE_LOGLEVEL", "ERROR")  # DVC lists every file that it does not take
     from dvclive.live import Live
 
     folder = Path(options.folder)
