@@ -187,6 +187,32 @@ def test_sizes_that_never_agree_are_refused():
         analyse(graph)
 
 
+LAYER = {1: (1, 16, 8), 2: (1, 16, 4), 3: (1, 32), 5: (1, 2, 4), 6: (1, 2, 4), 7: (1, 12)}
+"""Weights, biases, states and peepholes of an LSTM of 4, for a batch of 2."""
+
+
+def lstm(layer):
+    names = {index: f"i{index}" for index in layer}
+    node = helper.make_node("LSTM", ["x", *(names.get(i, "") for i in range(1, 8))], ["y"], hidden_size=4)
+    shapes = {"x": ("steps", 2, 8)} | {names[index]: shape for index, shape in layer.items()}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    return helper.make_model(helper.make_graph([node], "g", values, [result]))
+
+
+def test_a_recurrence_of_one_width_is_taken():
+    assert analyse(lstm(LAYER)).shape("y") == (e.extent("steps"), 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "axis"),
+    [(1, (1, 12, 8), 1), (2, (1, 12, 4), 1), (3, (1, 24), 1), (5, (2, 2, 4), 0), (6, (1, 2, 8), 2), (7, (1, 24), 1)],
+)
+def test_weights_and_states_of_another_width_than_the_recurrence_are_refused(index, shape, axis):
+    with pytest.raises(ModelError, match=f"LSTM: axis {axis} of input {index} does not go with the weights"):
+        analyse(lstm(LAYER | {index: shape}))
+
+
 def test_an_even_size_is_never_an_odd_one():
     graph = model("g (float[n] x, float[3] y) => (z) { w = Concat <axis = 0> (x, x) z = Add(w, y) }")
     with pytest.raises(ModelError, match=r"Add: operands differ in an extent \(2\*n and 3\)"):
