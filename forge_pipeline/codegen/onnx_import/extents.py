@@ -14,6 +14,7 @@ from typing import Any, Final
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.ir import Range
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.ir.open_extents import unlike
@@ -80,10 +81,15 @@ def with_extents(module: tvm.IRModule, extents: Sizes) -> tvm.IRModule:
 
 
 def _settled(expression: Any) -> Any:
-    """Return what TVM simplifies no further: it looks values up by what it has simplified them to, again and again."""
-    simplify = Analyzer().simplify
+    """Return what TVM simplifies no further: it looks values up by what it has simplified them to, again and again.
+
+    In parts of its lowering it knows that extents are not negative, in others it does not.
+    """
+    plain, knowing = Analyzer(), Analyzer()
+    for extent in tirx.analysis.undefined_vars(expression):
+        knowing.bind(extent, Range.from_min_extent(tirx.IntImm("int64", 0), tirx.IntImm("int64", 1 << 62)))
     for _ in range(SETTLED):
-        simpler = simplify(expression)
+        simpler = plain.simplify(knowing.simplify(expression))
         if tvm_ffi.structural_equal(simpler, expression):
             break
         expression = simpler

@@ -107,3 +107,22 @@ def test_fewer_rows_than_a_tile_are_one_block_without_tests() -> None:
     found = [realize for realize in rewriting.realizes(sch.mod["main"].body) if realize.block.iter_vars]
     assert len(found) == 3
     assert all(bool(realize.predicate) for realize in found)
+
+
+@pytest.mark.parametrize("shift", [-1, 2, 5])
+def test_an_image_that_is_rolled_over_open_extents(shift: int) -> None:
+    """As PyTorch exports ``roll``: two slices at the shift modulo the extent, the other way around."""
+    nodes, name = [], "x"
+    for axis, result in ((2, "rows"), (3, "y")):
+        nodes += [
+            helper.make_node("Shape", [name], [f"size{axis}"], start=axis, end=axis + 1),
+            helper.make_node("Mod", ["shift", f"size{axis}"], [f"from{axis}"]),
+            helper.make_node("Slice", [name, f"from{axis}", f"size{axis}", f"axis{axis}"], [f"end{axis}"]),
+            helper.make_node("Slice", [name, "zero", f"from{axis}", f"axis{axis}"], [f"begin{axis}"]),
+            helper.make_node("Concat", [f"end{axis}", f"begin{axis}"], [result], axis=axis),
+        ]
+        name = result
+    numbers = {"shift": np.array([shift]), "zero": np.array([0]), "axis2": np.array([2]), "axis3": np.array([3])}
+    source = model(nodes, {"x": ("batch", 3, "height", "width")}, numbers)
+    sizes = [{"batch": 2, "height": height, "width": width} for height, width in ((1, 1), (2, 7), (9, 4))]
+    assert_same(source, sizes, terms=1)
