@@ -28,6 +28,9 @@ NAME = "open_winograd"
 UNIT = "forge.tiles_of_group"
 """The annotation of a loop over a group's tiles: how many each turn computes."""
 
+IMAGE_AXES = 5
+"""Those of a blocked image: batch, block of channels, height, width, lane."""
+
 LARGEST = 64
 """Tiles of a group at most: what one thread takes at a time."""
 
@@ -127,7 +130,12 @@ def by_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     function = sch.mod["main"]
     root = function.body.block
     *before, nest = root.body.seq
-    body = tirx.SeqStmt([*before, _in_groups(rewriting.realizes(nest)[0], rewriting.realizes(root.body))])
+    (last,) = rewriting.realizes(nest)
+    extents = [part.extent for region in (*last.block.reads, *last.block.writes) for part in region.region]
+    is_pixelwise = all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in extents)
+    if len(last.block.iter_vars) != IMAGE_AXES or not is_pixelwise:
+        return function  # what the schedule refuses, with a reason
+    body = tirx.SeqStmt([*before, _in_groups(last, rewriting.realizes(root.body))])
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
     return function.with_body(SBlockRealize([], True, block))
 
