@@ -102,6 +102,11 @@ def metrics_of(job: Job) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
+def _parameters(job: Job) -> dict[str, str]:
+    """Return the options by name, without what is secret in a URL."""
+    return {name: redacted(value) for name, value in job.options.items()}
+
+
 def _mlflow(options: Options, job: Job) -> str:
     import logging
 
@@ -117,7 +122,7 @@ def _mlflow(options: Options, job: Job) -> str:
     run = client.create_run(number, run_name=job.name, tags=tags)
     status = "FAILED"
     try:
-        parameters = [Param(name, value) for name, value in sorted(job.options.items())]
+        parameters = [Param(name, value) for name, value in sorted(_parameters(job).items())]
         for first in range(0, len(parameters), BATCH):
             client.log_batch(run.info.run_id, params=parameters[first : first + BATCH])
         when = run.info.start_time
@@ -136,7 +141,7 @@ def _dvclive(options: Options, job: Job) -> str:
     with locked(LOCK):  # DVC admits one process to a repository
         live = Live(dir=str(folder), dvcyaml=str(folder / "dvc.yaml"), exp_message=job.name)
         with live:
-            live.log_params({"target": job.target, **job.options, "library_sha256": job.digest})
+            live.log_params({"target": job.target, **_parameters(job), "library_sha256": job.digest})
             for metric, value in metrics_of(job).items():
                 live.log_metric(metric, value, plot=False)
         if vars(live)["_experiment_rev"] is None:  # DVCLive says it in a log only
