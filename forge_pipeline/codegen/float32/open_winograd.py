@@ -18,10 +18,18 @@ from tvm.s_tir import SBlockRealize, Schedule
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.winograd_tiles import STAGES, Transform, combine, inline_epilogue
+from forge_pipeline.codegen.float32.winograd_products import multiply, schedule_products, start_sums
+from forge_pipeline.codegen.float32.winograd_tiles import (
+    STAGES,
+    Transform,
+    divided,
+    image_components,
+    inline_epilogue,
+    place_image,
+    result_tiles,
+)
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "open_winograd"
 
@@ -55,65 +63,23 @@ def choose_group(machine: Machine, channels: int, oc_blocks: int, transform: Tra
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform, group: Group) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
     geometry = geometry.of(image)
-    batch, _, height, width, lanes = image.shape
-    oc_blocks, size, _, ic_blocks, _, _ = (int(extent) for extent in weight.shape)
-    step, (top, left, _, _), number = transform.step, geometry.padding, group.tiles
-    tiles_h, tiles_w = (simplify(_divided(extent, step)) for extent in geometry.output)
-    groups = simplify(_divided(tiles_h * tiles_w, number))
+    oc_blocks, ic_blocks, step, number = int(weight.shape[0]), int(weight.shape[3]), transform.step, group.tiles
+    zero, tiles_w = tirx.const(0.0, "float32"), transform.tiles(geometry)[1]
+    components = image_components(image, zero, "float32", ic_blocks, geometry, transform, number)
+    products = multiply(components, weight, {UNIT: [group.pixels, group.vectors]})
+    batch, groups, *_, lanes = products.shape
 
-    def pixel(n: Any, g: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
-        place = g * number + t
-        y, x = tirx.floordiv(place, tiles_w) * step + a - top, tirx.floormod(place, tiles_w) * step + b - left
-        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
-        return tirx.if_then_else(inside, image[n, block, y, x, lane], tirx.const(0.0, "float32"))
+    def component(n: Any, g: Any, oc: Any, t: Any, i: Any, j: Any, lane: Any) -> Any:
+        return products[n, g, oc, i, j, t, lane]
 
-    tiles = te.compute((batch, groups, ic_blocks, number, size, size, lanes), pixel, name=STAGES[0])
-    vertical = te.compute(
-        (batch, groups, ic_blocks, number, size, size, lanes),
-        lambda n, g, c, t, i, b, lane: combine(transform.image, i, "float32", lambda a: tiles[n, g, c, t, a, b, lane]),
-        name=STAGES[1],
-    )
-    both = te.compute(
-        (batch, groups, size, size, ic_blocks, number, lanes),
-        lambda n, g, i, j, c, t, lane: combine(
-            transform.image, j, "float32", lambda b: vertical[n, g, c, t, i, b, lane]
-        ),
-        name=STAGES[2],
-    )
-    block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
-    products = te.compute(
-        (batch, groups, oc_blocks, size, size, number, lanes),
-        lambda n, g, oc, i, j, t, out: te.sum(
-            both[n, g, i, j, block, t, channel] * weight[oc, i, j, block, channel, out], axis=[block, channel]
-        ),
-        name=STAGES[3],
-        attrs={UNIT: [group.pixels, group.vectors]},
-    )
-    half = te.compute(
-        (batch, groups, oc_blocks, number, step, size, lanes),
-        lambda n, g, oc, t, y, j, out: combine(
-            transform.result, y, "float32", lambda i: products[n, g, oc, i, j, t, out]
-        ),
-        name=STAGES[4],
-    )
-    result = te.compute(
-        (batch, groups, oc_blocks, number, step, step, lanes),
-        lambda n, g, oc, t, y, x, out: combine(transform.result, x, "float32", lambda j: half[n, g, oc, t, y, j, out]),
-        name=STAGES[5],
-    )
+    result = result_tiles((batch, groups, oc_blocks, number), lanes, component, "float32", transform)
 
-    def place(n: Any, oc: Any, h: Any, w: Any, out: Any) -> Any:
-        tile = tirx.floordiv(h, step) * tiles_w + tirx.floordiv(w, step)
-        group, t = tirx.floordiv(tile, number), tirx.floormod(tile, number)
-        return result[n, group, oc, t, tirx.floormod(h, step), tirx.floormod(w, step), out]
+    def place(n: Any, oc: Any, h: Any, w: Any, lane: Any) -> Any:
+        tile = h // step * tiles_w + w // step
+        return result[n, tile // number, oc, tile % number, h % step, w % step, lane]
 
     shape = (batch, oc_blocks, *geometry.output, lanes)
     return te.compute(shape, place, name="convolve", attrs={primitives.FAMILY: NAME})
-
-
-def _divided(extent: Any, by: Any) -> Any:
-    """Return how many parts of ``by`` cover an extent."""
-    return tirx.floordiv(extent + (by - 1), by)
 
 
 def by_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -146,7 +112,7 @@ def _in_groups(realize: SBlockRealize, blocks: list[SBlockRealize]) -> Any:
     batch, groups, oc_blocks, number, step, _, lanes = result.ty.shape
     n, oc, h, w, lane = (axis.var for axis in realize.block.iter_vars)
     height, width = (axis.dom.extent for axis in realize.block.iter_vars[2:4])
-    tiles_w = simplify(_divided(width, step))
+    tiles_w = simplify(divided(width, step))
     names = ("n", "g", "oc", "t", "y", "x", "lane")
     extents = (batch, groups, oc_blocks, number, step, step, lanes)
     loops, axes = ([tirx.Var(f"{name}{kind}", "int64") for name in names] for kind in ("", "_axis"))
@@ -181,11 +147,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     Loops over pixels that are tested one by one are LLVM's to unroll: it takes TVM a second and more to simplify the
     tests of 36 pixels.
     """
-    tiles, vertical, both, products, half, result = (sch.get_sblock(name) for name in STAGES)
+    tiles, _, both, products, half, result = (sch.get_sblock(name) for name in STAGES)
     last = primitives.blocks(sch)[-1]
     pixels, vectors = (int(number) for number in sch.get(products).annotations[UNIT])
     n, g, oc, t, _, _, lane = sch.get_loops(last)
     oc_blocks, lanes = primitives.static(sch, oc), primitives.static(sch, lane)
+    size, ic_blocks = (primitives.static(sch, sch.get_loops(both)[axis]) for axis in (2, 4))
     oc_out, oc_in = sch.split(oc, [None, vectors])
     sch.reorder(oc_out, t, oc_in)
     sch.annotate(t, UNIT, 1)
@@ -197,38 +164,17 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in (result, half):
         primitives.vectorize_and_unroll(sch, block, below=4, lanes=lanes)
 
-    sch.compute_at(products, oc_out, preserve_unit_loops=True)
-    copy = sch.cache_write(products, 0, "local")
-    _, _, oc_in, i, j, tile, out, block, channel = sch.get_loops(products)[2:]
-    size, channels = primitives.static(sch, i), primitives.static(sch, block) * primitives.static(sch, channel)
-    tile_out, tile_in = sch.split(tile, [None, pixels])
-    sch.reorder(i, j, tile_out, block, channel, tile_in, oc_in, out)
-    ask_for_next(sch, tile_out, machine)
-    sch.annotate(tile_out, UNIT, pixels)
-    sch.reverse_compute_at(copy, tile_out)
-    sch.vectorize(out)
-    sch.unroll(tile_in)
-    sch.unroll(oc_in)
-    depth = len(sch.get_loops(products)) - 5
-    primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=lanes)
-
-    sch.compute_at(both, shared, preserve_unit_loops=True)
-    _, _, i, j, c, tile, lane = sch.get_loops(both)[1:]
-    sch.reorder(c, tile, i, j, lane)
+    sch.annotate(schedule_products(sch, machine, oc_out, pixels, lanes), UNIT, pixels)
+    c, tile = place_image(sch, shared, lanes)
     sch.annotate(tile, UNIT, 1)
-    for producer in (vertical, tiles):
-        sch.compute_at(producer, tile, preserve_unit_loops=True)
-        sch.set_scope(producer, 0, "local")
-    for producer in (vertical, both):
-        primitives.vectorize_and_unroll(sch, producer, below=5, lanes=lanes)
     sch.vectorize(sch.get_loops(tiles)[-1])
     if oc_blocks // vectors >= machine.cores:  # as on the small images that have many filters
-        work = channels * size * size * primitives.UNKNOWN
+        work = ic_blocks * lanes * size * size * primitives.UNKNOWN
         primitives.parallel_if_worth(sch, oc_out, work * oc_blocks * lanes)
         primitives.parallel_if_worth(sch, c, work)
     else:
         primitives.parallel_if_worth(sch, shared, primitives.SERIAL_WORK)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=lanes)
+    start_sums(sch, lanes)
 
 
 def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -238,14 +184,14 @@ def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
     last = rewriting.realizes(function.body)[-1].block
     number, step = (last.iter_vars[axis].dom.extent for axis in (3, 4))
     height, width = last.writes[0].source.ty.shape[2:4]
-    tiles = _divided(height, step) * _divided(width, step)
+    tiles = divided(height, step) * divided(width, step)
 
     def bound(loop: tirx.For, mutator: Any) -> Any:
         if UNIT not in loop.annotations:
             return mutator.default_mutate(loop)
         unit, inside = int(loop.annotations[UNIT]), [inner.loop_var for inner in rewriting.loops(loop)]
         group = rewriting.at_zero(rewriting.realizes(loop)[0].iter_values[1], inside)
-        left = _divided(tiles - group * number, unit)
+        left = divided(tiles - group * number, unit)
         notes = {name: note for name, note in loop.annotations.items() if name != UNIT}
         extent = tirx.min(loop.extent, left)
         return tirx.For(

@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import direct, dynamic_shape, open_winograd, winograd_weight
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.winograd_products import multiply, schedule_products, start_sums
 from forge_pipeline.codegen.float32.winograd_tiles import (
     LARGE,
     SMALL,
@@ -29,7 +30,6 @@ from forge_pipeline.codegen.float32.winograd_tiles import (
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "winograd"
 TOLERANCE = 2e-5
@@ -115,17 +115,9 @@ def transform_tiles(matrix: Array, tiles: Array) -> Array:
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
     batch, lanes = image.shape[0], image.shape[4]
-    oc_blocks, size, _, ic_blocks, _, _ = (int(extent) for extent in weight.shape)
+    oc_blocks, ic_blocks = int(weight.shape[0]), int(weight.shape[3])
     transformed = image_components(image, tirx.const(0.0, "float32"), "float32", ic_blocks, geometry, transform)
-    block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
-    products = te.compute(
-        (batch, oc_blocks, size, size, transformed.shape[4], lanes),
-        lambda n, oc_block, i, j, t, out: te.sum(
-            transformed[n, i, j, block, t, channel] * weight[oc_block, i, j, block, channel, out],
-            axis=[block, channel],
-        ),
-        name="products",
-    )
+    products = multiply(transformed, weight)
     return te.compute(
         (batch, oc_blocks, *geometry.output, lanes),
         results(products, "float32", geometry, transform),
@@ -142,20 +134,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     tile = choose_tile(machine, pixels=row_block * extents.tiles_w, vectors=extents.oc_blocks, steps=extents.channels)
     shared, oc_out = schedule_results(sch, last, (), extents, row_block, tile.vectors)
 
-    products = sch.get_sblock("products")
-    sch.compute_at(products, oc_out, preserve_unit_loops=True)
-    copy = sch.cache_write(products, 0, "local")
-    _, oc_in, i, j, pixel, out, block, channel = sch.get_loops(products)[2:]
-    pixel_out, pixel_in = sch.split(pixel, [None, tile.pixels])
-    sch.reorder(i, j, pixel_out, block, channel, pixel_in, oc_in, out)
-    ask_for_next(sch, pixel_out, machine)
-    sch.reverse_compute_at(copy, pixel_out)
-    sch.vectorize(out)
-    sch.unroll(pixel_in)
-    sch.unroll(oc_in)
-    depth = len(sch.get_loops(products)) - 5
-    primitives.vectorize_and_unroll(sch, copy, below=depth, lanes=extents.lanes)
-
     work = extents.multiply_adds // primitives.MULTIPLY_ADDS
+    schedule_products(sch, machine, oc_out, tile.pixels, extents.lanes)
     schedule_image(sch, machine, extents, row_block, shared, oc_out, work=work)
-    primitives.vectorize_and_unroll(sch, sch.decompose_reduction(products, block), below=depth, lanes=extents.lanes)
+    start_sums(sch, extents.lanes)

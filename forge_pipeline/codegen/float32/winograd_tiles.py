@@ -17,7 +17,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -44,9 +44,14 @@ class Transform:
         return int(self.result.shape[1])
 
     def tiles(self, geometry: Geometry) -> tuple[int, int]:
-        """Return how many tiles cover the output, down and across."""
+        """Return how many tiles cover the output, down and across; expressions where its size is open."""
         out_h, out_w = geometry.output
-        return -(-out_h // self.step), -(-out_w // self.step)
+        return simplify(divided(out_h, self.step)), simplify(divided(out_w, self.step))
+
+
+def divided(extent: Any, by: int) -> Any:
+    """Return how many parts of ``by`` cover an extent."""
+    return (extent + (by - 1)) // by
 
 
 SMALL = Transform(
@@ -106,51 +111,67 @@ def combine(matrix: Array, row: Any, dtype: str, read: Callable[[int], Any]) -> 
 
 
 def image_components(
-    image: te.Tensor, pad: Any, dtype: str, blocks: int, geometry: Geometry, transform: Transform
+    image: te.Tensor, pad: Any, dtype: str, blocks: int, geometry: Geometry, transform: Transform, group: int = 0
 ) -> te.Tensor:
-    """Describe a blocked image, ``pad`` around it, as components (batch, i, j, blocks, tiles, lanes) of ``dtype``."""
+    """Describe a blocked image, ``pad`` around it, as components (batch, i, j, blocks, tiles, lanes) of ``dtype``.
+
+    With a ``group``, so many tiles are counted apart: (batch, groups, i, j, blocks, group, lanes).
+    """
     batch, _, height, width, lanes = image.shape
     step, size = transform.step, transform.size
     top, left, _, _ = geometry.padding
     tiles_h, tiles_w = transform.tiles(geometry)
+    number = group or tiles_h * tiles_w
+    outer = (batch, simplify(divided(tiles_h * tiles_w, group))) if group else (batch,)
 
-    def pixel(n: Any, block: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
-        y, x = t // tiles_w * step + a - top, t % tiles_w * step + b - left
+    def pixel(n: Any, *at: Any) -> Any:
+        *before, block, t, a, b, lane = at
+        tile = before[0] * group + t if group else t
+        y, x = tile // tiles_w * step + a - top, tile % tiles_w * step + b - left
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(inside, image[n, block, y, x, lane], pad).astype(dtype)
 
-    tiles = te.compute((batch, blocks, tiles_h * tiles_w, size, size, lanes), pixel, name="tiles")
-    vertical = te.compute(
-        (batch, blocks, tiles_h * tiles_w, size, size, lanes),
-        lambda n, c, t, i, b, lane: combine(transform.image, i, dtype, lambda a: tiles[n, c, t, a, b, lane]),
-        name="image_vertical",
-    )
-    return te.compute(
-        (batch, size, size, blocks, tiles_h * tiles_w, lanes),
-        lambda n, i, j, c, t, lane: combine(transform.image, j, dtype, lambda b: vertical[n, c, t, i, b, lane]),
-        name="image_both",
-    )
+    def down(*at: Any) -> Any:
+        *tile, i, b, lane = at
+        return combine(transform.image, i, dtype, lambda a: tiles(*tile, a, b, lane))
+
+    def across(*at: Any) -> Any:
+        *before, i, j, c, t, lane = at
+        return combine(transform.image, j, dtype, lambda b: vertical(*before, c, t, i, b, lane))
+
+    tiles = te.compute((*outer, blocks, number, size, size, lanes), pixel, name=STAGES[0])
+    vertical = te.compute((*outer, blocks, number, size, size, lanes), down, name=STAGES[1])
+    return te.compute((*outer, size, size, blocks, number, lanes), across, name=STAGES[2])
+
+
+def result_tiles(
+    outer: Sequence[Any], lanes: Any, read: Callable[..., Any], dtype: str, transform: Transform
+) -> te.Tensor:
+    """Describe results (*outer, m, m, lanes), in ``dtype``, of components that ``read(*outer, i, j, lane)`` gives."""
+    step, size = transform.step, transform.size
+
+    def down(*at: Any) -> Any:
+        *tile, y, j, lane = at
+        return combine(transform.result, y, dtype, lambda i: read(*tile, i, j, lane).astype(dtype))
+
+    def across(*at: Any) -> Any:
+        *row, x, lane = at
+        return combine(transform.result, x, dtype, lambda j: half(*row, j, lane))
+
+    half = te.compute((*outer, step, size, lanes), down, name=STAGES[4])
+    return te.compute((*outer, step, step, lanes), across, name=STAGES[5])
 
 
 def results(products: te.Tensor, dtype: str, geometry: Geometry, transform: Transform) -> Callable[..., Any]:
     """Describe components transformed back, in ``dtype``; return what gives the result at (n, row, h, w, lane)."""
     batch, rows, _, _, _, lanes = products.shape
-    step, size = transform.step, transform.size
+    step = transform.step
     tiles_h, tiles_w = transform.tiles(geometry)
-    half = te.compute(
-        (batch, rows, tiles_h, tiles_w, step, size, lanes),
-        lambda n, oc_block, th, tw, y, j, out: combine(
-            transform.result, y, dtype, lambda i: products[n, oc_block, i, j, th * tiles_w + tw, out].astype(dtype)
-        ),
-        name="result_vertical",
-    )
-    result = te.compute(
-        (batch, rows, tiles_h, tiles_w, step, step, lanes),
-        lambda n, oc_block, th, tw, y, x, out: combine(
-            transform.result, x, dtype, lambda j: half[n, oc_block, th, tw, y, j, out]
-        ),
-        name="result_both",
-    )
+
+    def component(n: Any, oc_block: Any, th: Any, tw: Any, i: Any, j: Any, lane: Any) -> Any:
+        return products[n, oc_block, i, j, th * tiles_w + tw, lane]
+
+    result = result_tiles((batch, rows, tiles_h, tiles_w), lanes, component, dtype, transform)
     return lambda n, oc_block, h, w, out: result[n, oc_block, h // step, w // step, h % step, w % step, out]
 
 
@@ -240,21 +261,31 @@ def schedule_image(
     sch: Schedule, machine: Machine, extents: Extents, row_block: int, shared: LoopRV, oc_out: LoopRV, *, work: int
 ) -> None:
     """Transform the image of a row block, a tile at a time, and share out ``work``; see `parallel_if_worth`."""
-    tiles, vertical, transformed = (sch.get_sblock(name) for name in STAGES[:3])
-    sch.compute_at(transformed, shared, preserve_unit_loops=True)
-    _, i, j, c, pixel, lane = sch.get_loops(transformed)[1:]
-    sch.reorder(c, pixel, i, j, lane)
-    for producer in (vertical, tiles):
-        sch.compute_at(producer, pixel, preserve_unit_loops=True)
-        sch.set_scope(producer, 0, "local")
-    for producer in (tiles, vertical, transformed):
-        primitives.vectorize_and_unroll(sch, producer, below=4, lanes=extents.lanes)
+    c, _ = place_image(sch, shared, extents.lanes)
+    primitives.vectorize_and_unroll(sch, sch.get_sblock(STAGES[0]), below=4, lanes=extents.lanes)
     if extents.tiles_h // row_block >= machine.cores:
         primitives.parallel_if_worth(sch, shared, work)
     else:  # too few row blocks: share the filters, and before them the channels
         tiles_work = extents.channels * extents.tiles_h * extents.tiles_w * extents.size * extents.size
         primitives.parallel_if_worth(sch, oc_out, work)
         primitives.parallel_if_worth(sch, c, tiles_work)
+
+
+def place_image(sch: Schedule, shared: LoopRV, lanes: int) -> tuple[LoopRV, LoopRV]:
+    """Transform the image inside ``shared``, a tile at a time; return the loops over blocks of channels and tiles.
+
+    How the pixels of a tile are read is left to do.
+    """
+    tiles, vertical, transformed = (sch.get_sblock(name) for name in STAGES[:3])
+    sch.compute_at(transformed, shared, preserve_unit_loops=True)
+    i, j, c, pixel, lane = sch.get_loops(transformed)[-5:]
+    sch.reorder(c, pixel, i, j, lane)
+    for producer in (vertical, tiles):
+        sch.compute_at(producer, pixel, preserve_unit_loops=True)
+        sch.set_scope(producer, 0, "local")
+    for producer in (vertical, transformed):
+        primitives.vectorize_and_unroll(sch, producer, below=len(sch.get_loops(transformed)) - 3, lanes=lanes)
+    return c, pixel
 
 
 def inline_epilogue(sch: Schedule, anchor: SBlockRV) -> SBlockRV:

@@ -76,11 +76,13 @@ def _table(trials: Sequence[Trial], rules: Rules) -> str:
     return text.getvalue()
 
 
-def failures(trial: Trial) -> list[Failure]:
-    """Return what is to be said on the page of a trial that failed; nothing of another."""
-    if trial.reason is None:
-        return []
-    return [Failure(job=f"trial {trial.number}", reason=trial.reason, fix="see what it printed")]
+def failures(search: Search) -> list[Failure]:
+    """Return what is to be said of the trials that failed on the page of all."""
+    return [
+        Failure(job=f"trial {trial.number}", reason=trial.reason, fix="see what it printed")
+        for trial in search.trials
+        if trial.reason is not None
+    ]
 
 
 def conclusion(search: Search, stop: str, finals: Sequence[Trial], front: Sequence[Trial]) -> str:

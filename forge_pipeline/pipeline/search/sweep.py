@@ -51,7 +51,7 @@ def search(
         stop = running.run()
         finals = timed_again(running)
         front = results.write(running, choices, finals)
-        write_into(folder.path, [failure for trial in running.trials for failure in results.failures(trial)])
+        write_into(folder.path, results.failures(running))
         print(results.conclusion(running, stop, finals, front), flush=True)
 
 
