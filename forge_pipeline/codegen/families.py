@@ -15,22 +15,20 @@ from forge_pipeline.codegen.float32 import (
     concat,
     convolution,
     elementwise,
-    open_winograd,
     pad,
     pool_1d_3d,
     resample,
     softmax,
     weight_decode,
-    winograd_weight,
 )
 from forge_pipeline.codegen.float32 import conv3d as float32_conv3d
 from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
 from forge_pipeline.codegen.float32 import depthwise as float32_depthwise
 from forge_pipeline.codegen.float32 import direct as float32_direct
 from forge_pipeline.codegen.float32 import pool as float32_pool
-from forge_pipeline.codegen.float32 import winograd as float32_winograd
 from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
 from forge_pipeline.codegen.float32.products import matmul as float32_matmul
+from forge_pipeline.codegen.float32.winograd import fixed_size, open_size, weights
 from forge_pipeline.codegen.int8 import dynamic_quantize
 from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
 from forge_pipeline.codegen.int8.conv import conv_transpose as int8_conv_transpose
@@ -105,9 +103,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     channels_last.NAME: Family(schedule=channels_last.schedule),
     float32_direct.NAME: Family(schedule=float32_direct.schedule),
-    float32_winograd.NAME: Family(schedule=float32_winograd.schedule),
-    open_winograd.NAME: Family(schedule=open_winograd.schedule),
-    winograd_weight.NAME: Family(schedule=winograd_weight.schedule, continues=False),
+    fixed_size.NAME: Family(schedule=fixed_size.schedule),
+    open_size.NAME: Family(schedule=open_size.schedule),
+    weights.NAME: Family(schedule=weights.schedule, continues=False),
     weight_decode.NAME: Family(schedule=weight_decode.schedule, continues=False),
     float32_depthwise.NAME: Family(schedule=float32_depthwise.schedule),
     float32_pool.NAME: Family(handlers=float32_pool.HANDLERS, schedule=float32_pool.schedule),

@@ -10,7 +10,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
-from forge_pipeline.codegen.float32 import elementwise, fallback, open_winograd, row_reduction
+from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
+from forge_pipeline.codegen.float32.winograd import open_size
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
@@ -37,7 +38,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
     tail_tiles.bound_tiles,  # no tile without a pixel
-    open_winograd.bound_groups,  # nor one without a result
+    open_size.bound_groups,  # nor one without a result
     prefetch.prefetch_weights,  # the next panel's lines
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
@@ -76,7 +77,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
             done[variable] = function.with_attr("tirx.is_scheduled", True)
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
-        kernel = open_winograd.by_tiles(flatten_pixels.flatten(function))
+        kernel = open_size.by_tiles(flatten_pixels.flatten(function))
         done[variable], rules[variable], reason = _scheduled(kernel, machine)
         if reason is not None:
             generic[variable.name_hint] = reason

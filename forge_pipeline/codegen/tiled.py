@@ -10,7 +10,8 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
-from forge_pipeline.codegen.float32 import concat, pad, softmax, weight_decode, winograd_weight
+from forge_pipeline.codegen.float32 import concat, pad, softmax, weight_decode
+from forge_pipeline.codegen.float32.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
@@ -42,7 +43,7 @@ other products (Winograd); exp, tanh and the like are approximated. Below the se
 
 CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS, pad.NAME, softmax.NAME)
 """Families whose kernels nothing is fused with."""
-PREPARED = (winograd_weight.NAME, weight_decode.NAME)
+PREPARED = (weights.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""
 
 KEPT = ("relax.call_tir", "relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten", "relax.memory.view")

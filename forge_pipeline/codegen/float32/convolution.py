@@ -12,8 +12,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32 import channels_last, depthwise, direct, winograd
+from forge_pipeline.codegen.float32 import channels_last, depthwise, direct
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
+from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 

@@ -60,20 +60,21 @@ def test_the_transform_at_load_is_that_of_the_paper_to_the_last_bit_or_nearly() 
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen.float32 import direct, winograd, winograd_tiles, winograd_weight
+    from forge_pipeline.codegen.float32 import direct
+    from forge_pipeline.codegen.float32.winograd import fixed_size, tiles, weights
     from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag("host")
     machine, weight = Machine.of(target), normal(20, 12, 3, 3)
     lanes = machine.lanes
     stored = direct.pack_weight(weight, lanes, block_channels=True)
-    for transform in (winograd_tiles.SMALL, winograd_tiles.LARGE):
+    for transform in (tiles.SMALL, tiles.LARGE):
         placeholder = te.placeholder(stored.shape, name="weight")
-        function = te.create_prim_func([placeholder, winograd_weight.transform(placeholder, transform.kernel)])
+        function = te.create_prim_func([placeholder, weights.transform(placeholder, transform.kernel)])
         sch = s_tir.Schedule(function)
-        winograd_weight.schedule(sch, machine)
+        weights.schedule(sch, machine)
         exact = np.zeros((-(-20 // lanes) * lanes, -(-12 // lanes) * lanes, transform.size, transform.size), np.float32)
-        exact[:20, :12] = winograd.transform_tiles(transform.kernel, weight.astype(np.float64))
+        exact[:20, :12] = fixed_size.transform_tiles(transform.kernel, weight.astype(np.float64))
         blocks = exact.reshape(-1, lanes, exact.shape[1] // lanes, lanes, transform.size, transform.size)
         expected = blocks.transpose(0, 4, 5, 2, 3, 1)  # (oc_blocks, i, j, ic_blocks, lanes, lanes)
         result = tvm.runtime.empty(expected.shape, "float32")

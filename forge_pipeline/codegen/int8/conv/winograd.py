@@ -1,7 +1,7 @@
 """Winograd's filtering for 3x3 kernels in integers: exact, for x86 CPUs, all of which multiply int16 by int16.
 
-The matrices of ``winograd_tiles``, with kernel rows multiplied until they are integers, make results ``multiple``
-times too large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and
+The matrices of ``float32.winograd.tiles``, with kernel rows multiplied until they are integers, make results
+``multiple`` times too large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and
 one by a power of two a shift, as long as the true result leaves room for it (``Transform.fits`` proves that from the
 weights). So nothing is rounded before the result is stored, and it equals the direct convolution's bit for bit.
 """
@@ -16,9 +16,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import winograd_tiles
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.winograd_tiles import (
+from forge_pipeline.codegen.float32.winograd import tiles as winograd_tiles
+from forge_pipeline.codegen.float32.winograd.tiles import (
     Extents,
     image_components,
     inline_epilogue,

@@ -1,6 +1,6 @@
 """Winograd's minimal filtering for 3x3 kernels: F(m x m, 3 x 3) with 16 or 36 products for each m x m results.
 
-What it is stands in `winograd_tiles`. Weights are transformed when the library is loaded.
+What it is stands in `tiles`. Weights are transformed when the library is loaded.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import direct, dynamic_shape, open_winograd, winograd_weight
+from forge_pipeline.codegen.float32 import direct, dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.winograd_products import multiply, schedule_products, start_sums
-from forge_pipeline.codegen.float32.winograd_tiles import (
+from forge_pipeline.codegen.float32.winograd import open_size, weights
+from forge_pipeline.codegen.float32.winograd.products import multiply, schedule_products, start_sums
+from forge_pipeline.codegen.float32.winograd.tiles import (
     LARGE,
     SMALL,
     Extents,
@@ -45,15 +46,15 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
         return None
     stored = graph.constant(direct.pack_weight(weight, graph.machine.lanes, block_channels=True))
     packed = graph.kernel(
-        winograd_weight.transform, stored, name="winograd_weight", matrix=transform.kernel
+        weights.transform, stored, name="winograd_weight", matrix=transform.kernel
     )  # when the library is loaded
     image, settings = graph.blocked(source), {"geometry": geometry, "transform": transform}
     if geometry.is_static:
         return graph.kernel(convolve, image, packed, name="conv2d_winograd", **settings)
     lanes = graph.machine.lanes
     channels, oc_blocks = -(-geometry.channels // lanes) * lanes, -(-geometry.filters // lanes)
-    group = open_winograd.choose_group(graph.machine, channels, oc_blocks, transform)
-    return graph.kernel(open_winograd.convolve, image, packed, name="conv2d_open_winograd", group=group, **settings)
+    group = open_size.choose_group(graph.machine, channels, oc_blocks, transform)
+    return graph.kernel(open_size.convolve, image, packed, name="conv2d_open_winograd", group=group, **settings)
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
@@ -113,7 +114,7 @@ def transform_tiles(matrix: Array, tiles: Array) -> Array:
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform) -> te.Tensor:
-    """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
+    """Describe the convolution of a blocked image with weights as `weights` makes them."""
     batch, lanes = image.shape[0], image.shape[4]
     oc_blocks, ic_blocks = int(weight.shape[0]), int(weight.shape[3])
     transformed = image_components(image, tirx.const(0.0, "float32"), "float32", ic_blocks, geometry, transform)

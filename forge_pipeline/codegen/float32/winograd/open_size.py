@@ -3,7 +3,7 @@
 The tiles of an image are counted through, row after row, and cut into groups that fill half of the second cache when
 they are transformed. A group's loops have numbers for extents whatever the image; the last group computes as many
 tiles of the register tile as it has, of which some may lie beyond the image, and stores what there is. The templates'
-transforms are those of `winograd_tiles`.
+transforms are those of `tiles`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tvm.s_tir import SBlockRealize, Schedule
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.winograd_products import multiply, schedule_products, start_sums
-from forge_pipeline.codegen.float32.winograd_tiles import (
+from forge_pipeline.codegen.float32.winograd.products import multiply, schedule_products, start_sums
+from forge_pipeline.codegen.float32.winograd.tiles import (
     STAGES,
     Transform,
     divided,
