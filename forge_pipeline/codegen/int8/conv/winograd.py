@@ -1,9 +1,10 @@
 """Winograd's filtering for 3x3 kernels in integers: exact, for x86 CPUs, all of which multiply int16 by int16.
 
 The matrices of ``float32.winograd.tiles``, with kernel rows multiplied until they are integers, make results
-``multiple`` times too large. All that is added up is taken modulo 2^32, where a division by an odd number is a multiplication and
-one by a power of two a shift, as long as the true result leaves room for it (``Transform.fits`` proves that from the
-weights). So nothing is rounded before the result is stored, and it equals the direct convolution's bit for bit.
+``multiple`` times too large. All that is added up is taken modulo 2^32, where a division by an odd number is a
+multiplication and one by a power of two a shift, as long as the true result leaves room for it (``Transform.fits``
+proves that from the weights). So nothing is rounded before the result is stored, and it equals the direct convolution's
+bit for bit.
 """
 
 from __future__ import annotations
