@@ -17,6 +17,7 @@ from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import (
     flatten_pixels,
+    lane_reduction,
     middle_axis,
     peel_padding,
     prefetch,
@@ -40,6 +41,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     prefetch.prefetch_weights,  # the next panel's lines
+    lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 

@@ -138,5 +138,5 @@ def pad_image(
     shape = (batch, channels, height + (top + bottom), width + (left + right), *lanes)
     attributes: dict[str, Any] = {primitives.FAMILY: primitives.PAD}
     if peel or not geometry.is_static:
-        attributes[EDGES] = (left, right)
+        attributes[EDGES] = 3
     return te.compute(shape, element, name=primitives.PAD, attrs=attributes)

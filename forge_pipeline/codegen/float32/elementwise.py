@@ -12,6 +12,7 @@ from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape,
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.peel_padding import EDGES
 
 ZERO_KEEPS_FINITE = (
     "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
@@ -150,6 +151,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
                 kept |= {sch.get(producer).name_hint for producer in sch.get_producers(block)}
     for block in found[:-1]:
         if sch.get(block).name_hint not in kept:
+            edges = sch.get(block).annotations.get(EDGES)
+            if edges is not None and len(sch.get_loops(block)) == len(sch.get_loops(found[-1])):
+                sch.annotate(found[-1], EDGES, edges)
             sch.compute_inline(block)
     for block in primitives.blocks(sch):
         primitives.schedule_elementwise(sch, block, machine)

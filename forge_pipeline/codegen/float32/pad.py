@@ -1,4 +1,4 @@
-"""Constants around a blocked image, and further channels behind its own."""
+"""Constants around a tensor; in blocked images, further channels behind their own too."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.peel_padding import EDGES
 
 NAME = "around"
 
 
 def pad(graph: Graph, call: relax.Call) -> Value | None:
-    """Stay in the blocked layout; a constant that is not finite would meet the zeros of missing channels' weights."""
-    value, filler = graph.look(call.args[0]), float(call.attrs.pad_value)
-    if call.attrs.pad_mode != "constant" or not math.isfinite(filler) or not graph.is_blocked(value):
+    """Stay in the layout; a constant that is not finite would meet the zeros of a block's missing channels' weights."""
+    value, filler, edges = graph.look(call.args[0]), float(call.attrs.pad_value), ints(call.attrs.pad_width)
+    if call.attrs.pad_mode != "constant" or min(edges) < 0:
         return None
-    if not has_known_shape(call.args[0], rank=4, symbolic_axes=range(4)):
+    if not has_known_shape(call.args[0], symbolic_axes=range(len(edges) // 2)):
         return None
-    edges = ints(call.attrs.pad_width)
-    if any(edges[:3]) or min(edges) < 0:
-        return None
+    if len(edges) != 8 or any(edges[:3]) or not math.isfinite(filler) or not graph.is_blocked(value):
+        return Value(plain=graph.kernel(_around, graph.plain(value), name="pad", edges=edges, filler=filler))
     channels = value.channels + edges[3]
     padded = graph.kernel(
         around, value.blocked, name="pad", edges=edges[4:], filler=filler, channels=(value.channels, channels),
@@ -50,6 +50,23 @@ def around(image: te.Tensor, edges: tuple[int, ...], filler: float, channels: tu
 
     shape = (batch, -(-after // lanes), height + top + bottom, width + left + right, lanes)
     return te.compute(shape, element, name="padded", attrs={primitives.FAMILY: NAME})
+
+
+def _around(tensor: te.Tensor, edges: tuple[int, ...], filler: float) -> te.Tensor:
+    """Describe a tensor within ``edges``, before and after each axis."""
+    pairs = list(zip(edges[::2], edges[1::2], tensor.shape, strict=True))
+
+    def element(*at: Any) -> Any:
+        inside = [
+            condition
+            for place, (before, after, extent) in zip(at, pairs, strict=True)
+            for condition in (*([place >= before] if before else []), *([place < extent + before] if after else []))
+        ]
+        found = tensor(*(place - before for place, (before, _, _) in zip(at, pairs, strict=True)))
+        return tirx.if_then_else(tirx.all(*inside), found, tirx.const(filler, tensor.dtype)) if inside else found
+
+    shape = [extent + (before + after) for before, after, extent in pairs]
+    return te.compute(shape, element, name="padded", attrs={EDGES: len(pairs) - 1})
 
 
 HANDLERS = {"relax.nn.pad": pad}

@@ -28,7 +28,7 @@ def window(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def require_pixels(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
-    """Return a blocked result of windows; where it might have no pixel, that is refused when the model runs.
+    """Return a result of windows; where it might have no pixel, that is refused when the model runs.
 
     A window that is larger than the image with its padding has none by the standard, while ONNX Runtime has one where
     less than a stride is missing.
@@ -36,7 +36,7 @@ def require_pixels(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.E
     extents, padding, is_sure = list(shape_of(pooled)), ints(attributes.padding), True
     lines = zip(ints(attributes.pool_size), ints(attributes.strides), ints(attributes.dilation), strict=True)
     for axis, (size, stride, step) in enumerate(lines):
-        fits = (size - 1) * step <= padding[axis] + padding[axis + 2]
+        fits = (size - 1) * step <= padding[axis] + padding[axis + len(padding) // 2]
         if stride > 1 and not fits and not isinstance(extents[2 + axis], int):
             extents[2 + axis], is_sure = tirx.max(extents[2 + axis], tirx.IntImm("int64", 1)), False
     if is_sure:

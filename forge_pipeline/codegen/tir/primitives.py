@@ -12,7 +12,9 @@ from tvm.ir import Call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.peel_padding import EDGES
 
 FAMILY = "forge.family"
 """The annotation by which a template's block says which family schedules it; it survives fusion."""
@@ -256,6 +258,9 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if not loops or 0 in extents:
         return
     work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
+    if EDGES in sch.get(block).annotations and len(loops) > 1:  # rows without tests are LLVM's to vectorize
+        parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
+        return
     last = extents[-1]
     if last is not None and last % lanes == 0 and len(loops) > 1:
         inner = loops[-1]
@@ -270,8 +275,8 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         return
     if None in extents:
         rest, inner = loops[:-1], loops[-1]
-        if last is not None and last in (lanes, lanes // 2, lanes // 4):
-            sch.vectorize(inner)
+        if last is not None:
+            vectorize_short_row(sch, inner, lanes)
         if rest:
             parallel_if_worth(sch, fuse_where_provable(sch, rest), work)
         return
@@ -280,9 +285,45 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if len(loops) > 1 and (is_select(sch, block) or is_data_movement(sch, block)):  # rows are LLVM's to vectorize
         parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
         return
+    inner = _in_order(sch, block)
+    if inner < len(loops):
+        rows, row = fuse(sch, loops[:-inner]), fuse(sch, loops[-inner:])
+        vectorize_short_row(sch, row, lanes)
+        parallel_if_worth(sch, rows, work)
+        return
     flat = fuse(sch, loops)
-    outer_loop, inner = sch.split(flat, [None, lanes])
-    sch.vectorize(inner)
     if work >= SERIAL_WORK:
-        chunk, _ = sch.split(outer_loop, [4 * machine.cores, None])
-        sch.parallel(chunk)
+        parts = max(count for count in range(1, 4 * machine.cores + 1) if work % count == 0)
+        sch.parallel(sch.split(flat, [parts, None])[0])
+
+
+def vectorize_short_row(sch: Schedule, row: LoopRV, lanes: int) -> None:
+    """Make vectors of what is too short for LLVM's: it does four at once, and one by one what is left over."""
+    length = static(sch, row)
+    if lanes // 4 <= length <= 4 * lanes:
+        sch.vectorize(row)
+    elif 4 * lanes < length < 16 * lanes:
+        width = max(width for width in range(1, 4 * lanes + 1) if length % width == 0)
+        if width >= lanes:
+            sch.vectorize(sch.split(row, [None, width])[1])
+
+
+def _in_order(sch: Schedule, block: SBlockRV) -> int:
+    """Return how many of the innermost loops read what they read as it lies in memory, one after the other; or not.
+
+    They are one loop to LLVM, which makes vectors of it whatever its length.
+    """
+    axes = [variable.var for variable in sch.get(block).iter_vars]
+    lengths = [extent(sch, loop) for loop in sch.get_loops(block)]
+    regions = [*sch.get(block).reads, *sch.get(block).writes]
+
+    def fits(region: Any, count: int) -> bool:
+        places = [item.min for item in region.region]
+        last = zip(places[-count:], axes[-count:], region.source.ty.shape[-count:], lengths[-count:], strict=False)
+        in_order = len(places) >= count and all(
+            place.same_as(axis) and size == length for place, axis, size, length in last
+        )
+        return in_order or not any(rewriting.reads(place, axis) for place in places for axis in axes[-count:])
+
+    counts = [count for count in range(2, len(axes) + 1) if all(fits(region, count) for region in regions)]
+    return max(counts, default=1)

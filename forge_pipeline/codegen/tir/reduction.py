@@ -1,8 +1,8 @@
 """Sums, maxima and the like that leave fewer numbers: over neighbours in vector lanes, over rows of others row by row.
 
 Over the axis whose numbers are neighbours in memory, each lane reduces every so many of them, and the lanes are put
-together at the end: as many numbers as lanes divide, since TVM forgets what bounds the last ones. Over any other axis,
-rows of results are updated by rows of numbers, all extents open or not; LLVM makes vectors of open ones.
+together at the end (`lane_reduction`). Over any other axis, rows of results are updated by rows of numbers. Extents are
+open or not; LLVM makes vectors of open rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine
-
-VECTORS = (4, 2, 1, 0.5, 0.25)
-"""Vectors of partial results side by side, the first that divide the numbers: four hide the latency of additions."""
 
 LEAST_GROUP, GROUP = 4, 32
 """Rows that are reduced by themselves: as many as divide all of them."""
@@ -79,28 +77,15 @@ def _work(sch: Schedule, block: SBlockRV) -> int:
 
 
 def _reduce_lanes(sch: Schedule, machine: Machine, block: SBlockRV, along: int, after: list[SBlockRV]) -> None:
-    kept, work, loop = _kept(sch, block), _work(sch, block), sch.get_loops(block)[along]
-    widths = [int(machine.lanes * vectors) for vectors in VECTORS]
-    width = next((width for width in widths if primitives.static(sch, loop) % width == 0), 0)
-    if not width or not primitives.static(sch, loop):
-        raise ValueError("numbers that fill no vectors")
-    partial = sch.rfactor(sch.split(loop, [None, width])[1], factor_axis=kept)
-    _place(sch, [partial, block], kept, work, after)
-    loops = sch.get_loops(partial)
-    lane = loops.pop(1 if kept else -1)  # rfactor puts it first, but where a loop runs it with what reads it
-    sch.reorder(*loops[-(len(sch.get(partial).iter_vars) - kept - 1) :], lane)
-    loops = [*loops, lane]
-    steps = loops[-(len(sch.get(partial).iter_vars) - kept) : -1]
-    _vectorize(sch, lane, width, machine)
-    start = sch.decompose_reduction(partial, steps[0])
-    _vectorize(sch, sch.get_loops(start)[-1], width, machine)
-    sch.decompose_reduction(block, sch.get_loops(block)[1 if kept else 0])
-
-
-def _vectorize(sch: Schedule, loop: LoopRV, width: int, machine: Machine) -> None:
-    outer, inner = sch.split(loop, [None, min(width, machine.lanes)])
-    sch.unroll(outer)
-    sch.vectorize(inner)
+    kept, work = _kept(sch, block), _work(sch, block)
+    count = len(sch.get(block).iter_vars) - kept
+    _place(sch, [block], kept, work, after)
+    steps = sch.get_loops(block)[-count:]
+    row = steps.pop(along - kept)
+    if steps:
+        sch.reorder(*steps, row)
+    reduce_in_lanes(sch, (steps or [row])[0], machine)
+    sch.decompose_reduction(block, (steps or [row])[0])
 
 
 def _reduce_rows(sch: Schedule, machine: Machine, block: SBlockRV, along: int, after: list[SBlockRV]) -> None:

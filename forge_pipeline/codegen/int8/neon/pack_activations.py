@@ -66,7 +66,7 @@ def pad_rows(image: te.Tensor, geometry: Geometry, zero: int, plan: Plan) -> te.
 
     attributes: dict[str, Any] = {COPY: "rows"}
     if any((top, left, bottom, last != whole * LANES)):
-        attributes |= {primitives.FAMILY: primitives.PAD, EDGES: (first, whole * LANES - last)}
+        attributes |= {primitives.FAMILY: primitives.PAD, EDGES: 3}
     return te.compute(
         (image.shape[0], even, height + top + bottom, whole * LANES), element, name="row", attrs=attributes
     )

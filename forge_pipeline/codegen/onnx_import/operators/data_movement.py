@@ -15,6 +15,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.tir.peel_padding import EDGES
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
 
@@ -218,13 +219,14 @@ def _padded(*arguments: Any, mode: str, number: float, tensors: int) -> Any:
 
     def element(*at: Any) -> Any:
         places = [index - start for index, start in zip(at, before, strict=True)]
-        if mode != "constant":
-            return data(*(_reflected(place, extent, mode) for place, extent in zip(places, data.shape, strict=True)))
         inside = [tirx.all(p >= 0, p < extent) for p, extent in zip(places, data.shape, strict=True)]
+        if mode != "constant":
+            *rows, last = (_reflected(place, extent, mode) for place, extent in zip(places, data.shape, strict=True))
+            return tirx.if_then_else(inside[-1], data(*rows, places[-1]), data(*rows, last))
         outside = tirx.const(number, data.dtype) if filler is None else filler(*(0 for _ in filler.shape))
         return tirx.if_then_else(tirx.all(*inside), data(*places), outside) if rank else data()
 
-    return te.compute(extents, element, name="pad")
+    return te.compute(extents, element, name="pad", attrs={EDGES: rank - 1} if rank else {})
 
 
 def _reflected(place: Any, extent: Any, mode: str) -> Any:
