@@ -12,7 +12,6 @@ from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape,
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.peel_padding import EDGES
 
 ZERO_KEEPS_FINITE = (
     "relax.abs", "relax.clip", "relax.erf", "relax.exp", "relax.negative", "relax.nn.gelu", "relax.nn.gelu_tanh",
@@ -136,25 +135,9 @@ def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Schedule a kernel without a reduction: what is cheap to repeat is inlined into what reads it.
-
-    A choice among several tensors (concatenation) reads them ready-made, and a costly function behind a choice gets
-    loops of its own: neither mixes with the other in vectors.
-    """
-    found = primitives.blocks(sch)
-    kept = {sch.get(found[-1]).name_hint}
-    for block in found:
-        if primitives.is_select(sch, block):
-            if primitives.is_costly(sch, found[-1]):
-                kept.add(sch.get(block).name_hint)
-            if len(sch.get(block).reads) > 1:
-                kept |= {sch.get(producer).name_hint for producer in sch.get_producers(block)}
-    for block in found[:-1]:
-        if sch.get(block).name_hint not in kept:
-            edges = sch.get(block).annotations.get(EDGES)
-            if edges is not None and len(sch.get_loops(block)) == len(sch.get_loops(found[-1])):
-                sch.annotate(found[-1], EDGES, edges)
-            sch.compute_inline(block)
+    """Schedule a kernel without a reduction: what is cheap to repeat is inlined into what reads it."""
+    for block in primitives.blocks(sch)[:-1]:
+        sch.compute_inline(block)
     for block in primitives.blocks(sch):
         primitives.schedule_elementwise(sch, block, machine)
 

@@ -9,7 +9,6 @@ from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.peel_padding import EDGES
 
 NAME = "around"
 
@@ -66,7 +65,7 @@ def _around(tensor: te.Tensor, edges: tuple[int, ...], filler: float) -> te.Tens
         return tirx.if_then_else(tirx.all(*inside), found, tirx.const(filler, tensor.dtype)) if inside else found
 
     shape = [extent + (before + after) for before, after, extent in pairs]
-    return te.compute(shape, element, name="padded", attrs={EDGES: len(pairs) - 1})
+    return te.compute(shape, element, name="padded")
 
 
 HANDLERS = {"relax.nn.pad": pad}

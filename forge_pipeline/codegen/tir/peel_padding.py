@@ -1,11 +1,13 @@
 """Rows without tests in their loops: what is before an image's row, the row, and what is behind it.
 
-A padded copy chooses for each pixel between the image and what is outside. Which of them it is changes twice along a
-row: the loop becomes three, and a condition on the row as such is decided before them.
+A padded copy chooses for each pixel between the image and what is outside, a concatenation among its parts. Which of
+them it is changes at few places along a row: the loop becomes one for each stretch, and a condition on the row as such
+is decided before them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -17,7 +19,10 @@ from tvm.sym import Analyzer, ConstIntBound, detect_clip_bound, detect_linear_eq
 from forge_pipeline.codegen.tir import rewriting
 
 EDGES = "forge.edges"
-"""The annotation of a block that chooses values by `if_then_else` under one condition: the axis along a row."""
+"""The annotation of a block that chooses values by `if_then_else`: the axis along a row."""
+
+MOST_LOOPS = 64
+"""Loops that one may become."""
 
 MOST = 1 << 40
 """No extent is as large."""
@@ -29,9 +34,7 @@ def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def peel(loop: tirx.For, mutator: Any) -> Any:
         realizes = rewriting.realizes(loop)
         if len(realizes) == 1 and EDGES in realizes[0].block.annotations:
-            peeled = _peel(loop, realizes[0])
-            if peeled is not None:
-                return peeled
+            return _Peel().peeled(loop) or mutator.default_mutate(loop)
         return mutator.default_mutate(loop)
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, peel)])
@@ -53,7 +56,7 @@ def _conditions(value: Any) -> list[Any]:
     found: list[Any] = []
 
     def note(call: Any, mutator: Any) -> Any:
-        if call.op.name != "prim.if_then_else":
+        if call.op.name != rewriting.CHOICE:
             return mutator.default_mutate(call)
         found.append(call.args[0])
         return call
@@ -62,68 +65,87 @@ def _conditions(value: Any) -> list[Any]:
     return found
 
 
-def _chosen(value: Any, which: int) -> Any:
-    """Return a value with the first (1) or the second (2) of what its outermost choices are between."""
+def _chosen(value: Any, condition: Any, which: int) -> Any:
+    """Return a value with the first (1) or the second (2) of what its choices under a condition are between."""
 
     def choose(call: Any, mutator: Any) -> Any:
-        return call.args[which] if call.op.name == "prim.if_then_else" else mutator.default_mutate(call)
+        if call.op.name == rewriting.CHOICE and tvm_ffi.structural_equal(call.args[0], condition):
+            return call.args[which]
+        return mutator.default_mutate(call)
 
     return tvm_ffi.structural_mutate(value, [(Call, choose)])
 
 
-def _peel(loop: tirx.For, realize: SBlockRealize) -> Any:
-    """Return the loops, or None for a loop that is not along a row, or not under one condition."""
-    block, axis = realize.block, int(realize.block.annotations[EDGES])
-    found = _conditions(block.body.value)
-    if not found or not _is_along(realize, axis, loop):
+@dataclass(slots=True)
+class _Peel:
+    """The loops that one becomes, counted."""
+
+    loops: int = 1
+
+    def peeled(self, loop: tirx.For) -> Any:
+        """Return what a loop becomes, or None for one that is not along a row, or without a condition to be decided."""
+        (realize,) = rewriting.realizes(loop)
+        axis = int(realize.block.annotations[EDGES])
+        if not _is_along(realize, axis, loop):
+            return None
+        for condition in _conditions(realize.block.body.value):
+            edges = _edges(loop, realize, axis, condition)
+            if edges is not None and self.loops + 2 <= MOST_LOOPS:
+                self.loops += 2
+                return self._parts(loop, realize, axis, condition, edges)
         return None
-    if not all(tvm_ffi.structural_equal(condition, found[0]) for condition in found):
-        return None
-    along, conditions = block.iter_vars[axis].var, rewriting.conjuncts(found[0])
-    rows = [item for item in conditions if not rewriting.reads(item, along)]
-    outer = [item for item in rewriting.conjuncts(realize.predicate) if not rewriting.reads(item, loop.loop_var)]
-    bound = dict(zip((item.var for item in block.iter_vars), realize.iter_values, strict=True))
-    edges = _edges(realize, axis, [item for item in conditions if rewriting.reads(item, along)])
-    if edges is None:
-        return None
-    begin, end, width = (rewriting.substitute(place, bound.get) for place in edges)
 
-    def part(first: Any, count: Any, chosen: int) -> list[Any]:
-        if isinstance(count, tirx.IntImm) and not int(count):
-            return []
-        counter = tirx.Var("along", loop.loop_var.ty.dtype)
+    def _parts(self, loop: tirx.For, realize: SBlockRealize, axis: int, condition: Any, edges: tuple[Any, ...]) -> Any:
+        """Return the loops before, within and behind what a condition holds for."""
+        first, begin, end, stop = edges
+        along = realize.block.iter_vars[axis].var
+        rows = [item for item in rewriting.conjuncts(condition) if not rewriting.reads(item, along)]
+        outer = [item for item in rewriting.conjuncts(realize.predicate) if not rewriting.reads(item, loop.loop_var)]
 
-        def changed(old: SBlockRealize) -> SBlockRealize:
-            return rewriting.with_value(old, axis, counter + first, _chosen(old.block.body.value, chosen))
+        def part(start: Any, until: Any, which: int) -> list[Any]:
+            count = Analyzer().simplify(until - start)
+            if isinstance(count, tirx.IntImm) and not int(count):
+                return []
+            counter = tirx.Var("along", loop.loop_var.ty.dtype)
 
-        body = rewriting.map_realizes(rewriting.clone(loop.body), changed)
-        return [tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body)]
+            def changed(old: SBlockRealize) -> SBlockRealize:
+                content = _chosen(old.block.body.value, condition, which)
+                return rewriting.with_value(old, axis, counter + start, content)
 
-    zero, simplify = tirx.const(0, loop.loop_var.ty.dtype), Analyzer().simplify
-    within = part(zero, begin, 2) + part(begin, simplify(end - begin), 1) + part(end, simplify(width - end), 2)
-    result: Any = tirx.SeqStmt(within) if len(within) > 1 else within[0]
-    if rows:
-        condition = rewriting.substitute(tirx.all(*rows) if len(rows) > 1 else rows[0], bound.get)
-        result = tirx.IfThenElse(condition, result, part(zero, width, 2)[0])
-    for condition in outer:
-        result = tirx.IfThenElse(condition, result, None)
-    return result
+            body = rewriting.map_realizes(rewriting.clone(loop.body), changed)
+            made = tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body)
+            return [self.peeled(made) or made]
+
+        within = part(first, begin, 2) + part(begin, end, 1) + part(end, stop, 2)
+        result: Any = tirx.SeqStmt(within) if len(within) > 1 else within[0]
+        if rows:
+            bound = dict(zip((item.var for item in realize.block.iter_vars), realize.iter_values, strict=True))
+            holds = rewriting.substitute(tirx.all(*rows) if len(rows) > 1 else rows[0], bound.get)
+            result = tirx.IfThenElse(holds, result, part(first, stop, 2)[0])
+        for item in outer:
+            result = tirx.IfThenElse(item, result, None)
+        return result
 
 
-def _edges(realize: SBlockRealize, axis: int, conditions: list[Any]) -> tuple[Any, Any, Any] | None:
-    """Return where a row begins that all of ``conditions`` hold for, where it ends, and how long all is."""
-    along, width = realize.block.iter_vars[axis].var, realize.block.writes[0].source.ty.shape[axis]
+def _edges(loop: tirx.For, realize: SBlockRealize, axis: int, condition: Any) -> tuple[Any, Any, Any, Any] | None:
+    """Return where a loop begins along its axis, where a condition begins and ceases to hold, and where it ends."""
+    along = realize.block.iter_vars[axis].var
     analyzer = Analyzer()
     for extent in (extent for region in realize.block.reads for extent in region.source.ty.shape):
         for variable in rewriting.variables(extent):
             analyzer.update(variable, ConstIntBound(0, MOST))
-    least, most = tirx.const(0, along.ty.dtype), width - 1
-    for condition in conditions:
-        found = detect_clip_bound(condition, [along])
-        if len(found) != 2:
-            return None
-        low, high = found
-        least = least if low is None else tirx.max(least, low)
-        most = most if high is None else tirx.min(most, high)
-    begin = analyzer.simplify(tirx.min(least, width))
-    return begin, analyzer.simplify(tirx.max(most + 1, begin)), analyzer.simplify(width)
+    first = analyzer.simplify(realize.iter_values[axis] - loop.loop_var + loop.min)
+    stop = analyzer.simplify(first + loop.extent)
+    least, most = first, stop - 1
+    for item in rewriting.conjuncts(condition):
+        if rewriting.reads(item, along):
+            found = detect_clip_bound(item, [along])
+            if len(found) != 2:
+                return None
+            low, high = found
+            least = least if low is None else tirx.max(least, low)
+            most = most if high is None else tirx.min(most, high)
+    begin = analyzer.simplify(tirx.min(least, stop))
+    edges = (first, begin, analyzer.simplify(tirx.max(most + 1, begin)), stop)
+    bound = dict(zip((item.var for item in realize.block.iter_vars), realize.iter_values, strict=True))
+    return tuple(rewriting.substitute(place, bound.get) for place in edges)  # type: ignore[return-value]

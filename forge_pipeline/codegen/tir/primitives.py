@@ -105,7 +105,7 @@ def is_costly(sch: Schedule, block: SBlockRV) -> bool:
 
 def is_select(sch: Schedule, block: SBlockRV) -> bool:
     """Return whether a block picks among its operands by position, as concatenation does."""
-    return "tirx.if_then_else" in _operators(sch, block)
+    return rewriting.CHOICE in _operators(sch, block)
 
 
 def is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
@@ -258,7 +258,8 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if not loops or 0 in extents:
         return
     work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
-    if EDGES in sch.get(block).annotations and len(loops) > 1:  # rows without tests are LLVM's to vectorize
+    if len(loops) > 1 and extents[-1] != lanes and is_select(sch, block):  # rows without tests are LLVM's to vectorize
+        sch.annotate(block, EDGES, len(loops) - 1)
         parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
         return
     last = extents[-1]
@@ -282,7 +283,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         return
     if work < lanes:
         return
-    if len(loops) > 1 and (is_select(sch, block) or is_data_movement(sch, block)):  # rows are LLVM's to vectorize
+    if len(loops) > 1 and is_data_movement(sch, block):  # rows are LLVM's to vectorize
         parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
         return
     inner = _in_order(sch, block)

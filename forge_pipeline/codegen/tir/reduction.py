@@ -28,8 +28,6 @@ def applies(sch: Schedule) -> bool:
     found = [block for block in primitives.blocks(sch) if primitives.is_reduction(sch, block)]
     if len(found) != 1 or len(sch.get(found[0]).writes) != 1:
         return False
-    if any(primitives.is_select(sch, block) for block in primitives.ancestors(sch, found[0])):
-        return False
     return len(sch.get_loops(found[0])) == len(sch.get(found[0]).iter_vars) and _along(sch, found[0]) is not None
 
 
@@ -38,7 +36,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     (block,) = (block for block in primitives.blocks(sch) if primitives.is_reduction(sch, block))
     before = primitives.ancestors(sch, block)
     for producer in before:
-        sch.compute_inline(producer)
+        if primitives.is_select(sch, producer):
+            primitives.schedule_elementwise(sch, producer, machine)
+        else:
+            sch.compute_inline(producer)
     after = [item for item in primitives.blocks(sch) if sch.get(item).name_hint != sch.get(block).name_hint]
     for item in after[:-1]:
         sch.compute_inline(item)

@@ -11,6 +11,10 @@ from tvm.ir import Var
 from tvm.s_tir import SBlockRealize
 
 
+CHOICE = "prim.if_then_else"
+"""The operator of a value that is the one or the other, of which only one is computed."""
+
+
 def realizes(tree: Any) -> list[SBlockRealize]:
     """Return the blocks in ``tree`` that have axes, in program order."""
     found: list[SBlockRealize] = []

@@ -15,7 +15,6 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.tir.peel_padding import EDGES
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
 
@@ -226,7 +225,7 @@ def _padded(*arguments: Any, mode: str, number: float, tensors: int) -> Any:
         outside = tirx.const(number, data.dtype) if filler is None else filler(*(0 for _ in filler.shape))
         return tirx.if_then_else(tirx.all(*inside), data(*places), outside) if rank else data()
 
-    return te.compute(extents, element, name="pad", attrs={EDGES: rank - 1} if rank else {})
+    return te.compute(extents, element, name="pad")
 
 
 def _reflected(place: Any, extent: Any, mode: str) -> Any:
