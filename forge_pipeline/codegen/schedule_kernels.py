@@ -24,6 +24,7 @@ from forge_pipeline.codegen.tir import (
     primitives,
     reduction,
     tail_tiles,
+    transposed_tiles,
 )
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -41,6 +42,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     prefetch.prefetch_weights,  # the next panel's lines
+    transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""

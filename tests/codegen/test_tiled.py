@@ -207,11 +207,23 @@ def test_the_branches_of_a_model_have_kernels_of_the_families() -> None:
 
 
 def test_what_no_family_knows_is_reported_with_its_share() -> None:
-    model = model_of([4, 8, 7], [("ReduceL1", ["@"], {"axes": [2], "keepdims": 0})], {})
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], kernel_shape=[2, 2])
+    ports = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("x", TensorProto.FLOAT, [1, 4, 8, 7]),
+            ("y", TensorProto.FLOAT, [1, 4, 7, 6]),
+            ("places", TensorProto.INT64, [1, 4, 7, 6]),
+        )
+    ]
+    model = helper.make_model(
+        helper.make_graph([node], "graph", ports[:1], ports[1:]), opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=10,
+    )  # fmt: skip
     library = build(model, Target.from_tag("host"), TILED)
     (fallback,) = library.metadata["compile"]["fallbacks"]
-    assert "sum" in fallback["operator"]
-    assert fallback["shape"] == [4, 8]
+    assert "max_pool" in fallback["operator"]
+    assert fallback["shape"] == [1, 4, 7, 6]
 
 
 def test_a_symbolic_batch_has_an_entry_for_one_which_shares_its_weights() -> None:

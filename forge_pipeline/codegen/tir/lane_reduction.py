@@ -6,6 +6,7 @@ only where vectors divide it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,12 @@ LANES = "forge.lanes"
 VECTORS = 4
 """Vectors of partial results side by side at most: they hide the latency of additions."""
 
-STARTS = {tirx.Add: lambda kind: tirx.const(0, kind), tirx.Max: tirx.min_value, tirx.Min: tirx.max_value}
+STARTS: dict[Any, Callable[[str], Any]] = {
+    tirx.Add: lambda kind: tirx.const(0, kind),
+    tirx.Mul: lambda kind: tirx.const(1, kind),
+    tirx.Max: tirx.min_value,
+    tirx.Min: tirx.max_value,
+}
 """What may be reduced so, and what its partial results start from."""
 
 

@@ -127,25 +127,37 @@ class _Peel:
         return result
 
 
-def _edges(loop: tirx.For, realize: SBlockRealize, axis: int, condition: Any) -> tuple[Any, Any, Any, Any] | None:
+def _edges(loop: tirx.For, realize: SBlockRealize, axis: int, condition: Any) -> tuple[Any, ...] | None:
     """Return where a loop begins along its axis, where a condition begins and ceases to hold, and where it ends."""
     along = realize.block.iter_vars[axis].var
     analyzer = Analyzer()
     for extent in (extent for region in realize.block.reads for extent in region.source.ty.shape):
         for variable in rewriting.variables(extent):
             analyzer.update(variable, ConstIntBound(0, MOST))
-    first = analyzer.simplify(realize.iter_values[axis] - loop.loop_var + loop.min)
-    stop = analyzer.simplify(first + loop.extent)
-    least, most = first, stop - 1
-    for item in rewriting.conjuncts(condition):
-        if rewriting.reads(item, along):
-            found = detect_clip_bound(item, [along])
-            if len(found) != 2:
-                return None
-            low, high = found
-            least = least if low is None else tirx.max(least, low)
-            most = most if high is None else tirx.min(most, high)
+    offset = analyzer.simplify(realize.iter_values[axis] - loop.loop_var)
+    bounded = [item for item in rewriting.conjuncts(realize.predicate) if rewriting.reads(item, loop.loop_var)]
+    chosen = [item for item in rewriting.conjuncts(condition) if rewriting.reads(item, along)]
+    span = _within(bounded, loop.loop_var, loop.min, loop.min + loop.extent - 1)
+    if span is None:
+        return None
+    first, stop = (analyzer.simplify(place + offset) for place in (span[0], span[1] + 1))
+    holds = _within(chosen, along, first, stop - 1)
+    if holds is None:
+        return None
+    least, most = holds
     begin = analyzer.simplify(tirx.min(least, stop))
     edges = (first, begin, analyzer.simplify(tirx.max(most + 1, begin)), stop)
     bound = dict(zip((item.var for item in realize.block.iter_vars), realize.iter_values, strict=True))
-    return tuple(rewriting.substitute(place, bound.get) for place in edges)  # type: ignore[return-value]
+    return tuple(rewriting.substitute(place, bound.get) for place in edges)
+
+
+def _within(conditions: list[Any], variable: Any, least: Any, most: Any) -> tuple[Any, Any] | None:
+    """Return the least and the most that a variable may be for all conditions to hold; None where that is not clear."""
+    for item in conditions:
+        found = detect_clip_bound(item, [variable])
+        if len(found) != 2:
+            return None
+        low, high = found
+        least = least if low is None else tirx.max(least, low)
+        most = most if high is None else tirx.min(most, high)
+    return least, most

@@ -12,7 +12,7 @@ from tvm.ir import Call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir import rewriting, transposed_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES
 
@@ -258,9 +258,14 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if not loops or 0 in extents:
         return
     work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
-    if len(loops) > 1 and extents[-1] != lanes and is_select(sch, block):  # rows without tests are LLVM's to vectorize
+    if len(loops) > 1 and extents[-1] != lanes and is_select(sch, block):  # its rows are LLVM's to vectorize
         sch.annotate(block, EDGES, len(loops) - 1)
         parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
+        return
+    outer = transposed_tiles.transpose(sch, block, machine) if not is_select(sch, block) else None
+    if outer is not None:
+        if outer:
+            parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
         return
     last = extents[-1]
     if last is not None and last % lanes == 0 and len(loops) > 1:

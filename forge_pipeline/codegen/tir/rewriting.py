@@ -10,7 +10,6 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 from tvm.s_tir import SBlockRealize
 
-
 CHOICE = "prim.if_then_else"
 """The operator of a value that is the one or the other, of which only one is computed."""
 

@@ -1,0 +1,192 @@
+"""Copies that exchange axes, tile by tile in registers: vectors of what is read become vectors of what is written.
+
+A tile of n rows of n numbers is transposed by taking numbers of its first half and of its second half in turns, which
+moves the highest bit of each number's place to the lowest one; after log2(n) times rows and columns have changed
+places. LLVM has one instruction for each of these vectors. The last tiles are moved back to end with their axes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Range, TensorLoad
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.sym import Analyzer, detect_linear_equation
+
+from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.machine import Machine
+
+TILE = "forge.transposed"
+"""The annotation of a loop along what is read, around one along what is written: how many rows a tile has."""
+
+LEAST = 4
+KINDS = ("float32", "int32", "uint32")
+
+
+def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] | None:
+    """Mark the loops of a copy that reads along another axis than it writes; return the loops around them, or None."""
+    loops, axes = sch.get_loops(block), [variable.var for variable in sch.get(block).iter_vars]
+    along = _read_along(sch, block, axes)
+    if len(loops) != len(axes) or along is None:
+        return None
+    index, part = along
+    lengths = [part or sch.get(loops[index]).extent, sch.get(loops[-1]).extent]
+    known = [int(length) for length in lengths if isinstance(length, tirx.IntImm | int)]
+    rows = next((count for count in (machine.lanes, 8, LEAST) if count <= min([machine.lanes, *known])), 0)
+    if not rows:
+        return None
+    outer = [loop for place, loop in enumerate(loops[:-1]) if place != index]
+    inner = loops[index]
+    if part is not None:
+        around, inner = sch.split(inner, [None, part])
+        outer.insert(index, around)
+    sch.reorder(*outer, inner, loops[-1])
+    sch.annotate(inner, TILE, rows)
+    return outer
+
+
+def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, int | None] | None:
+    """Return the axis along which a block reads one tensor, not the last, and the size of a block of it where it is.
+
+    None where what it reads lies as what it writes.
+    """
+    regions = [*sch.get(block).reads, *sch.get(block).writes]
+    if any(str(region.source.ty.dtype) not in KINDS for region in regions):
+        return None
+    found = []
+    for region in sch.get(block).reads:
+        places = [item.min for item in region.region]
+        if not any(rewriting.reads(place, axes[-1]) for place in places) or rewriting.reads(places[-1], axes[-1]):
+            continue
+        place, part = places[-1], None
+        if isinstance(place, tirx.FloorMod) and isinstance(place.b, tirx.IntImm):
+            place, part = place.a, int(place.b)
+        index = next((number for number, axis in enumerate(axes[:-1]) if place.same_as(axis)), None)
+        if index is None:
+            return None
+        extent = sch.get(block).iter_vars[index].dom.extent
+        if part is not None and (not isinstance(extent, tirx.IntImm) or int(extent) % part):
+            return None
+        found.append((index, part))
+    return found[0] if len(found) == 1 else None
+
+
+def transpose_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel whose marked loops go from tile to tile."""
+    buffers: list[Any] = []
+
+    def mutate(loop: tirx.For, mutator: Any) -> Any:
+        if TILE not in loop.annotations:
+            return mutator.default_mutate(loop)
+        return _by_tiles(loop, buffers) or loop
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)])
+    if not buffers:
+        return function
+    root = body.block
+    owned, notes = [*root.alloc_buffers, *buffers], root.annotations
+    block = s_tir.SBlock([], [], [], root.name_hint, root.body, alloc_buffers=owned, annotations=notes)
+    return function.with_body(s_tir.SBlockRealize([], True, block))
+
+
+def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
+    """Return the loops over the tiles; None where the block is not what it seemed to be."""
+    row, realize, rows = loop.body, getattr(loop.body, "body", None), int(loop.annotations[TILE])
+    if not isinstance(row, tirx.For) or not isinstance(realize, s_tir.SBlockRealize):
+        return None
+    if rewriting.conjuncts(realize.predicate) or not isinstance(realize.block.body, tirx.BufferStore):
+        return None
+    bound = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
+    store = _simplified(rewriting.substitute(realize.block.body, bound.get), loop)
+    reads: list[Any] = []
+    tvm_ffi.structural_walk(store.value, [(TensorLoad, reads.append)])
+    across = [load for load in reads if any(rewriting.reads(place, row.loop_var) for place in load.indices[:-1])]
+    if not across or not all(tvm_ffi.structural_equal(load, across[0]) for load in across):
+        return None
+    load = across[0]
+    if not _is_next(load.indices[-1], loop.loop_var) or rewriting.reads(load.indices[-1], row.loop_var):
+        return None
+    stages = [_local(load, rows, stage) for stage in range(rows.bit_length())]
+    buffers += stages
+    kind = loop.loop_var.ty.dtype
+
+    def at(tree: Any, along: Any, place: Any) -> Any:
+        names = {loop.loop_var: along, row.loop_var: place}
+        return rewriting.substitute(tree, lambda seen: next((n for v, n in names.items() if seen.same_as(v)), None))
+
+    tile, turn = tirx.Var("tile", kind), tirx.Var("turn", kind)
+    first = tirx.min(turn * rows, loop.extent - rows) + loop.min
+    start = tirx.min(tile * rows, row.extent - rows) + row.min
+    steps: list[Any] = []
+    for number in range(rows):
+        lane = tirx.Var("lane", kind)
+        value = tirx.BufferStore(stages[0], at(load, first + lane, start + number), [number * rows + lane])
+        steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, value))
+    for source, made in pairwise(stages):
+        steps += _take_turns(source, made, rows)
+    for number in range(rows):
+        lane = tirx.Var("lane", kind)
+        found = tirx.BufferLoad(stages[-1], [number * rows + lane])
+        value = _replaced(store.value, load, found)
+        places = [at(place, first + number, start + lane) for place in store.indices]
+        content = tirx.BufferStore(store.buffer, at(value, first + number, start + lane), places)
+        steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, content))
+    inner = tirx.For(turn, 0, _up(loop.extent, rows), tirx.ForKind.SERIAL, tirx.SeqStmt(steps))
+    tiles = tirx.For(tile, 0, _up(row.extent, rows), tirx.ForKind.SERIAL, inner)
+    enough = Analyzer().simplify(tirx.all(loop.extent >= rows, row.extent >= rows))
+    if isinstance(enough, tirx.IntImm):
+        return tiles if int(enough) else None
+    plain = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, row)
+    return tirx.IfThenElse(enough, tiles, plain)
+
+
+def _simplified(store: Any, loop: tirx.For) -> Any:
+    """Return a store whose places are as simple as what is known of the loop makes them."""
+    analyzer = Analyzer()
+    analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+
+    def simpler(load: Any, mutator: Any) -> Any:
+        changed = mutator.default_mutate(load)
+        return tirx.BufferLoad(changed.source, [analyzer.simplify(place) for place in changed.indices])
+
+    value = tvm_ffi.structural_mutate(store.value, [(TensorLoad, simpler)])
+    return tirx.BufferStore(store.buffer, value, [analyzer.simplify(place) for place in store.indices])
+
+
+def _up(extent: Any, rows: int) -> Any:
+    return Analyzer().simplify((extent + (rows - 1)) // rows)
+
+
+def _is_next(place: Any, variable: Any) -> bool:
+    """Return whether a place grows by one with a variable."""
+    linear = detect_linear_equation(place, [variable])
+    return len(linear) == 2 and isinstance(linear[0], tirx.IntImm) and int(linear[0]) == 1
+
+
+def _local(load: Any, rows: int, stage: int) -> Any:
+    return tirx.decl_buffer((rows * rows,), str(load.source.ty.dtype), f"tile{stage}", scope="local")
+
+
+def _take_turns(source: Any, made: Any, rows: int) -> list[Any]:
+    """Return the stores of numbers of the first half of the rows and of the second in turns."""
+    half, steps = rows // 2, []
+    for number in range(half):
+        pair = [tirx.BufferLoad(source, [tirx.Ramp(row * rows, 1, rows)]) for row in (number, number + half)]
+        for part in range(2):
+            order = [place for lane in range(half) for place in (part * half + lane, rows + part * half + lane)]
+            target = [tirx.Ramp((2 * number + part) * rows, 1, rows)]
+            steps.append(tirx.BufferStore(made, tirx.Shuffle(pair, order), target))
+    return steps
+
+
+def _replaced(value: Any, load: Any, found: Any) -> Any:
+    """Return a value with another in place of what is loaded."""
+
+    def replace(seen: Any, mutator: Any) -> Any:
+        return found if tvm_ffi.structural_equal(seen, load) else mutator.default_mutate(seen)
+
+    return tvm_ffi.structural_mutate(value, [(TensorLoad, replace)])

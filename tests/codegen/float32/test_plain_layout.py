@@ -1,0 +1,128 @@
+"""Kernels over tensors as they come: pools, pads, joins, transpositions and sums of any extents, open or known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.support.tiled import assert_same, compiled, kernels_of, model
+
+SIZES = [(1, 1), (3, 5), (16, 16), (17, 63), (40, 100)]
+"""Heights and widths less than a vector, of whole vectors, and with some left over."""
+
+IMAGE = (2, 5, "h", "w")
+
+
+def one(operator: str, constants: dict[str, np.ndarray] | None = None, **attributes: Any) -> onnx.ModelProto:
+    """Return the model of one operator over an image of open size."""
+    node = helper.make_node(operator, ["x", *(constants or {})], ["y"], **attributes)
+    return model([node], {"x": IMAGE}, constants)
+
+
+def at_all(source: onnx.ModelProto, *, terms: int, least: tuple[int, int] = (1, 1)) -> None:
+    """Compare at open sizes, and with each of two sizes known when it is compiled."""
+    sizes = [{"h": h, "w": w} for h, w in SIZES if h >= least[0] and w >= least[1]]
+    assert_same(source, sizes, terms=terms)
+    for size in sizes[-2:]:
+        known = onnx.ModelProto()
+        known.CopyFrom(source)
+        for value in known.graph.input:
+            for axis in value.type.tensor_type.shape.dim:
+                if axis.dim_param:
+                    axis.dim_value = size[axis.dim_param]
+        assert_same(known, [size], terms=terms)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("MaxPool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+        ("MaxPool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+        ("MaxPool", {"kernel_shape": [1, 4], "pads": [0, 2, 0, 1], "strides": [1, 3]}),
+        ("MaxPool", {"kernel_shape": [11, 9], "pads": [5, 4, 5, 4]}),
+        ("MaxPool", {"kernel_shape": [3, 2], "pads": [2, 1, 2, 1], "dilations": [2, 1]}),
+        ("MaxPool", {"kernel_shape": [2, 1], "pads": [1, 0, 1, 0]}),
+        ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+        ("AveragePool", {"kernel_shape": [3, 5], "pads": [1, 2, 1, 2], "count_include_pad": 1}),
+        ("AveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2], "ceil_mode": 1}),
+        ("AveragePool", {"kernel_shape": [2, 40], "pads": [0, 20, 1, 19]}),
+    ],
+)
+def test_windows_of_images_that_no_convolution_made(operator: str, attributes: dict[str, Any]) -> None:
+    at_all(one(operator, **attributes), terms=90)
+
+
+def test_a_window_that_stands_in_padding_alone_has_no_number() -> None:
+    source = one("MaxPool", kernel_shape=[2, 2], pads=[1, 1, 1, 1])
+    (found,) = compiled(source)(np.full((2, 5, 1, 1), -3.0, np.float32))
+    np.testing.assert_array_equal(found, np.full((2, 5, 2, 2), -3.0, np.float32))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+@pytest.mark.parametrize("pads", [[0, 0, 2, 3, 0, 0, 1, 2], [0, 1, 0, 0, 0, 2, 0, 4], [1, 0, 2, 0, 0, 0, 0, 0]])
+def test_pads(mode: str, pads: list[int]) -> None:
+    source = model(
+        [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Pad", ["a", "p"], ["b"], mode=mode),
+         helper.make_node("Sigmoid", ["b"], ["y"])],
+        {"x": IMAGE}, {"p": np.array(pads)},
+    )  # fmt: skip
+    source.opset_import[0].version = 19
+    at_all(source, terms=4, least=(5, 5) if mode == "reflect" else (3, 5))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_joins_along_any_axis_and_what_is_computed_of_them(axis: int) -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "a", "x", "b"], ["j"], axis=axis),
+        helper.make_node("Sigmoid", ["j"], ["y"]),
+    ]
+    before = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"])]
+    at_all(model([*before, *nodes], {"x": IMAGE}), terms=4)
+
+
+@pytest.mark.parametrize("order", [[0, 2, 3, 1], [0, 1, 3, 2], [3, 2, 1, 0], [1, 0, 2, 3], [2, 3, 0, 1]])
+def test_transpositions(order: list[int]) -> None:
+    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=order), helper.make_node("Relu", ["t"], ["y"])]
+    at_all(model(nodes, {"x": (2, 20, "h", "w")}), terms=1)
+
+
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceMean", "ReduceL2"])
+@pytest.mark.parametrize("axes", [[3], [2, 3], [1, 3], [2], [0, 1, 2, 3]])
+def test_reductions(operator: str, axes: list[int]) -> None:
+    attributes: dict[str, Any] = {"keepdims": 0}
+    constants = {"axes": np.array(axes)} if operator == "ReduceSum" else None
+    if constants is None:
+        attributes["axes"] = axes
+    source = one(operator, constants, **attributes)
+    sizes = [{"h": 3, "w": 5}, {"h": 1, "w": 100}] if operator == "ReduceProd" else [{"h": h, "w": w} for h, w in SIZES]
+    assert_same(source, sizes, terms=40_000)
+
+
+def test_normalization_of_images_of_any_size() -> None:
+    weights = {"s": np.linspace(0.5, 2, 5, dtype=np.float32), "b": np.linspace(-1, 1, 5, dtype=np.float32)}
+    at_all(one("InstanceNormalization", weights), terms=500, least=(3, 5))
+
+
+@pytest.mark.parametrize("width", [3, 7, 12, 17, 30, 60, 63, 100, 197])
+def test_rows_of_every_width(width: int) -> None:
+    row = {"r": np.linspace(-1, 1, width, dtype=np.float32), "c": np.linspace(1, 2, 8, dtype=np.float32).reshape(8, 1)}
+    nodes = [
+        helper.make_node("Mul", ["x", "r"], ["a"]),
+        helper.make_node("Add", ["a", "c"], ["b"]),
+        helper.make_node("Tanh", ["b"], ["y"]),
+    ]
+    for batch in (2, "n"):
+        assert_same(model(nodes, {"x": (batch, 8, width)}, row), [{"n": 2}, {"n": 5}], terms=4) if batch == "n" else (
+            assert_same(model(nodes, {"x": (batch, 8, width)}, row), [{}], terms=4)
+        )
+
+
+def test_a_large_image_is_packed_and_unpacked_around_a_convolution() -> None:
+    weight = np.random.default_rng(2).standard_normal((48, 32, 1, 1)).astype(np.float32)
+    source = model([helper.make_node("Conv", ["x", "w"], ["y"])], {"x": (1, 32, "h", "w")}, {"w": weight})
+    assert_same(source, [{"h": h, "w": w} for h, w in SIZES], terms=33)
+    assert {"pack", "unpack"} <= set(kernels_of(compiled(source)))
