@@ -28,6 +28,20 @@ MOST = 1 << 40
 """No extent is as large."""
 
 
+def is_decided_along(block: Any, axis: int) -> bool:
+    """Return whether a block chooses its values, each under a condition that changes at few places along an axis."""
+    choices: list[Any] = []
+    along = block.iter_vars[axis].var
+    tvm_ffi.structural_walk(block.body, [(Call, lambda call: choices.append(call) if _is_choice(call) else None)])
+    conditions = [item for choice in choices for item in rewriting.conjuncts(choice.args[0])]
+    found = (detect_clip_bound(item, [along]) for item in conditions if rewriting.reads(item, along))
+    return bool(choices) and all(len(bounds) == 2 for bounds in found)
+
+
+def _is_choice(call: Any) -> bool:
+    return str(getattr(call.op, "name", "")) == rewriting.CHOICE
+
+
 def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose marked blocks test for the edges once in a row, not once for each pixel."""
 
@@ -56,7 +70,7 @@ def _conditions(value: Any) -> list[Any]:
     found: list[Any] = []
 
     def note(call: Any, mutator: Any) -> Any:
-        if call.op.name != rewriting.CHOICE:
+        if not _is_choice(call):
             return mutator.default_mutate(call)
         found.append(call.args[0])
         return call
@@ -69,7 +83,7 @@ def _chosen(value: Any, condition: Any, which: int) -> Any:
     """Return a value with the first (1) or the second (2) of what its choices under a condition are between."""
 
     def choose(call: Any, mutator: Any) -> Any:
-        if call.op.name == rewriting.CHOICE and tvm_ffi.structural_equal(call.args[0], condition):
+        if _is_choice(call) and tvm_ffi.structural_equal(call.args[0], condition):
             return call.args[which]
         return mutator.default_mutate(call)
 

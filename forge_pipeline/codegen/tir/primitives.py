@@ -14,7 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import rewriting, transposed_tiles
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.peel_padding import EDGES
+from forge_pipeline.codegen.tir.peel_padding import EDGES, is_decided_along
 
 FAMILY = "forge.family"
 """The annotation by which a template's block says which family schedules it; it survives fusion."""
@@ -258,7 +258,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if not loops or 0 in extents:
         return
     work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
-    if len(loops) > 1 and extents[-1] != lanes and is_select(sch, block):  # its rows are LLVM's to vectorize
+    if len(loops) > 1 and extents[-1] != lanes and is_decided_along(sch.get(block), len(loops) - 1):
         sch.annotate(block, EDGES, len(loops) - 1)
         parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
         return

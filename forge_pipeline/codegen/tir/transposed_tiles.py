@@ -101,7 +101,7 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     if rewriting.conjuncts(realize.predicate) or not isinstance(realize.block.body, tirx.BufferStore):
         return None
     bound = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
-    store = _simplified(rewriting.substitute(realize.block.body, bound.get), loop)
+    store = _simplified(rewriting.substitute(realize.block.body, bound.get), [loop, row])
     reads: list[Any] = []
     tvm_ffi.structural_walk(store.value, [(TensorLoad, reads.append)])
     across = [load for load in reads if any(rewriting.reads(place, row.loop_var) for place in load.indices[:-1])]
@@ -144,10 +144,11 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     return tirx.IfThenElse(enough, tiles, plain)
 
 
-def _simplified(store: Any, loop: tirx.For) -> Any:
-    """Return a store whose places are as simple as what is known of the loop makes them."""
+def _simplified(store: Any, loops: list[tirx.For]) -> Any:
+    """Return a store whose places are as simple as what is known of the loops makes them."""
     analyzer = Analyzer()
-    analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+    for loop in loops:
+        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
 
     def simpler(load: Any, mutator: Any) -> Any:
         changed = mutator.default_mutate(load)
