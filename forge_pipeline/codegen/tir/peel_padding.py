@@ -135,6 +135,8 @@ class _Peel:
         if rows:
             bound = dict(zip((item.var for item in realize.block.iter_vars), realize.iter_values, strict=True))
             holds = rewriting.substitute(tirx.all(*rows) if len(rows) > 1 else rows[0], bound.get)
+            # As a number: TVM asks of conditions what they say of the loops, and fails where fused ones are open.
+            holds = tirx.Cast("int32", holds) != tirx.const(0, "int32")
             result = tirx.IfThenElse(holds, result, part(first, stop, 2)[0])
         for item in outer:
             result = tirx.IfThenElse(item, result, None)

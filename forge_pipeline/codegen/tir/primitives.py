@@ -220,10 +220,14 @@ def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def fuse_where_provable(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
-    """Fuse loops, or return the outermost where TVM cannot prove that a fused loop has the same iterations.
+    """Fuse loops, or the outer ones of them where TVM cannot prove that a fused loop has the same iterations.
 
-    It divides by sums of open extents then, and gives up with an internal error instead of a refusal.
+    It divides by sums of open extents then, and gives up with an internal error instead of a refusal: at once, or, where
+    a kernel has tensors of its own, when it finds out how much of them is in use.
     """
+    if len(blocks(sch)) > 1:
+        simple = [isinstance(sch.get(loop).extent, tirx.IntImm | tirx.Var) for loop in loops[1:]]
+        loops = loops[: 1 + next((index for index, is_simple in enumerate(simple) if not is_simple), len(simple))]
     try:
         return fuse(sch, loops)
     except tvm.error.InternalError:
@@ -281,7 +285,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         return
     if None in extents:
         rest, inner = loops[:-1], loops[-1]
-        if last is not None:
+        if last is not None and not is_select(sch, block):
             vectorize_short_row(sch, inner, lanes)
         if rest:
             parallel_if_worth(sch, fuse_where_provable(sch, rest), work)
