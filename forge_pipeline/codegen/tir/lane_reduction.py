@@ -6,6 +6,7 @@ only where vectors divide it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,13 +63,24 @@ def split_chains(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(s_tir.SBlockRealize([], True, block))
 
 
+@dataclass(frozen=True, slots=True)
+class _Extreme:
+    """The greater or the lesser of two numbers, or NaN where one is."""
+
+    compare: Callable[[Any, Any], Any]
+
+    def __call__(self, own: Any, other: Any) -> Any:
+        return tirx.Select(tirx.any(self.compare(own, other), tirx.isnan(own)), own, other)
+
+
 @dataclass(frozen=True, slots=False, kw_only=True)
 class _Chain:
     """Loops around ``result[place] = combine(result[place], number)``, which the innermost runs along a row."""
 
     loops: list[tirx.For]
     lanes: int
-    combine: Any
+    combine: Callable[[Any, Any], Any]
+    start: Any
     result: Any
     place: list[Any]
     number: Any
@@ -82,19 +94,28 @@ class _Chain:
             body = body.body
         if not isinstance(body, s_tir.SBlockRealize) or rewriting.conjuncts(body.predicate):
             return None
-        store = body.block.body
-        if body.block.init is not None or not isinstance(store, tirx.BufferStore) or type(store.value) not in STARTS:
+        if body.block.init is not None or not isinstance(body.block.body, tirx.BufferStore):
             return None
         bound = dict(zip((axis.var for axis in body.block.iter_vars), body.iter_values, strict=True))
-        store = rewriting.substitute(store, bound.get)
-        value = store.value
-        for own, number in ((value.a, value.b), (value.b, value.a)):
+        store = rewriting.substitute(body.block.body, bound.get)
+        value, kind = store.value, str(store.buffer.ty.dtype)
+        combine: Callable[[Any, Any], Any]
+        if type(value) in STARTS:
+            combine, start, pair = type(value), STARTS[type(value)](kind), (value.a, value.b)
+        elif isinstance(value, tirx.Select) and isinstance(value.condition, tirx.Or):
+            sign = {tirx.GT: -1, tirx.LT: 1}.get(type(value.condition.a))
+            if sign is None:
+                return None
+            combine, start = _Extreme(type(value.condition.a)), tirx.const(sign * math.inf, kind)
+            pair = (value.true_value, value.false_value)
+        else:
+            return None
+        for own, number in (pair, pair[::-1]):
             if isinstance(own, TensorLoad) and own.source.same_as(store.buffer):
-                place = list(store.indices)
-                lanes = int(loop.annotations[LANES])
                 return cls(
-                    loops=loops, lanes=lanes, combine=type(value), result=store.buffer, place=place, number=number
-                )
+                    loops=loops, lanes=int(loop.annotations[LANES]), combine=combine, start=start, result=store.buffer,
+                    place=list(store.indices), number=number,
+                )  # fmt: skip
         return None
 
     @property
@@ -126,9 +147,10 @@ class _Chain:
         def added(slot: Any, number: Any) -> Any:
             return tirx.BufferStore(self.partial, self.combine(tirx.BufferLoad(self.partial, [slot]), number), [slot])
 
-        start = STARTS[self.combine](str(self.result.ty.dtype))
         begin = [
-            lane_by_lane(tirx.const(vector * lanes, kind), lambda slot: tirx.BufferStore(self.partial, start, [slot]))
+            lane_by_lane(
+                tirx.const(vector * lanes, kind), lambda slot: tirx.BufferStore(self.partial, self.start, [slot])
+            )
             for vector in range(self.vectors)
         ]
         turn, rest, one = (tirx.Var(name, kind) for name in ("turn", "rest", "one"))
@@ -147,13 +169,17 @@ class _Chain:
         ])  # fmt: skip
         for loop in reversed(outer):
             steps = tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, steps)
-        return tirx.SeqStmt([*begin, steps, self._together(own)])
+        return tirx.SeqStmt([*begin, steps, *self._together(own)])
 
-    def _together(self, own: Any) -> Any:
-        """Combine what the lanes have, in pairs."""
-        slots = range(self.vectors * self.lanes)
-        found = [tirx.BufferLoad(self.partial, [tirx.const(slot, "int64")]) for slot in slots]
-        while len(found) > 1:
-            half = len(found) // 2
-            found = [self.combine(first, second) for first, second in zip(found[:half], found[half:], strict=True)]
-        return tirx.BufferStore(self.result, self.combine(own, found[0]), self.place)
+    def _together(self, own: Any) -> list[Any]:
+        """Combine what the lanes have, by halves."""
+        steps: list[Any] = []
+        half = self.vectors * self.lanes // 2
+        while half:
+            lane = tirx.Var("lane", "int64")
+            pair = (tirx.BufferLoad(self.partial, [lane + first]) for first in (0, half))
+            store = tirx.BufferStore(self.partial, self.combine(*pair), [lane])
+            steps.append(tirx.For(lane, 0, half, tirx.ForKind.VECTORIZED, store))
+            half //= 2
+        total = tirx.BufferLoad(self.partial, [tirx.const(0, "int64")])
+        return [*steps, tirx.BufferStore(self.result, self.combine(own, total), self.place)]

@@ -222,8 +222,8 @@ def fuse(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 def fuse_where_provable(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     """Fuse loops, or the outer ones of them where TVM cannot prove that a fused loop has the same iterations.
 
-    It divides by sums of open extents then, and gives up with an internal error instead of a refusal: at once, or, where
-    a kernel has tensors of its own, when it finds out how much of them is in use.
+    It divides by sums of open extents then, and gives up with an internal error instead of a refusal: at once, or,
+    where a kernel has tensors of its own, when it finds out how much of them is in use.
     """
     if len(blocks(sch)) > 1:
         simple = [isinstance(sch.get(loop).extent, tirx.IntImm | tirx.Var) for loop in loops[1:]]

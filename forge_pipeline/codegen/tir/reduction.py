@@ -147,7 +147,8 @@ def _groups(sch: Schedule, block: SBlockRV, kept: int) -> list[SBlockRV]:
     loop, *others = sch.get_loops(block)[kept:]
     count = primitives.extent(sch, loop) or 1
     size = max(size for size in range(1, GROUP + 1) if count % size == 0)
-    if others or not LEAST_GROUP <= size < count:
+    is_sum = isinstance(sch.get(block).body.value, tirx.Add)
+    if others or not is_sum or not LEAST_GROUP <= size < count:
         return []
     return [sch.rfactor(sch.split(loop, [None, size])[0], factor_axis=kept - 1)]
 

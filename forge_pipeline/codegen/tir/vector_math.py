@@ -44,9 +44,10 @@ ABOVE_TVM = 99
 def install() -> None:
     """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
 
-    TVM takes a loop with erf apart, since it does not know that a vector of them can be computed: it is told.
+    TVM takes a loop with erf or isnan apart, since it does not know that a vector of them can be computed: it is told.
     """
-    register_op_attr("tirx.erf", "TVectorizable", True)
+    for name in ("tirx.erf", "tirx.isnan"):
+        register_op_attr(name, "TVectorizable", True)
 
     for name, expand in (("tirx.exp", _exp), ("tirx.tanh", _tanh), ("tirx.erf", _erf)):
         register_intrin_lowering(name, target="llvm", f=partial(_lower, expand), level=ABOVE_TVM)

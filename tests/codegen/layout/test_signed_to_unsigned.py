@@ -122,5 +122,5 @@ def test_a_signed_zero_point_that_is_computed_is_left_as_it_is() -> None:
     q = net.node("QuantizeLinear", "x", scale, zero)
     model = net.finish(net.node("DequantizeLinear", q, scale, zero))
     x = (net.random.standard_normal(net.shape) * 4).astype(np.float32)
-    found, wanted = compiled(model, in_float="")(x)[0], reference(model, x, optimized=False)[0]
+    found, wanted = compiled(model)(x)[0], reference(model, x, optimized=False)[0]
     np.testing.assert_array_equal(found, wanted)

@@ -51,22 +51,35 @@ def _of_nothing(node: NodeImport, name: str) -> Any:
 
 
 def _extreme(name: str, node: NodeImport) -> Any:
-    """ReduceMax and ReduceMin; of floats exact where everything that is reduced is infinite.
-
-    TVM starts from the largest finite number, and returns that in the place of infinity.
-    """
+    """ReduceMax and ReduceMin; of floats NaN where one is, and infinity where all are, which TVM's own lose."""
     dtype, value = node.dtype(), node.input(0)
     if dtype == "bool":
         found = node.emit(_reduced(node, node.emit(op.astype(value, "uint8")), name))
         return op.astype(found, "bool")
     axes = axes_of(node)
-    found = _reduced(node, value, name)
     if dtype not in FLOATS or not axes or 0 in [node.shape()[axis] for axis in axes]:
-        return found
-    worst = node.const(-np.inf if name == "max" else np.inf, dtype)
-    flags = node.emit(op.astype(node.emit(op.not_equal(value, worst)), "int32"))
-    any_better = node.emit(op.max(flags, axes, bool(node.attributes.get("keepdims", 1))))
-    return op.where(node.emit(op.greater(any_better, node.const(0, "int32"))), node.emit(found), worst)
+        return _reduced(node, value, name)
+    keeps = bool(node.attributes.get("keepdims", 1))
+    return node.kernel(partial(_greatest, axes=axes, keeps=keeps, sign=1 if name == "max" else -1), value, name=name)
+
+
+def _greatest(tensor: te.Tensor, *, axes: list[int], keeps: bool, sign: int) -> te.Tensor:
+    """Describe the greatest number along axes, or the least: NaN if there is one."""
+
+    def better(own: Any, other: Any) -> Any:
+        is_better = own > other if sign > 0 else own < other
+        return tirx.Select(tirx.any(is_better, tirx.isnan(own)), own, other)
+
+    greatest = te.comm_reducer(better, lambda kind: tirx.const(-sign * np.inf, kind), name="greatest")
+    steps = {axis: te.reduce_axis((0, tensor.shape[axis])) for axis in axes}
+    kept = [1 if axis in steps else extent for axis, extent in enumerate(tensor.shape) if keeps or axis not in steps]
+
+    def element(*at: Any) -> Any:
+        places = iter(at)
+        where = [next(places) if keeps or axis not in steps else None for axis in range(len(tensor.shape))]
+        return greatest(tensor(*(steps.get(axis, place) for axis, place in enumerate(where))), axis=[*steps.values()])
+
+    return te.compute(kept, element, name="greatest")
 
 
 def _of_parts(prepare: str, name: str, finish: str, node: NodeImport) -> Any:
