@@ -65,8 +65,9 @@ class Writer:
 
     ``source`` is the operator set of the nodes that are read, ``opset`` that of the nodes that are written. ``stored``
     has the integer values whose scale and zero point are known, ``first`` those with channels last that are also there
-    with channels second, by their names (``qlast``). ``needs`` is the least operator set that knows what was written.
-    A subgraph has a writer of its own, which adds its constants to those of the main graph.
+    with channels second, by their names (``qlast``). ``reshaped`` has the constants that a Reshape gives another shape,
+    by its result's name: weights that two operators share. ``needs`` is the least operator set that knows what was
+    written. A subgraph has a writer of its own, which adds its constants to those of the main graph.
     """
 
     source: int
@@ -79,6 +80,7 @@ class Writer:
     tensors: list[TensorProto] = field(default_factory=list)
     stored: dict[str, Stored] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    reshaped: dict[str, str] = field(default_factory=dict)
     needs: int = 1
     _made: dict[tuple[str, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ class Writer:
             tensors=outer.tensors,
             stored=dict(outer.stored),
             first=dict(outer.first),
+            reshaped=dict(outer.reshaped),
             _made=outer._made,
         )
 
@@ -131,6 +134,8 @@ class Writer:
 
     def _add(self, node: NodeProto, opset: int) -> None:
         self.nodes.append(node)
+        if node.op_type == "Reshape" and node.input[0] in self.constants:
+            self.reshaped[node.output[0]] = node.input[0]
         if all(not name or name in self.shapes for name in node.output):
             return
         data = {name: self.constants[name] for name in node.input if name in self.constants and self._is_read(name)}
@@ -155,6 +160,15 @@ class Writer:
         """Return a small constant, or None where ``name`` is none."""
         tensor = self.constants.get(name)
         return None if tensor is None or int(np.prod(tensor.dims or [1])) > SMALL else array_of(tensor)
+
+    def weight(self, name: str) -> Array:
+        """Return a constant of any size, which may be one in another shape; raise Unusual where ``name`` is none."""
+        shape = self.shapes.get(name)
+        if name in self.reshaped and shape is not None and all(isinstance(extent, int) for extent in shape):
+            return array_of(self.constants[self.reshaped[name]]).reshape(shape)
+        if name not in self.constants:
+            raise Unusual("weights that are no constants")
+        return array_of(self.constants[name])
 
     def named(self, base: str) -> str:
         """Return a name that no value has."""

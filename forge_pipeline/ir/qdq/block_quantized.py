@@ -12,7 +12,6 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.contrib.writer import Array, Operand, Unusual, Writer, attributes_of, inputs_of
-from forge_pipeline.ir.external_data.mapped import array_of
 from forge_pipeline.ir.qdq.block_activations import in_blocks
 
 BLOCKS = 21
@@ -42,7 +41,7 @@ def product(writer: Writer, node: NodeProto) -> None:
     if min(columns, depth, size) < 1:
         raise Unusual(f"{columns} columns of {depth} weights in blocks of {size}")
     blocks = -(-depth // size)
-    packed, factors = _constant(writer, b), _constant(writer, scales)
+    packed, factors = writer.weight(b), writer.weight(scales)
     if packed.dtype != np.uint8 or packed.size != columns * blocks * -(-size * bits // BYTE):
         raise Unusual(f"{packed.size} weights of {packed.dtype} for {columns} columns of {blocks} blocks of {size}")
     if factors.dtype.kind not in "fV" or factors.size != columns * blocks:
@@ -50,12 +49,12 @@ def product(writer: Writer, node: NodeProto) -> None:
     packed, factors = packed.reshape(columns, -1), factors.reshape(columns, blocks).astype(np.float32)
     steps, points = _unpacked(packed, bits)[:, :depth], np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     if zeros:
-        points = _zero_points(_constant(writer, zeros), columns, blocks, bits)
+        points = _zero_points(writer.weight(zeros), columns, blocks, bits)
     result = node.output[0]
     if order:
-        if zeros and _constant(writer, zeros).dtype == np.uint8:
+        if zeros and writer.weight(zeros).dtype == np.uint8:
             raise Unusual("zero points beside rows in another order (g_idx), which ONNX Runtime does not read")
-        rows = _in_blocks(_constant(writer, order).reshape(-1), depth, size)
+        rows = _in_blocks(writer.weight(order).reshape(-1), depth, size)
         steps = np.ascontiguousarray(steps[:, rows])
         if not np.array_equal(rows, np.arange(depth)):
             places = writer.constant(rows, f"{order}/rows")
@@ -130,16 +129,16 @@ def gathered(writer: Writer, node: NodeProto) -> None:
         raise Unusual("indices with an unknown number of axes, or other than rows of a table")
     if int(given.get("gather_axis", 0)) != 0 or int(given.get("quantize_axis", 1)) not in (1, -1):
         raise Unusual("other than rows of a table")
-    is_packed, factors = kind == TensorProto.UINT8 and bits < BYTE, _constant(writer, scales)
+    is_packed, factors = kind == TensorProto.UINT8 and bits < BYTE, writer.weight(scales)
     if bits not in KINDS or kind not in TABLES or size < 1:
         raise Unusual(f"a table of {bits} bits in blocks of {size}")
-    steps = _unpacked(_constant(writer, data), bits if is_packed else BYTE).astype(np.int16)
+    steps = _unpacked(writer.weight(data), bits if is_packed else BYTE).astype(np.int16)
     (rows, depth), blocks = steps.shape, -(-steps.shape[1] // size)
     if factors.shape != (rows, blocks):
         raise Unusual(f"scales {factors.shape} for {rows} rows of {blocks} blocks")
     points = np.full((rows, blocks), 1 << (bits - 1) if kind == TensorProto.UINT8 else 0, np.int16)
     if zeros:
-        points = _unpacked(_constant(writer, zeros), bits if is_packed else BYTE).astype(np.int16)
+        points = _unpacked(writer.weight(zeros), bits if is_packed else BYTE).astype(np.int16)
         if points.ndim != 2 or len(points) != rows or points.shape[1] < blocks:
             raise Unusual(f"zero points {points.shape} for {rows} rows of {blocks} blocks")
         points = points[:, :blocks]
@@ -159,13 +158,6 @@ def gathered(writer: Writer, node: NodeProto) -> None:
     joined = writer.node("Reshape", [found, shape], f"{result}/joined")
     bounds = [writer.constant(np.array([at], np.int64), f"{result}/bound") for at in (0, depth, -1)]
     writer.add(helper.make_node("Slice", [joined, *bounds], [result], name=f"{result}/cut"))
-
-
-def _constant(writer: Writer, name: str) -> Array:
-    """Return a constant of any size."""
-    if name not in writer.constants:
-        raise Unusual("weights that are no constants")
-    return array_of(writer.constants[name])
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

@@ -13,7 +13,6 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from forge_pipeline.ir.contrib.writer import Unusual, Writer, inputs_of
-from forge_pipeline.ir.external_data.mapped import array_of
 
 INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 """Operators on integers with int32 results, and the same on floats."""
@@ -159,9 +158,7 @@ def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
 
     A scale for each direction is one of the first axis; one for each row too makes every direction a matrix by itself.
     """
-    if weight not in writer.constants:
-        raise Unusual("weights that are no constants")
-    integers, factors, points = array_of(writer.constants[weight]), writer.array(scale), writer.array(zero)
+    integers, factors, points = writer.weight(weight), writer.array(scale), writer.array(zero)
     if factors is None or points is None:
         raise Unusual("scales that are no constants")
     if integers.ndim != 3 or any(array.size not in (len(integers), integers[:, 0].size) for array in (factors, points)):

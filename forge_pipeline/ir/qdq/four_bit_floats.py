@@ -10,7 +10,6 @@ import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.ir.contrib.writer import Unusual, Writer, attributes_of, inputs_of
-from forge_pipeline.ir.external_data.mapped import array_of
 
 FP4 = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 """Floats of two exponents and one fraction bit, by the bits behind the sign, over their largest."""
@@ -32,9 +31,7 @@ def product(writer: Writer, node: NodeProto) -> None:
     given = attributes_of(node)
     columns, depth, size = (int(given[name]) for name in ("N", "K", "block_size"))
     kind, count = int(given["quant_type"]), columns * depth
-    if any(name not in writer.constants for name in (b, scales)):
-        raise Unusual("weights that are no constants")
-    packed, factors = array_of(writer.constants[b]).reshape(-1), array_of(writer.constants[scales]).reshape(-1)
+    packed, factors = writer.weight(b).reshape(-1), writer.weight(scales).reshape(-1)
     if min(columns, depth, size) < 1 or kind not in (0, 1):
         raise Unusual(f"{columns} columns of {depth} weights in blocks of {size}, of kind {kind}")
     if packed.dtype != np.uint8 or packed.size != -(-count // 2) or factors.size != -(-count // size):

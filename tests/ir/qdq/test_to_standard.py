@@ -196,6 +196,26 @@ def test_rows_of_a_table_of_four_bits_are_gathered(kind: int, depth: int, has_ze
     check(model([node], feeds, constants, "y", opset=21), feeds, within=1e-6)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_table_shares_its_bytes_with_a_product_that_has_them_in_another_shape(bits: int) -> None:
+    """As decoders do whose last layer is the table of their tokens."""
+    random: Any = np.random.default_rng(3)
+    in_byte = 8 // bits
+    constants = {
+        "w": random.integers(0, 256, (20, 2, 32 // in_byte)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (20, 2)).astype(np.float32),
+        "shape": np.array([20, 64 // in_byte]),
+    }
+    quantized = {"block_size": 32, "bits": bits}
+    nodes = [
+        helper.make_node("Reshape", ["w", "shape"], ["t"]),
+        own("GatherBlockQuantized", ["t", "i", "s"], ["x"], gather_axis=0, quantize_axis=1, **quantized),
+        own("MatMulNBits", ["x", "w", "s"], ["y"], K=64, N=20, **quantized),
+    ]
+    feeds = {"i": np.array([[3, 0], [19, 3]])}
+    check(model(nodes, feeds, constants, "y", opset=21), feeds, within=1e-5)
+
+
 def test_operators_with_channels_last_transpose_nothing_between_them() -> None:
     random: Any = np.random.default_rng(3)
     feeds = {"x": (random.standard_normal((1, 4, 9, 9)) * 20).astype(np.float32)}
