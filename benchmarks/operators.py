@@ -1,7 +1,7 @@
 """Operators by themselves, over images as they come: what no convolution made, of open sizes and of known ones.
 
 Each is a model of one operator over 1 x 32 x 64 x 64 numbers, 1 x 32 x 60 x 60 where no vector divides a row, or what
-is named. Runtimes take turns (`benchmarks.turns`); both times have a call from Python in them, and half a MB of results.
+is named. Runtimes take turns (`benchmarks.turns`); a call from Python and half a MB of results are in both times.
 
     python -m benchmarks.operators --json operators.json
     python -m benchmarks.operators --only pool --threads 2
