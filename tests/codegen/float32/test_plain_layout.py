@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
-from tests.support.tiled import assert_same, compiled, kernels_of, model
+from forge_pipeline.codegen.build import build
+from forge_pipeline.target import Target
+from tests.support.emulated.aarch64 import QEMU
+from tests.support.emulated.choice import emulated, load
+from tests.support.sums import assert_same_sums
+from tests.support.tiled import TILED, Shape, assert_same, compiled, kernels_of, model
 
 SIZES = [(1, 1), (3, 5), (16, 16), (17, 63), (40, 100)]
 """Heights and widths less than a vector, of whole vectors, and with some left over."""
@@ -136,3 +142,51 @@ def test_a_large_image_is_packed_and_unpacked_around_a_convolution() -> None:
     source = model([helper.make_node("Conv", ["x", "w"], ["y"])], {"x": (1, 32, "h", "w")}, {"w": weight})
     assert_same(source, [{"h": h, "w": w} for h, w in SIZES], terms=33)
     assert {"pack", "unpack"} <= set(kernels_of(compiled(source)))
+
+
+CHAINS: dict[str, list[tuple[str, list[str], dict[str, Any]]]] = {
+    "windows": [
+        ("MaxPool", ["x"], {"kernel_shape": [3, 3], "pads": [1] * 4}),
+        ("AveragePool", ["v0"], {"kernel_shape": [3, 5], "pads": [1, 2, 1, 2], "strides": [2, 1]}),
+        ("MaxPool", ["v1"], {"kernel_shape": [9, 1], "pads": [4, 0, 4, 0]}),
+    ],
+    "rows": [
+        ("Pad", ["x", "pads"], {"mode": "reflect"}),
+        ("Concat", ["v0", "v0"], {"axis": 3}),
+        ("Sigmoid", ["v1"], {}),
+        ("Transpose", ["v2"], {"perm": [0, 2, 3, 1]}),
+        ("Relu", ["v3"], {}),
+    ],
+    "sums": [
+        ("InstanceNormalization", ["x", "scale", "shift"], {}),
+        ("Mul", ["v0", "v0"], {}),
+        ("ReduceMax", ["v1"], {"axes": [3], "keepdims": 1}),
+        ("Sub", ["v1", "v2"], {}),
+        ("ReduceMean", ["v3"], {"axes": [2, 3], "keepdims": 1}),
+        ("Add", ["v4", "v0"], {}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.parametrize("shape", [IMAGE, (2, 5, 21, 38)])
+@pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3", "raspberry-pi/5"])
+def test_other_instructions(tag: str, shape: Shape, chain: str) -> None:
+    target = Target.from_tag(tag)
+    if target.arch == "aarch64" and QEMU is None:
+        pytest.skip("qemu-aarch64 is not installed: apt-get install qemu-user")
+    steps = CHAINS[chain]
+    nodes = [
+        helper.make_node(operator, inputs, ["y" if number == len(steps) - 1 else f"v{number}"], **attributes)
+        for number, (operator, inputs, attributes) in enumerate(steps)
+    ]
+    scale, shift = np.linspace(0.5, 2, 5, dtype=np.float32), np.linspace(-1, 1, 5, dtype=np.float32)
+    source = model(nodes, {"x": shape}, {"pads": np.array([0, 0, 2, 3, 0, 0, 1, 2]), "scale": scale, "shift": shift})
+    library, x = build(source, target, TILED).to_bytes(), np.random.default_rng(6).standard_normal((2, 5, 21, 38))
+    feeds = {"x": x.astype(np.float32)}
+    (expected,) = onnxruntime.InferenceSession(source.SerializeToString()).run(None, feeds)
+    if target.arch == "aarch64":
+        ((found,),) = emulated(target).run(library, ((), feeds)).outputs
+    else:
+        (found,) = load(library, target)(**feeds)
+    assert_same_sums(found, expected, terms=1000)
