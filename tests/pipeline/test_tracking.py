@@ -50,6 +50,36 @@ def test_every_job_of_a_sweep_is_a_run_of_mlflow(forge: Any, model: Path, tmp_pa
         assert run.data.tags["target"] == "x86-64/v3"
 
 
+def test_no_secret_reaches_a_tracker(forge: Any, model: Path, tmp_path: Path) -> None:
+    database, out = tmp_path / "runs.db", tmp_path / "out"
+    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody answers there afterwards
+        remote = f"http://user:url-secret@127.0.0.1:{server.getsockname()[1]}/store"
+    secrets = {"FORGE_PASSWORD": "pass-in-environment", "MODEL_SECRET": "option-of-remote"}
+    done = forge(
+        "run", f"model.path={model}", *PLAIN, f"out={out}", "encrypt=password", "encrypt.kdf.memory_kib=19456",
+        "track=mlflow", f"track.uri=sqlite:///{database}", f"store.remote={remote}",
+        "store.remote_options.secret=${oc.env:MODEL_SECRET}",
+        env=secrets,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(_runs(f"sqlite:///{database}")) == 1
+    for secret in (*secrets.values(), "url-secret"):
+        assert secret.encode() not in database.read_bytes()
+        assert secret not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["mlflow", "dvclive"])
+def test_a_tracker_that_nobody_chose_is_not_imported(module: str) -> None:
+    script = f"""
+import sys
+from forge_pipeline.pipeline import tracking
+tracking.tracker({{"kind": "none"}})
+print({module!r} in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_server_that_is_away_costs_a_line_or_the_build_where_it_is_required(
     forge: Any, model: Path, tmp_path: Path
 ) -> None:
