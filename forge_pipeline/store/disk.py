@@ -296,7 +296,7 @@ class Disk:
         try:
             if slot == self._quarantine:  # it makes room for itself
                 slot = slot.rename(moved.parent.with_name(moved.name))
-                self._quarantine.mkdir(mode=0o700)
+                self._quarantine.mkdir(mode=0o700, exist_ok=True)  # who opens the store may have made it meanwhile
             slot.rename(moved)
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -103,6 +103,24 @@ def test_eight_processes_that_find_odd_things_in_a_store_at_once_mend_each_once_
     assert_whole(store)
 
 
+def test_an_opener_that_makes_the_quarantine_while_another_moves_it_stops_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarantine = tmp_path / "quarantine"
+    quarantine.touch()
+    rename = Path.rename
+
+    def overtaken(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        if path == quarantine:
+            quarantine.mkdir()  # what another that opens the store does first
+        return moved
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with Store(tmp_path):
+        assert [path.name.partition(".")[0] for path in quarantine.iterdir()] == ["quarantine"]
+
+
 def test_the_lock_of_a_killed_builder_passes_to_the_next(worker: Worker, tmp_path: Path, key: str) -> None:
     store, log = tmp_path / "store", tmp_path / "log"
     (tmp_path / "gate").touch()
