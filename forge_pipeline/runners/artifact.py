@@ -51,6 +51,7 @@ class Wanted:
     device: Device | None
     target: Target
     latency_runs: int
+    latency_seconds: float
     is_sealed: bool = False
 
 
@@ -108,7 +109,8 @@ def _ran(place: Place, library: Library, feeds: Callable[[bool], Iterable[Feed]]
     is_emulated = not place.measures_time
     runs = 0 if is_emulated else wanted.latency_runs
     is_sealed = wanted.is_sealed and isinstance(place, Board)
-    with ran(place, _linked(library, wanted.target), feeds(is_emulated), runs=runs, is_sealed=is_sealed) as run:
+    linked, seconds = _linked(library, wanted.target), wanted.latency_seconds
+    with ran(place, linked, feeds(is_emulated), runs=runs, seconds=seconds, is_sealed=is_sealed) as run:
         facts = {} if is_emulated else _timed(run.facts)
         yield Artifact(model=run, where=place.name, is_emulated=is_emulated, facts=lambda feed: facts)
 
@@ -117,7 +119,7 @@ def _here(engine: Engine, library: Library, wanted: Wanted) -> Artifact:
     def facts(feed: Feed) -> Facts:
         """Time a process of its own: what it takes to start and at most is not lost among what a build has."""
         linked = _linked(library, Target.from_tag(HOST))
-        with ran(Here(), linked, [feed], runs=wanted.latency_runs) as run:
+        with ran(Here(), linked, [feed], runs=wanted.latency_runs, seconds=wanted.latency_seconds) as run:
             return {"cpu": cpu_name(), **_timed(run.facts)}
 
     return Artifact(model=engine.run, where=HOST, facts=facts, profile=engine.profile)

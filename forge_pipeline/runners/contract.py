@@ -35,8 +35,9 @@ class Job:
     """One run of ``library``, a file, over files of samples (``inputs``, by the name of the model's input).
 
     A model without inputs has one sample. Outputs are to be in ``folder``: `out0.npy`, `out1.npy`, as many as
-    ``outputs``. ``runs`` more are timed. ``options`` are other words for forge-run. ``seal`` is for a library that is
-    encrypted: its key file, and the password, which forge-run reads from its standard input.
+    ``outputs``. ``runs`` more are timed, no more than start within ``seconds``, but three at least. ``options`` are
+    other words for forge-run. ``seal`` is for a library that is encrypted: its key file, and the password, which
+    forge-run reads from its standard input.
     """
 
     library: Path
@@ -44,6 +45,7 @@ class Job:
     outputs: int
     folder: Path
     runs: int
+    seconds: float | None = None
     options: tuple[str, ...] = ()
     seal: Seal | None = None
 
@@ -52,7 +54,9 @@ class Job:
         samples = ["--samples"] if inputs else []
         files = [f"{name}={path}" for name, path in inputs.items()]
         unlocking = [] if key is None else ["--key", key, "--password-file", "-"]
-        return [*files, *samples, *unlocking, *self.options, "--json", "--output", output, "--runs", str(self.runs)]
+        limit = [] if self.seconds is None else ["--seconds", f"{self.seconds:g}"]
+        timed = ["--runs", str(self.runs), *limit]
+        return [*files, *samples, *unlocking, *self.options, "--json", "--output", output, *timed]
 
 
 def facts_of(answer: str) -> dict[str, Any]:

@@ -51,9 +51,18 @@ class Ran:
 
 
 @contextmanager
-def ran(place: Place, library: Library, feeds: Iterable[Feed], *, runs: int, is_sealed: bool = False) -> Iterator[Ran]:
+def ran(
+    place: Place,
+    library: Library,
+    feeds: Iterable[Feed],
+    *,
+    runs: int,
+    seconds: float | None = None,
+    is_sealed: bool = False,
+) -> Iterator[Ran]:
     """Run ``library`` in ``place`` with all ``feeds``, then ``runs`` times with the last; no file of it stays.
 
+    ``seconds`` bounds the timed runs, as for a ``Job``.
     ``is_sealed``: the place gets it encrypted, under a password of this run's own. Raises what ``Place.run`` raises.
     """
     with tempfile.TemporaryDirectory(prefix="forge-run-") as name:
@@ -66,7 +75,9 @@ def ran(place: Place, library: Library, feeds: Iterable[Feed], *, runs: int, is_
         outputs = [(str(port["name"]), str(port["dtype"])) for port in library.metadata["outputs"]]
         files = {input_: folder / f"in{index}.npy" for index, input_ in enumerate(inputs)}
         count = _write(files, feeds)
-        job = Job(library=path, inputs=files, outputs=len(outputs), folder=folder, runs=runs, seal=seal)
+        job = Job(
+            library=path, inputs=files, outputs=len(outputs), folder=folder, runs=runs, seconds=seconds, seal=seal
+        )
         facts = place.run(job)
         if facts.get("samples", count) != count:
             found = f"{facts['samples']}"

@@ -52,6 +52,7 @@ class Config:
     emulated_samples: int | None
     layer_samples: int
     latency_runs: int
+    latency_seconds: float
     runner: Runner
     machine: str
     data: Preparation
@@ -66,6 +67,9 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigError(f"evaluate.{name}", f"at least {minimum}", str(value), f"raise `evaluate.{name}`")
+        if not self.latency_seconds > 0:
+            found = str(self.latency_seconds)
+            raise ConfigError("evaluate.latency_seconds", "more than 0", found, "raise `evaluate.latency_seconds`")
         for name in ("max_drop", "max_compiled_drop"):
             loss = getattr(self, name)
             if loss is not None and loss < 0:
@@ -146,6 +150,7 @@ def run(
         device=device,
         target=described(config.target),
         latency_runs=config.latency_runs,
+        latency_seconds=config.latency_seconds,
         is_sealed=bool((config.device or {}).get("is_sealed")),
     )
     with opened(library, feeds, wanted) as artifact:

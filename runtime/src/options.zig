@@ -16,6 +16,7 @@ pub const help =
     \\  --samples               input files hold arrays one after another, as numpy.save appends them; run the model with
     \\                          each in turn, and write outputs likewise; --runs are of the last
     \\  --runs N                run N times after the first, and say how long they took
+    \\  --seconds S             start no more runs after S seconds, once there were three
     \\  --threads N             1 without
     \\  --cpus N,N,...          keep threads on these CPUs, taken in turn
     \\  --profile               time by kernel, of these runs
@@ -61,6 +62,7 @@ pub const Options = struct {
     atol: f64 = 1e-5,
     output: ?[:0]const u8 = null,
     runs: u32 = 0,
+    seconds: f64 = std.math.inf(f64),
     threads: u32 = 1,
     cpus: List(u32) = .{},
     samples: bool = false,
@@ -98,7 +100,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
             continue;
         }
         if (flag(options, argument)) continue;
-        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--threads", "--cpus", "--key", "--password-file", "--trusted", "--signature", "--variant" }) |known| {
+        const is_known = for ([_][]const u8{ "--size", "--expect", "--rtol", "--atol", "--output", "--runs", "--seconds", "--threads", "--cpus", "--key", "--password-file", "--trusted", "--signature", "--variant" }) |known| {
             if (std.mem.eql(u8, known, argument)) break true;
         } else false;
         if (!is_known) return message.fail(error.Usage, "command line: expected an option, found {s}\nfix: see forge-run --help", .{argument});
@@ -109,6 +111,7 @@ pub fn parse(options: *Options, arguments: anytype) Error!void {
         if (std.mem.eql(u8, argument, "--atol")) options.atol = try number(f64, argument, value);
         if (std.mem.eql(u8, argument, "--output")) options.output = value;
         if (std.mem.eql(u8, argument, "--runs")) options.runs = try number(u32, argument, value);
+        if (std.mem.eql(u8, argument, "--seconds")) options.seconds = try number(f64, argument, value);
         if (std.mem.eql(u8, argument, "--threads")) options.threads = try number(u32, argument, value);
         if (std.mem.eql(u8, argument, "--cpus")) {
             var cpus = std.mem.splitScalar(u8, value, ',');

@@ -208,3 +208,10 @@ def test_json_is_one_line(copy: Callable[[str], Path], runner: Runner) -> None:
     found = json.loads(done.stdout)
     assert found["runs"] == 20
     assert 0 < found["least_ms"] <= found["p50_ms"] <= found["p90_ms"] <= found["p99_ms"]
+
+
+def test_no_more_runs_than_the_seconds_allow_but_three(copy: Callable[[str], Path], runner: Runner) -> None:
+    path = copy("convolutions")
+    assert json.loads(runner.start(path, "--json", "--runs", "20", "--seconds", "0").stdout)["runs"] == 3
+    assert json.loads(runner.start(path, "--json", "--runs", "20", "--seconds", "60").stdout)["runs"] == 20
+    refused(runner.start(path, "--seconds", "soon"), 2, "found soon")

@@ -261,6 +261,22 @@ def test_a_pass_that_promises_nan_is_held_to_it(model: Any) -> None:
     assert apply(made, ordinary, Verifier.of(made, SETTINGS)).unverified == {}
 
 
+def test_a_model_that_itself_takes_no_nan_is_compared_without(model: Any, run_passes: Any, operators: Any) -> None:
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=1),
+        helper.make_node("Neg", ["high"], ["low"]),  # folded
+        helper.make_node("Greater", ["sum", "low"], ["is_found"]),
+        helper.make_node("NonZero", ["is_found"], ["places"]),  # none where the sum is NaN
+        helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("Reshape", ["rows", "shape"], ["y"]),  # ONNX Runtime: (0, 2) to (0, -1) is refused
+    ]
+    constants = {"high": np.full((1, 1), 1e30, np.float32), "shape": np.array([0, -1])}
+    made = model(nodes, {"x": [2, 3]}, ["y"], constants)
+    done = run_passes(made, "fold-constants")
+    assert done.unverified == {}
+    assert "Neg" not in operators(done.model)
+
+
 def test_integers_that_are_sizes_stay_small_enough_to_run_with(model: Any, run_passes: Any) -> None:
     nodes = [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("Tile", ["a", "n"], ["y"])]
     made = model(nodes, {"x": [4, 4, 4, 4], "n": (TensorProto.INT64, [4])}, ["y"])

@@ -272,6 +272,7 @@ def test_labels_that_do_not_fit_the_metric_are_refused(foreign: Library, tmp_pat
         ("samples", 0, "at least 1"),
         ("layer_samples", -1, "at least 0"),
         ("latency_runs", 0, "at least 1"),
+        ("latency_seconds", 0, "more than 0"),
         ("max_drop", -0.5, "null or at least 0"),
     ],
 )

@@ -212,9 +212,16 @@ class Verifier:
         raise self._failure(f"pass {name!r}", found, allowed).keep(before, after)
 
     def _specials(self, name: str, before: ModelProto, after: ModelProto) -> None:
-        """Compare on an input with NaN and infinities too."""
+        """Compare on an input with NaN and infinities too, where the model before runs on one.
+
+        A detector that finds nothing in it may end in a Reshape that ONNX Runtime refuses.
+        """
         fed = [with_specials(inputs) for inputs in self.inputs[:1]]
-        want, got = self._run(name, fed, before, before), self._run(name, fed, before, after)
+        try:
+            want = self._run(name, fed, before, before)
+        except PassVerificationError:
+            return
+        got = self._run(name, fed, before, after)
         allowed = Tolerance(rtol=self.rounding, atol=0.0) if self.rounding else None
         worst = self._worst(want, got, allowed)
         if worst is not None and worst.failed:
