@@ -2,7 +2,9 @@
 
 An object's file is 8 bytes that name the format, a random salt of 32, and chunks of 1 MiB with a tag of 16 bytes each,
 in STREAM order (see `crypto.envelope`): the nonce is the chunk's number and whether it is the last, the key HKDF-SHA256
-of the store's key with the salt. Its name is the digest of its bytes, which is checked as in any store.
+of the store's key with the salt. Its name is the digest of its bytes, which is checked as in any store. A record's file
+is the record in clear, and a line with its HMAC-SHA256 in hexadecimal, under a key that HKDF makes of the store's: only
+who has that key says which object answers an action.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ MIN_SECRET = 32
 
 _MAGIC, _MARK = b"\x89FORGEO\n", b"\x89FORGEK\n"
 _SALT, _TAG, _CHUNK = 32, 16, 1 << 20
+_CODE = 65
+"""Bytes of the line behind a record."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class SealedObjects:
-    """Seals objects under a key, and opens them in memory alone: a store's `Vault`."""
+    """Seals objects under a key, opens them in memory alone, and vouches for records: a store's `Vault`."""
 
     seals = True
 
@@ -72,6 +76,21 @@ class SealedObjects:
     def length(self, size: int) -> int:
         """Return how long the file of an object of ``size`` bytes is: an empty one is one empty chunk."""
         return len(_MAGIC) + _SALT + size + _TAG * max(1, -(-size // _CHUNK))
+
+    def vouched(self, record: bytes) -> bytes:
+        """Return the record, with a line behind it that only the key makes."""
+        return record + self._code(record)
+
+    def record(self, vouched: bytes) -> bytes:
+        """Return the record. Raises ValueError where this key did not write it as it is."""
+        record, code = vouched[:-_CODE], vouched[-_CODE:]
+        if not hmac.compare_digest(code, self._code(record)):
+            raise ValueError("one that the store's key did not write, or not as it is")
+        return record
+
+    def _code(self, record: bytes) -> bytes:
+        key = self._derived(b"", b"forge store record")
+        return hmac.digest(key, record, "sha256").hex().encode() + b"\n"
 
     def _pieces(self, stream: BinaryIO) -> Iterator[bytes]:
         """Yield an object's bytes. Raises OSError where this key sealed no such file."""

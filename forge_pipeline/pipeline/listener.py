@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Protocol
 
+from forge_pipeline import scratch
 from forge_pipeline.pipeline.console import progress_for, warn
 from forge_pipeline.store.locks import locked
 
@@ -55,7 +54,7 @@ LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=Terminal())  # n
 def timing() -> Iterator[None]:
     """Be the only one of this user's processes on this machine that times anything, whatever started them."""
     with locked(
-        Path(tempfile.gettempdir()) / f"forge-timing-{os.getuid()}",
+        scratch.usual() / f"forge-timing-{os.getuid()}",
         on_wait=lambda: warn("another build is being timed on this machine; waiting for it to end"),
     ):
         yield

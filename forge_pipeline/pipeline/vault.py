@@ -6,10 +6,12 @@ import os
 import resource
 from collections.abc import Sequence
 
+from forge_pipeline import scratch
 from forge_pipeline.crypto.keys import checked_sources, read_secret
 from forge_pipeline.crypto.objects import MIN_SECRET, SealedObjects
 from forge_pipeline.errors import SecretError
 from forge_pipeline.limits import lower
+from forge_pipeline.pipeline.console import warn
 from forge_pipeline.store.vault import Plain, Vault
 
 KEY = "FORGE_STORE_KEY"
@@ -33,4 +35,5 @@ def vault(places: Sequence[str]) -> Vault:
     if len(secret.reveal()) < MIN_SECRET:
         raise SecretError(", ".join(named), f"a random key of {MIN_SECRET} bytes or more", "a shorter one", fix)
     lower(resource.RLIMIT_CORE, 0)
+    scratch.keep_in_memory(warn)
     return SealedObjects(secret)

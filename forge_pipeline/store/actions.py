@@ -14,6 +14,7 @@ from forge_pipeline.content import NotPlainError
 from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.errors import ConfigError
 from forge_pipeline.store.disk import ACTIONS, MAX_RECORD, WITHHELD, Damage, Disk, is_digest, refusing
+from forge_pipeline.store.vault import Vault
 
 _SOUND = "a record of this action with its checksum"
 
@@ -74,8 +75,8 @@ def _is_file_name(name: str) -> bool:
 class Index:
     """The records of one store. Raises StoreError where they cannot be read or written."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, vault: Vault) -> None:
+        self._disk, self._vault = disk, vault
 
     def path(self, key: str) -> Path:
         """Return where the record is, or would be."""
@@ -96,7 +97,7 @@ class Index:
 
     def put(self, action: Action) -> None:
         """Write the record, in the place of any other."""
-        record = encode(action)
+        record = self._vault.vouched(encode(action))
         with self._disk.draft() as draft:
             draft.write(record)
             draft.place(self.path(action.key))
@@ -136,10 +137,15 @@ class Index:
             with os.fdopen(self._disk.opened(slot), "rb") as stream:
                 if os.fstat(stream.fileno()).st_size > MAX_RECORD:
                     raise DamagedRecordError("a file that is too large for one")
-                return decode(stream.read(MAX_RECORD), key)
+                content = stream.read(MAX_RECORD)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotPlainError as error:
             raise DamagedRecordError(error.strerror) from error
         except OSError as error:  # a medium that fails
             raise DamagedRecordError(f"a file that cannot be read ({error.strerror})") from error
+        try:
+            record = self._vault.record(content)
+        except ValueError as error:
+            raise DamagedRecordError(str(error)) from error
+        return decode(record, key)

@@ -47,8 +47,9 @@ class Store:
     ``on_damage`` receives one line for people when something was damaged (unless given, it is the log, as a warning);
     ``on_wait`` the key, before waiting for another process that builds it. ``remote`` is read through and written
     behind, and gets what is used here and not there; it stays its owner's to close. ``notary`` signs what goes there
-    and decides which records are taken, by default all that are whole. ``vault`` seals the objects on this disk, and
-    nothing that goes to the remote. Close the store, or use it in a ``with`` block, to have uploads finished.
+    and decides which records are taken, by default all that are whole. ``vault`` seals the objects on this disk and
+    vouches for its records, not for what goes to the remote. Close the store, or use it in a ``with`` block, to have
+    uploads finished.
     Every method raises StoreError where the folder cannot be read or written, and ValueError for a key or digest that
     is none.
     """
@@ -77,7 +78,7 @@ class Store:
             self._disk.close()
             raise
         self._objects = Objects(self._disk, self._vault)
-        self._index, self._notes = Index(self._disk), Notes(self._disk)
+        self._index, self._notes = Index(self._disk, self._vault), Notes(self._disk)
 
     def __enter__(self) -> Store:
         return self
@@ -153,11 +154,13 @@ class Store:
         return action
 
     def peek(self, key: str) -> tuple[Action, bool] | None:
-        """Return the action that `lookup` would most likely give, and whether it is here; nothing is verified or moved.
+        """Return the action that `lookup` would most likely give, and whether it is here; objects are not looked at.
 
         None where there is none, here or in the remote, or an object of it is missing.
         """
         action = self._index.get(key)
+        if isinstance(action, Damage):
+            self._on_damage(f"damaged in the store: {action}")
         if isinstance(action, Action) and all(map(self._objects.has, action.outputs.values())):
             return action, True
         record = self._remote.record(key) if self._remote is not None else None

@@ -1,4 +1,4 @@
-"""How objects lie on the disk: as they are, or sealed under a key that is not there."""
+"""How objects and records lie on the disk: as they are, or under a key that is not there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Writer(Protocol):
 
 
 class Vault(Protocol):
-    """What stands between objects and their files."""
+    """What stands between objects, records and their files."""
 
     @property
     def seals(self) -> bool:
@@ -45,9 +45,15 @@ class Vault(Protocol):
     def length(self, size: int) -> int:
         """Return how long the file of an object of ``size`` bytes is."""
 
+    def vouched(self, record: bytes) -> bytes:
+        """Return what is to lie on the disk for a record."""
+
+    def record(self, vouched: bytes) -> bytes:
+        """Return the record of a file. Raises ValueError, which says what was found, where it is none of this vault."""
+
 
 class Plain:
-    """Leaves objects as they are."""
+    """Leaves objects and records as they are."""
 
     seals = False
 
@@ -70,6 +76,14 @@ class Plain:
     def length(self, size: int) -> int:
         """Return ``size``."""
         return size
+
+    def vouched(self, record: bytes) -> bytes:
+        """Return the record."""
+        return record
+
+    def record(self, vouched: bytes) -> bytes:
+        """Return the file."""
+        return vouched
 
 
 class _Through:

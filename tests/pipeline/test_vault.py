@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.errors import ConfigError, SecretError, StoreError
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.store import Action, Store
+from forge_pipeline.store.actions import encode
 from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.remote import Remote
 from forge_pipeline.store.vault import Vault
@@ -59,6 +62,9 @@ class Bench:
     def slot(self, action: Action) -> Path:
         digest = action.outputs["model.onnx"]
         return self.folder / "store" / "objects" / digest[:2] / digest[2:]
+
+    def record(self, action: Action) -> Path:
+        return self.folder / "store" / "actions" / "v1" / action.key[:2] / action.key[2:]
 
 
 @pytest.fixture
@@ -156,6 +162,33 @@ def test_no_changed_file_is_taken(bench: Bench) -> None:
             assert store.read(action.outputs["model.onnx"]) == content
 
 
+def test_no_record_that_another_wrote_is_taken(bench: Bench) -> None:
+    """An attacker may write to the folder: sound objects and checksums do not make a record of it."""
+    action, other = bench.build(), bench.build(b"poisoned" * 9, digest_json("other"))
+    slot = bench.record(action)
+    ours = slot.read_bytes()
+    poisoned = encode(replace(action, outputs=other.outputs, sizes=other.sizes))
+    theirs = THEIRS.vouched(poisoned)
+    forged = [
+        encode(action), poisoned, theirs, poisoned + ours[-65:], ours[:-1], ours[-65:], b"",
+        bench.record(other).read_bytes(), *(_flipped(ours, random.Random(seed)) for seed in range(20)),
+    ]  # fmt: skip
+    for forgery in forged:
+        slot.unlink(missing_ok=True)
+        slot.write_bytes(forgery)
+        bench.told.clear()
+        with bench.store() as store:
+            assert store.peek(KEY) is None or store.lookup(KEY) is None
+            assert store.lookup(KEY) is None
+            assert len(bench.told) == 1 and "damaged in the store" in bench.told[0], forgery
+            rebuilt, hit = store.get_or_build(KEY, lambda: ({"model.onnx": WEIGHTS}, {}))
+            assert not hit and store.read(rebuilt.outputs["model.onnx"]) == WEIGHTS
+    slot.unlink()
+    slot.write_bytes(ours)
+    with bench.store() as store:
+        assert store.lookup(KEY) == action, "and what it wrote itself is"
+
+
 def test_a_sealed_store_is_tidied_and_checked_as_others_are(bench: Bench) -> None:
     action = bench.build()
     with bench.store() as store:
@@ -250,3 +283,39 @@ def test_an_encrypted_build_leaves_nothing_of_the_weights(forge: Any, model: Pat
     done = forge(*run, f"out={out}")
     assert done.returncode == 1 and "expected the key that it is sealed with, found none" in done.stderr
     assert not list((tmp_path / "store" / "quarantine").iterdir())
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[set[str]]:
+    """Yield the names of what lies in a folder at any time."""
+    seen, done = set[str](), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            seen.update(path.name for path in folder.iterdir())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="no /dev/shm here")
+def test_temporary_files_of_a_sealed_build_are_in_memory(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    """A store in clear shows that the watch sees what there is."""
+    assert forge("password", str(tmp_path / "key")).returncode == 0
+    (tmp_path / "tmp").mkdir()
+    run = ("run", f"model.path={model}", f"data.path={data}", "quantize=none", "encrypt=none")
+    place = {"TMPDIR": str(tmp_path / "tmp")}
+    for name, sealing in (("clear", {}), ("sealed", {"FORGE_STORE_KEY": f"file:{tmp_path / 'key'}"})):
+        with watched(tmp_path / "tmp") as seen:
+            store = f"store.path={tmp_path / name}"
+            done = forge(*run, store, f"out={tmp_path / 'out' / name}", env={**place, **sealing})
+        assert done.returncode == 0, done.stderr
+        others = {entry for entry in seen if not entry.startswith("forge-timing-")}
+        assert bool(others) == (name == "clear"), others
+    assert not list(Path("/dev/shm").glob("forge-scratch-*/*"))

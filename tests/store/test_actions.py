@@ -15,6 +15,7 @@ from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.store import Action
 from forge_pipeline.store.actions import DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.disk import Disk
+from forge_pipeline.store.vault import Plain
 
 DIGEST = st.binary(min_size=32, max_size=32).map(bytes.hex)
 NAME = st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
@@ -131,7 +132,7 @@ def test_a_report_that_is_no_json_cannot_be_recorded(report: dict[Any, Any]) -> 
 
 def test_forgetting_an_action_spares_the_record_that_took_its_place(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    index = Index(disk)
+    index = Index(disk, Plain())
     newer = replace(EXAMPLE, seconds=9.0)
     index.put(EXAMPLE)
     index.put(newer)
