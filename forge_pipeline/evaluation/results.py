@@ -12,12 +12,13 @@ Value = float | int | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """``values``: flat, by name. ``latency``: likewise, what was measured of the library's speed on this machine; empty
-    where it cannot run. ``layers``: one record a layer, in the order of computation.
+    """``values``: flat, by name. ``latency``: likewise, what was measured of the speed, with a record for each of
+    the slowest kernels under `kernels`; empty where it cannot run. ``layers``: one record a layer, in the order of
+    computation.
     """
 
     values: Mapping[str, Value]
-    latency: Mapping[str, Value]
+    latency: Mapping[str, Value | list[dict[str, Value]]]
     layers: tuple[Mapping[str, Value], ...]
 
     def metrics_bytes(self) -> bytes:

@@ -61,6 +61,7 @@ def render(builds: Sequence[Build], about: About) -> str:
             machines=_machines(builds),
             absent=_absent(builds),
             bars=by_target(builds),
+            timed=[build for build in builds if build.metrics.get("kernels")],
             model=builds[0].metadata,
         )
     )

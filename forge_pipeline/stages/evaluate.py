@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from forge_pipeline.runners.artifact import Artifact, Wanted
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
+    from forge_runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
 
 WORST = 3
+KERNELS = 20
+"""How many kernels are told, those that take most time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,16 +222,18 @@ def _unmeasured(metric: str, sizes: Mapping[str, Value], why: str) -> Result:
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 
 
-def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value]:
-    """Return times, memory and the fallbacks' part, as far as they are known where the artifact was run."""
+def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value | list[dict[str, Value]]]:
+    """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run."""
     if artifact.model is None:
         return {}
     if artifact.is_emulated:
         return {"not_timed": f"{artifact.where}: an emulator's time is not the target's"}
     facts = artifact.facts(feed).items()
     rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in facts}
-    slow = [kernel for kernel in artifact.profile(feed) if kernel.is_fallback]
+    kernels = artifact.profile(feed)
+    slow = [kernel for kernel in kernels if kernel.is_fallback]
     shares = {
+        "kernels": [_row(kernel) for kernel in kernels[:KERNELS]],
         "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
         "slowest_fallback": slow[0].name if slow else None,
     }
@@ -236,11 +241,16 @@ def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value]:
     return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
 
 
+def _row(kernel: KernelTime) -> dict[str, Value]:
+    times = {"milliseconds": _rounded(kernel.milliseconds), "share": _rounded(kernel.share)}
+    return {"name": kernel.name, "calls": kernel.calls, **times}
+
+
 def _roofline(
     artifact: Artifact,
     model: ONNXModule,
     feed: Feed,
-    speed: Mapping[str, Value],
+    speed: Mapping[str, object],
     quiet: Callable[[], AbstractContextManager[None]],
 ) -> dict[str, Value]:
     """Return what of the least time this machine's peaks explain, or why that is not known."""
