@@ -1,12 +1,13 @@
-"""Latency of compiled models beside ONNX Runtime and OpenVINO.
+"""Latency of compiled models beside ONNX Runtime and OpenVINO, and MNN, ncnn and LiteRT if asked for.
 
 They take turns (`benchmarks.turns`); ratios are medians over the turns of ours / theirs.
 
 The others get what suits them best: the newest releases, all optimizations, as many threads as we have, initializers
 that are no inputs, open extents fixed to what is measured; OpenVINO float32 and its hint for latency. ONNX Runtime's
-threads spin, as they do by default. We get the file as it is, through the pipeline's load and fold stages, and one
-library for any sizes. A file that they cannot read, a TensorFlow Lite one, they get as the ONNX that our load stage
-makes of it. Open extents are EXTENTS', ``--size``'s, a batch of 1, or the first that ONNX Runtime takes.
+threads spin, as they do by default. `benchmarks.others` says how it is with MNN, ncnn and LiteRT. We get the file as it
+is, through the pipeline's load and fold stages, and one library for any sizes. A file that they cannot read, a
+TensorFlow Lite one, they get as the ONNX that our load stage makes of it. Open extents are EXTENTS', ``--size``'s, a
+batch of 1, or the first that ONNX Runtime takes.
 
     python -m benchmarks.latency --json latency.json                      # everything, with 1 and with 2 threads
     python -m benchmarks.latency --json latency.json --resume             # what the file lacks
@@ -31,6 +32,7 @@ import numpy as np
 import onnx
 
 from benchmarks.models import MODELS
+from benchmarks.others import OTHERS, NoFileError
 from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, real_inputs
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path("../shared/models")
 """Where models that are files lie; without it, those that ``benchmarks.models`` makes are measured."""
+
+PACKAGES = {"mnn": "MNN", "litert": "ai-edge-litert"}
+"""What packages of runtimes are called, where they have another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,29 +157,36 @@ def prepare(source: Path, folder: Path, target: str, runtimes: Sequence[str], si
     theirs = onnx.load(source) if source.suffix == ".onnx" else model.mod
     best, library = folder / "best.onnx", folder / "model_library.so"
     onnx.save(at_its_best(theirs, given), best)
-    files = dict.fromkeys(runtimes, best) | {"ours": library}
+    files, failed = dict.fromkeys(runtimes, best) | {"ours": library}, {}
+    for name in OTHERS.keys() & files.keys():
+        try:
+            files[name] = OTHERS[name][0](source, best, given)
+        except NoFileError as error:
+            del files[name]
+            failed[name] = str(error)
     options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
     try:
         library.write_bytes(build(model.mod, Target.from_tag(target), options).to_bytes())
     except ForgeError as error:
         del files["ours"]
-        return Prepared(files=files, failed={"ours": " ".join(str(error).split())[:200]}, inputs=given)
-    return Prepared(files=files, failed={}, inputs=given)
+        failed["ours"] = " ".join(str(error).split())[:200]
+    return Prepared(files=files, failed=failed, inputs=given)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the results as text, with the geometric mean of the ratios for each number of threads."""
-    others = [runtime for runtime in RUNTIMES if runtime != "ours"]
-    heads = ["model", "threads", *(f"{runtime} ms (min, median)" for runtime in RUNTIMES)]
+    measured = [runtime for runtime in RUNTIMES if any(runtime in row.least for row in rows)]
+    others = [runtime for runtime in measured if runtime != "ours"]
+    heads = ["model", "threads", *(f"{runtime} ms (min, median)" for runtime in measured)]
     heads += [*(f"ours / {other}" for other in others), "error"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         cells = [row.model, str(row.threads)]
-        cells += [f"{row.least[r]:.3f}, {row.median[r]:.3f}" if r in row.least else "-" for r in RUNTIMES]
+        cells += [f"{row.least[r]:.3f}, {row.median[r]:.3f}" if r in row.least else "-" for r in measured]
         cells += [f"{row.ratio[other]:.2f}" if other in row.ratio else "-" for other in others]
         lines.append("| " + " | ".join([*cells, "-" if row.error is None else f"{row.error:.1e}"]) + " |")
     for threads in sorted({row.threads for row in rows}):
-        cells = ["geometric mean", str(threads), "", "", ""]
+        cells = ["geometric mean", str(threads), *[""] * len(measured)]
         for other in others:
             ratios = [row.ratio[other] for row in rows if row.threads == threads and other in row.ratio]
             cells.append(f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-")
@@ -197,7 +209,7 @@ def _read(path: Path | None) -> dict[tuple[str, int], Row]:
 
 def _write(path: Path, rows: Mapping[tuple[str, int], Row], target: str) -> None:
     names = {"onnxruntime", "apache-tvm", "numpy", *(runtime for row in rows.values() for runtime in row.least)}
-    packages = {name: version(name) for name in sorted(names - {"ours"})}
+    packages = {name: version(PACKAGES.get(name, name)) for name in sorted(names - {"ours"})}
     report = {"target": target, "versions": packages, "rows": [asdict(rows[key]) for key in sorted(rows)]}
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(report, indent=1))
@@ -212,7 +224,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--runs", type=int, default=30, help="at least; small models have more")
     parser.add_argument("--target", default="host")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
+    parser.add_argument(
+        "--runtimes", nargs="+", choices=RUNTIMES, default=[name for name in RUNTIMES if name not in OTHERS]
+    )
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name so many of our kernels")

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.others import OTHERS
+
 EXTENTS = {"length": 58, "height": 320, "width": 320}
 """What symbolic extents are measured with; those not listed are 1."""
 
@@ -196,26 +198,33 @@ def _openvino(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callab
     return lambda: request.infer(given)[compiled.outputs[0]]
 
 
-RUNTIMES = {"ours": _ours, "onnxruntime": _onnxruntime, "openvino": _openvino}
+RUNTIMES = {
+    "ours": _ours,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    **{name: run for name, (_, run) in OTHERS.items()},
+}
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Be one runtime: load, write one result, then for every line with a number n run n times and print seconds."""
     runtime, threads, model, inputs, output = arguments
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a runtime says of itself is no answer
     try:
         run = RUNTIMES[runtime](Path(model), int(threads), dict(np.load(inputs)))
         np.save(output, np.asarray(run()))
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises is its reason
-        print("cannot", type(error).__name__, " ".join(str(error).split())[:200], flush=True)
+        print("cannot", type(error).__name__, " ".join(str(error).split())[:200], file=answers, flush=True)
         return 1
-    print("ready", flush=True)
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+        print(json.dumps(seconds), file=answers, flush=True)
     return 0
 
 
