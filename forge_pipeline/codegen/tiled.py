@@ -26,6 +26,7 @@ from forge_pipeline.codegen.layout.fusion import (
     part_broadcasts,
     store_bytes,
 )
+from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout.views import open_reshapes
@@ -95,6 +96,8 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
         module = relax.transform.CanonicalizeBindings()(module)
     if work.options.opt_level >= LAID_OUT:
         module = without_signs(module)
+    if work.options.float_arithmetic == "float16":
+        module = in_halves(module)
     entry.module = name_extents(module) if entry.extents is None else module
     entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
 
