@@ -35,3 +35,8 @@ class Options:
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     open_form: bool = True
     relocatable: bool = False
+
+    @property
+    def computes_or_stores_halves(self) -> bool:
+        """Whether results are those of half precision, and compared as such."""
+        return self.float16 or self.float_arithmetic == "float16"

@@ -107,7 +107,7 @@ def rewrite_kernels(scheduled: Scheduled, machine: Machine) -> Scheduled:
 def computed_in(kernel: tirx.PrimFunc) -> str:
     """Return the type in which a kernel computes: that of its family's block, or of its result where it has none."""
     sch = s_tir.Schedule(kernel)
-    blocks = primitives.blocks(sch)
+    blocks = [block for block in primitives.blocks(sch) if sch.get(block).writes]
     chosen = [block for block in blocks if primitives.family_of(sch, block) not in ("", primitives.PAD)] or blocks[-1:]
     return str(sch.get(chosen[0]).writes[0].source.ty.dtype) if chosen else ""
 

@@ -84,7 +84,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
     pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
-    row_block = max([rows for rows in divisors(height, height) if rows * width * lanes * machine.item <= machine.l1 // 2] or [1])
+    row_block = max(
+        [rows for rows in divisors(height, height) if rows * width * lanes * machine.item <= machine.l1 // 2] or [1]
+    )
     h_out, h_in = sch.split(h, [None, row_block])
     w_out, w_in = sch.split(w, [None, pixels])
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)

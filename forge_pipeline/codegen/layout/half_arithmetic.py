@@ -1,8 +1,8 @@
 """Float32 models that compute in half precision: which operators do, and casts at their borders.
 
 Products by constant weights and convolutions are computed in halves; so is what takes the same precision and reads
-their results: sums and products of elements, bounds, windows, and whatever moves numbers. All else stays in float32:
-softmax, normalization, means of whole images, exponentials and what is made of them, products of two activations,
+their results: sums and products of elements, bounds, maxima of windows, and whatever moves numbers. All else stays in float32:
+softmax, normalization, means, exponentials and what is made of them, products of two activations,
 kernels of the importer's own. A constant that a half cannot hold keeps the operator that reads it in float32.
 """
 
@@ -30,7 +30,7 @@ FOLLOW = frozenset(
     f"relax.{name}"
     for name in (
         *("add", "subtract", "multiply", "maximum", "minimum", "abs", "negative", "clip"),
-        *("nn.relu", "nn.leakyrelu", "nn.prelu", "nn.batch_norm", "nn.max_pool2d", "nn.avg_pool2d", "nn.pad"),
+        *("nn.relu", "nn.leakyrelu", "nn.prelu", "nn.batch_norm", "nn.max_pool2d", "nn.pad"),
         *("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "strided_slice", "broadcast_to"),
         *("concat", "split"),
     )
@@ -76,9 +76,7 @@ class _Values:
         elif (array := _reshaped(value)) is not None:
             self.known[variable] = constant(array)
         elif isinstance(value, relax.TupleGetItem):
-            self.known[variable] = self.builder.emit(
-                relax.TupleGetItem(self.as_it_is(value.tuple_value), value.index)
-            )
+            self.known[variable] = self.builder.emit(relax.TupleGetItem(self.as_it_is(value.tuple_value), value.index))
         else:
             self.known[variable] = self.builder.emit(self._computed(value))
 
@@ -119,7 +117,9 @@ class _Values:
 
     def as_it_is(self, expression: relax.Expr) -> relax.Expr:
         """Return a variable of the new function for one of the old, of whatever type it has."""
-        return self.known.get(expression, expression) if isinstance(expression, relax.Var) else self.as_it_was(expression)
+        return (
+            self.known.get(expression, expression) if isinstance(expression, relax.Var) else self.as_it_was(expression)
+        )
 
     def as_it_was(self, expression: relax.Expr) -> relax.Expr:
         """Return an expression of the old function in the types that it had there."""

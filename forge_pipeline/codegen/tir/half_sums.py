@@ -127,7 +127,9 @@ class _Tile:
             size = most
             parts, rest = extent // size, extent % size
         part = tirx.Var("part", kind)
-        whole = tirx.For(part, 0, parts, tirx.ForKind.SERIAL, self._part(loop, nest, part * size, tirx.const(size, kind)))
+        whole = tirx.For(
+            part, 0, parts, tirx.ForKind.SERIAL, self._part(loop, nest, part * size, tirx.const(size, kind))
+        )
         if isinstance(rest, tirx.IntImm) and int(rest) == 0:
             return whole
         return tirx.SeqStmt([whole, self._part(loop, nest, parts * size, rest)])
