@@ -31,7 +31,7 @@ def computes_halves(target: Target) -> bool:
 
 
 def widest(target: Target, model: ONNXModule, options: Mapping[str, Any]) -> FloatArithmetic:
-    """Return what ``model`` computes in where half precision is wanted wherever it can be had, with these ``options``."""
+    """Return what ``model`` computes in where half precision is wanted as far as target and ``options`` have it."""
     level, generator = options["opt_level"], options.get("generator", AUTO)
     is_float = QUANTIZING.isdisjoint(model.operators)
     fits = is_float and level >= LEAST_LEVEL and generator in (AUTO, GENERATOR)
@@ -39,7 +39,7 @@ def widest(target: Target, model: ONNXModule, options: Mapping[str, Any]) -> Flo
 
 
 def check_arithmetic(target: Target, options: Options) -> None:
-    """Raise TargetError where half precision is asked for and the CPU has none, ConfigError where other options forbid it."""
+    """Raise TargetError for half precision on a CPU that has none, ConfigError where other options forbid it."""
     if options.float_arithmetic == "float32":
         return
     if not computes_halves(target):
@@ -63,7 +63,7 @@ def check_arithmetic(target: Target, options: Options) -> None:
     if options.opt_level < LEAST_LEVEL:
         raise ConfigError(
             where=OPTION,
-            expected=f"compile.opt_level {LEAST_LEVEL} or more: below it, kernels are plain loops with one long sum each",
+            expected=f"compile.opt_level {LEAST_LEVEL} or more: below it, sums are one long chain",
             found=f"compile.opt_level={options.opt_level}",
             fix=f"leave {OPTION} float32, or raise the level",
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from tvm import relax, te
 from tvm.s_tir import Schedule
 

@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.concat import concatenate
-from forge_pipeline.codegen.layout.builder import COMPUTED, Graph, Value, dtype_of, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.builder import COMPUTED, Graph, Value, dtype_of, has_known_shape, ints
 from forge_pipeline.codegen.layout.constants import FOLDED_SHAPES, reshaped
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
@@ -83,7 +83,7 @@ def prelu(graph: Graph, call: relax.Call) -> Value | None:
     if slopes is None:
         return None
     image = value.blocked
-    falls = graph.emit(relax.op.less(image, relax.const(0.0, image.ty.dtype)))
+    falls = graph.emit(relax.op.less(image, relax.const(0.0, dtype_of(call.args[0]))))
     sloped = graph.emit(relax.op.multiply(image, slopes))
     return Value(blocked=graph.emit(relax.op.where(falls, sloped, image)), channels=value.channels)
 

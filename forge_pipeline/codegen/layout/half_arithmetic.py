@@ -1,9 +1,9 @@
 """Float32 models that compute in half precision: which operators do, and casts at their borders.
 
-Products by constant weights and convolutions are computed in halves; so is what takes the same precision and reads
-their results: sums and products of elements, bounds, maxima of windows, and whatever moves numbers. All else stays in float32:
-softmax, normalization, means, exponentials and what is made of them, products of two activations,
-kernels of the importer's own. A constant that a half cannot hold keeps the operator that reads it in float32.
+Products by constant weights and convolutions are computed in halves; so is what reads their results and loses nothing
+by it: sums and products of elements, bounds, maxima of windows, and whatever moves numbers. All else stays in float32:
+softmax, normalization, means, exponentials and what is made of them, products of two activations, kernels of the
+importer's own. A constant that a half cannot hold keeps the operator that reads it in float32.
 """
 
 from __future__ import annotations

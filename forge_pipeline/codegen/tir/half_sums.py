@@ -1,9 +1,9 @@
 """Long sums of halves in parts: a part is added up in half precision, the parts in float32.
 
-A sum of n numbers that are rounded one after the other is off by about sqrt(n) roundings (Higham, Accuracy and Stability
-of Numerical Algorithms, 4.2). So no more than some TERMS products are added to a half; then the tile of sums is widened
-and added to another one, in float32, which is rounded to halves once, when it is finished. Parts of ordinary sums are the
-"blocked summation" of Castaldo, Whaley and Chronopoulos (SIAM J. Sci. Comput. 31(2), 2008), in two precisions.
+A sum of n numbers, rounded after each, is off by about sqrt(n) roundings (Higham, Accuracy and Stability of Numerical
+Algorithms, 4.2). So no more than TERMS products are added to a half. Then the tile of sums is widened and added to
+another one, in float32, which is rounded to halves once, when it is finished. This is blocked summation (Castaldo,
+Whaley and Chronopoulos, SIAM J. Sci. Comput. 31(2), 2008) in two precisions.
 """
 
 from __future__ import annotations
