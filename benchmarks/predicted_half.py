@@ -3,8 +3,8 @@
     python -m benchmarks.predicted_half ../shared/models/squeezenet/squeezenet_fp32.onnx --cpu neoverse-n1
 
 QEMU's user mode runs `forge-run` (`make runtime`), and writes down each block of instructions that it translates and
-each time that one runs; a call is what two calls run more than one. What a block takes, repeated, is what `llvm-mca` says
-of it. Its table of the Neoverse N1 is that of the Cortex-A76's sibling; `cortex-a76` has an older core's. It takes LLVM
+each time that one runs; a call is what two calls run more than one. What a block takes, repeated, is what `llvm-mca`
+says. Its table of the Neoverse N1 is that of the Cortex-A76's sibling; `cortex-a76` has an older core's. It takes LLVM
 16 or later. Caches, memory, threads and what branches cost count as free. The second numbers add the weights where they
 are more than half of the second cache: they come from memory, at four bytes a cycle. One thread.
 """
