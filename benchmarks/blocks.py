@@ -114,8 +114,11 @@ def _scalar(instruction: str) -> str:
     return "" if _VECTOR.search(instruction) else f"\t{instruction}"
 
 
-def cycles(blocks: Sequence[Sequence[str]], cpu: str, mca: str) -> list[float]:
-    """Return the cycles of each block on ``cpu``, a name that llvm-mca knows, when it is repeated."""
+def cycles(blocks: Sequence[Sequence[str]], cpu: str, mca: str, more: Sequence[str] = ()) -> list[float]:
+    """Return the cycles of each block on ``cpu``, a name that llvm-mca knows, when it is repeated.
+
+    ``more`` are further arguments for it.
+    """
     texts = ["\n".join(_timed(block, cpu)) for block in blocks]
     distinct = [text for text in dict.fromkeys(texts) if text]
     known: dict[str, float] = {"": 0.0}
@@ -123,7 +126,7 @@ def cycles(blocks: Sequence[Sequence[str]], cpu: str, mca: str) -> list[float]:
         part = distinct[first : first + AT_ONCE]
         regions = [f"# LLVM-MCA-BEGIN r{at}\n{text}\n# LLVM-MCA-END r{at}" for at, text in enumerate(part)]
         printed = run(
-            [mca, f"-mcpu={cpu}", f"-iterations={ITERATIONS}", "-all-views=false", "-summary-view"],
+            [mca, *more, f"-mcpu={cpu}", f"-iterations={ITERATIONS}", "-all-views=false", "-summary-view"],
             "\n".join(regions) + "\n",
         )
         for at, total in re.findall(r"Code Region - r(\d+)\s.*?Total Cycles:\s+(\d+)", printed, flags=re.DOTALL):

@@ -44,10 +44,14 @@ class Compilation:
 
     def run(self, model: ONNXModule) -> Path:
         """Compile ``model`` and return the folder with the files. A failure leaves nothing."""
+        from forge_pipeline.codegen.half_precision import widest
         from forge_pipeline.target.spec import resolved
 
+        target = resolved(self.target, self.host)
         staged = {name: getattr(self, name) for name in STAGED} | dict(self.options)
-        contents = _built(model, resolved(self.target, self.host), staged, self.encrypt_password)
+        if self.set_float16:
+            staged.setdefault("float_arithmetic", widest(target, model, staged))
+        contents = _built(model, target, staged, self.encrypt_password)
         if not self.export_metadata:
             del contents[METADATA]
         return _delivered(contents, Path(self.output_path), self.force_overwrite)
@@ -84,6 +88,7 @@ class Compilable:
         The folder has ``model_library.so``; with a password, which encrypts it, also ``modelKey.bin``; with
         ``export_relax`` ``model_relax.txt``; with ``export_metadata`` ``metadata.json``. Where ``output_path`` exists,
         the first free ``output_path_1``, ``_2`` ... is made, unless ``force_overwrite`` is true. ``opt_level``: 0 to 4.
+        ``set_float16`` stores weights in half precision, and computes in it on a GPU and on CPUs that do.
         ``uuid`` names the artifact; without one, it follows from what is built. ``options`` are further values of
         conf/compile/default.yaml, such as ``generator``; ``dims`` among them lists sizes of open extents, by name, that
         the library has code of its own for.

@@ -265,6 +265,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "generator": options.generator,
             "opt_level": options.opt_level,
             "float16": options.float16,
+            "float_arithmetic": options.float_arithmetic,
             "channel_layout": options.channel_layout,
             "amx": options.amx,
             **({"workspace": work.workspace, "stack": work.stack} if options.relocatable else {}),

@@ -8,6 +8,7 @@ import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.entries import entries
+from forge_pipeline.codegen.half_precision import check_arithmetic
 from forge_pipeline.codegen.lowering import pick_generator, run_steps
 from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options
@@ -34,6 +35,7 @@ def build(
     there. ``dump`` is a folder for what each step of the lowering leaves, in text. Raises CompileError, ModelError and
     TargetError, and ForgeError where ``dump`` cannot be written.
     """
+    check_arithmetic(target, options)
     work = Lowering(target=needed(target, options), options=options, model=model, section=section, progress=progress)
     run_steps(work, dump)
     if work.library is None:
@@ -47,6 +49,7 @@ def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
     Raises ConfigError for a generator that is not there for ``target``, or sizes of what is not open.
     """
     pick_generator(options, target)
+    check_arithmetic(target, options)
     for variant in entries(model, options.dims, open_form=options.open_form):
         prepared = prepare(variant.model)
         check_supported(prepared)

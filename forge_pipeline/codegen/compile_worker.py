@@ -42,7 +42,9 @@ def run(request: Request) -> Compiled | None:
         if job.checks is not None:
             _progress("verify")
             shared = replace(library, elf=loadable(bytes(library.elf), job.target))
-            verification = verify(job.model, shared, job.checks, float16=job.options.float16, feeds=job.feeds)
+            verification = verify(
+                job.model, shared, job.checks, float16=job.options.computes_or_stores_halves, feeds=job.feeds
+            )
         text = relax_text(job.model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 

@@ -18,7 +18,7 @@ from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
 
 KERNEL = "relax.call_tir"
-ON_ROWS = frozenset((*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax.nn.batch_norm"))
+ON_ROWS = frozenset((*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax.astype", "relax.nn.batch_norm"))
 """Operators that do to values of one axis what they do to images of one row."""
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 OptLevel = Literal[0, 1, 2, 3, 4]
 ChannelLayout = Literal["first", "last"]
+FloatArithmetic = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,8 @@ class Options:
     for debugging; 1 operators fused; 2 constants folded too; 3 everything that computes what the model says
     up to rounding; 4 also approximations of transcendental functions. ``float16`` stores weights in half
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its
-    interface. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
+    interface. ``float_arithmetic`` is what a CPU computes products and convolutions in, and what goes on with their
+    results. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
     ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system. ``dims`` are
     sizes of open extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
     ``relocatable``: the code is an object for a linker, not a shared object.
@@ -28,7 +30,13 @@ class Options:
     opt_level: OptLevel
     float16: bool
     channel_layout: ChannelLayout | None
+    float_arithmetic: FloatArithmetic = "float32"
     amx: bool = False
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     open_form: bool = True
     relocatable: bool = False
+
+    @property
+    def computes_or_stores_halves(self) -> bool:
+        """Whether results are those of half precision, and compared as such."""
+        return self.float16 or self.float_arithmetic == "float16"

@@ -17,6 +17,7 @@ from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import (
     flatten_pixels,
+    half_sums,
     lane_reduction,
     middle_axis,
     peel_padding,
@@ -44,6 +45,7 @@ REWRITES: tuple[Rewrite, ...] = (
     prefetch.prefetch_weights,  # the next panel's lines
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
+    half_sums.sum_in_parts,  # sums of halves that are not too long
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 
@@ -82,7 +84,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
         kernel = open_size.by_tiles(flatten_pixels.flatten(function))
-        done[variable], rules[variable], reason = _scheduled(kernel, machine)
+        done[variable], rules[variable], reason = _scheduled(kernel, machine.computing(computed_in(kernel)))
         if reason is not None:
             generic[variable.name_hint] = reason
     return Scheduled(module=_with(module, done), generic=generic, rules=rules)
@@ -92,13 +94,22 @@ def rewrite_kernels(scheduled: Scheduled, machine: Machine) -> Scheduled:
     """Return ``scheduled`` with what schedules cannot do; a kernel that cannot be rewritten gets plain loops."""
     generic, done = dict(scheduled.generic), {}
     for variable, rule in scheduled.rules.items():
+        own = machine.computing(computed_in(rule.kernel))
         try:
-            done[variable] = _rewritten(scheduled.module[variable], rule, machine)
+            done[variable] = _rewritten(scheduled.module[variable], rule, own)
         except _refusals() as error:
             plain = Rule(kernel=rule.kernel, scheduler=fallback.schedule)
-            done[variable] = _rewritten(_apply(plain.kernel, plain, machine), plain, machine)
+            done[variable] = _rewritten(_apply(plain.kernel, plain, own), plain, own)
             generic[variable.name_hint] = _short(error)
     return Scheduled(module=_with(scheduled.module, done), generic=generic, rules={})
+
+
+def computed_in(kernel: tirx.PrimFunc) -> str:
+    """Return the type in which a kernel computes: that of its family's block, or of its result where it has none."""
+    sch = s_tir.Schedule(kernel)
+    blocks = [block for block in primitives.blocks(sch) if sch.get(block).writes]
+    chosen = [block for block in blocks if primitives.family_of(sch, block) not in ("", primitives.PAD)] or blocks[-1:]
+    return str(sch.get(chosen[0]).writes[0].source.ty.dtype) if chosen else ""
 
 
 def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:

@@ -105,7 +105,8 @@ class Lowering:
     @property
     def machine(self) -> Machine:
         """The CPU as schedules see it."""
-        return replace(Machine.of(self.target), amx=self.options.amx)
+        halves = self.options.float_arithmetic == "float16"
+        return replace(Machine.of(self.target, halves=halves), amx=self.options.amx)
 
 
 def modules_text(work: Lowering) -> str:

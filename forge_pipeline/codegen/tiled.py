@@ -13,6 +13,7 @@ from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, pad, softmax, weight_decode
 from forge_pipeline.codegen.float32.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.half_precision import refuse_quantized
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
@@ -26,6 +27,7 @@ from forge_pipeline.codegen.layout.fusion import (
     part_broadcasts,
     store_bytes,
 )
+from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout.views import open_reshapes
@@ -95,6 +97,10 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
         module = relax.transform.CanonicalizeBindings()(module)
     if work.options.opt_level >= LAID_OUT:
         module = without_signs(module)
+    if work.options.float_arithmetic == "float16":
+        if entry.is_quantized:
+            raise refuse_quantized()
+        module = in_halves(module)
     entry.module = name_extents(module) if entry.extents is None else module
     entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
 

@@ -63,6 +63,7 @@ def _options(metadata: Mapping[str, Any]) -> Options:
         generator=how["generator"],
         opt_level=how["opt_level"],
         float16=how["float16"],
+        float_arithmetic=how["float_arithmetic"],
         channel_layout=how["channel_layout"],
         amx=how["amx"],
         dims={name: tuple(sorted(several)) for name, several in sizes.items()},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
 from forge_pipeline.codegen.judge import Feed
-from forge_pipeline.codegen.options import ChannelLayout, Options, OptLevel
+from forge_pipeline.codegen.options import ChannelLayout, FloatArithmetic, Options, OptLevel
 from forge_pipeline.codegen.verify import Checks
 from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
@@ -41,6 +41,7 @@ class Config:
     generator: str
     opt_level: OptLevel
     set_float16: bool
+    float_arithmetic: FloatArithmetic
     set_channel_layout: ChannelLayout | None
     amx: bool
     open_form: bool
@@ -169,6 +170,7 @@ def _options(config: Config) -> Options:
         generator=config.generator,
         opt_level=config.opt_level,
         float16=config.set_float16,
+        float_arithmetic=config.float_arithmetic,
         channel_layout=config.set_channel_layout,
         amx=config.amx,
         dims=config.dims,

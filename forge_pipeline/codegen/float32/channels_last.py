@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
@@ -27,7 +26,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     """Emit the convolution if channels are to be last; the result is one block of all channels."""
     if not graph.channels_last:
         return None
-    packed = graph.constant(weight.transpose(2, 3, 1, 0).astype(np.float32))
+    packed = graph.constant(weight.transpose(2, 3, 1, 0))
     return graph.kernel(convolve, graph.blocked(source), packed, name="conv2d_last", geometry=geometry)
 
 

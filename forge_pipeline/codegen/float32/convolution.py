@@ -15,7 +15,7 @@ from tvm import relax
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, dtype_of, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
@@ -43,12 +43,16 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, height, width) and ``bias``."""
+    """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, height, width) and ``bias``.
+
+    ``kind`` is the type that it is computed in.
+    """
 
     source: Value
     weight: Array
     bias: Array | None
     geometry: Geometry
+    kind: str = "float32"
 
     @property
     def filters(self) -> int:
@@ -62,34 +66,34 @@ class Convolution:
 
     def emit(self, graph: Graph) -> Value:
         """Emit the algorithm that takes it, and the bias."""
-        geometry = self.geometry
+        geometry, weight = self.geometry, self.weight.astype(self.kind, copy=False)
         for algorithm in ALGORITHMS:
-            blocked = algorithm.emit(graph, self.source, self.weight, geometry)
+            blocked = algorithm.emit(graph, self.source, weight, geometry)
             if blocked is not None:
                 break
         if self.bias is not None:
-            bias = graph.per_channel(self.bias.astype(np.float32).reshape(1, -1, 1, 1), geometry.filters)
+            bias = graph.per_channel(self.bias.astype(self.kind).reshape(1, -1, 1, 1), geometry.filters)
             blocked = graph.emit(relax.op.add(blocked, bias))
         return Value(blocked=blocked, channels=geometry.filters)
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 convolution with constant weights; batch, height and width may be symbolic."""
+    """Take every convolution with constant weights; batch, height and width may be symbolic."""
     weight = graph.look(call.args[1]).constant
     attributes = call.attrs
     if weight is None or attributes.data_layout != "NCHW":
         return None
     if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    geometry = conv2d_geometry(call, weight.shape)
+    source, geometry = graph.look(call.args[0]), conv2d_geometry(call, weight.shape)
     return Value(
-        deferred=Convolution(source=graph.look(call.args[0]), weight=weight, bias=None, geometry=geometry),
+        deferred=Convolution(source=source, weight=weight, bias=None, geometry=geometry, kind=dtype_of(call.args[0])),
         channels=geometry.filters,
     )
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 convolution over one axis as one over two, the first of extent 1."""
+    """Take every convolution over one axis as one over two, the first of extent 1."""
     weight = graph.look(call.args[1]).constant
     attributes = call.attrs
     if weight is None or attributes.data_layout != "NCW":
@@ -98,7 +102,8 @@ def conv1d(graph: Graph, call: relax.Call) -> Value | None:
         return None
     image = image_of(graph, graph.look(call.args[0]))
     geometry = conv1d_geometry(call, weight.shape)
-    convolution = Convolution(source=image, weight=weight[:, :, None], bias=None, geometry=geometry)
+    kind = dtype_of(call.args[0])
+    convolution = Convolution(source=image, weight=weight[:, :, None], bias=None, geometry=geometry, kind=kind)
     return as_shape(Value(deferred=convolution, channels=geometry.filters), shape_of(call))
 
 
@@ -116,7 +121,8 @@ def batch_norm(graph: Graph, call: relax.Call) -> Value | None:
             parts=(Value(deferred=value.deferred.scaled(scale, shift), channels=value.channels), Value(), Value())
         )
     rank = len(shape_of(call.args[0]))
-    factors = [array.astype(np.float32).reshape(1, -1, *[1] * (rank - 2)) for array in (scale, shift)]
+    kind = dtype_of(call.args[0])
+    factors = [array.astype(kind).reshape(1, -1, *[1] * (rank - 2)) for array in (scale, shift)]
     if graph.is_blocked(value):
         factor, term = (graph.per_channel(array, value.channels) for array in factors)
         product = graph.emit(relax.op.multiply(value.blocked, factor))

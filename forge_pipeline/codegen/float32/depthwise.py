@@ -36,7 +36,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
         image = graph.kernel(repeat_channels, image, name="repeat", times=times, channels=geometry.filters)
         geometry = replace(geometry, channels=geometry.filters, groups=geometry.filters)
     blocks = -(-geometry.channels // lanes)
-    full = np.zeros((blocks * lanes, *geometry.kernel), np.float32)
+    full = np.zeros((blocks * lanes, *geometry.kernel), weight.dtype)
     full[: geometry.channels] = weight[:, 0]
     packed = graph.constant(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
     return graph.kernel(convolve, image, packed, name="depthwise", geometry=geometry)
@@ -84,7 +84,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
     pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
-    row_block = max([rows for rows in divisors(height, height) if rows * width * lanes * 4 <= machine.l1 // 2] or [1])
+    row_block = max(
+        [rows for rows in divisors(height, height) if rows * width * lanes * machine.item <= machine.l1 // 2] or [1]
+    )
     h_out, h_in = sch.split(h, [None, row_block])
     w_out, w_in = sch.split(w, [None, pixels])
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)

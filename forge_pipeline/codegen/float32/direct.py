@@ -38,7 +38,7 @@ RESIDENT = 1 << 20
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr:
     """Emit the convolution; the result is blocked."""
-    machine = graph.machine
+    machine = graph.machine.computing(str(weight.dtype))
     apart = pad_groups(geometry, weight, machine.lanes)
     if apart is not None:
         groups = geometry.groups
@@ -96,9 +96,9 @@ def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, 
     computing = machine.fma_cycles(out_h * out_w * oc_blocks * geometry.steps) / tile.efficiency
     shares = row_blocks if any(geometry.padding) else row_blocks * (oc_blocks // tile.vectors)
     idle = -(-shares // machine.cores) * machine.cores / shares
-    image = 4 * channels * out_h * out_w * geometry.strides[0] * geometry.strides[1] // row_blocks
+    image = machine.item * channels * out_h * out_w * geometry.strides[0] * geometry.strides[1] // row_blocks
     passes = 1 if image <= machine.l2 // 2 else per_group // tile.vectors
-    weights = 4 * geometry.steps * oc_blocks * machine.lanes
+    weights = machine.item * geometry.steps * oc_blocks * machine.lanes
     reading = row_blocks * machine.streaming_cycles(weights) + row_blocks * passes * machine.streaming_cycles(image)
     return Plan(tile=tile, row_blocks=row_blocks, oc_blocks=oc_blocks, cycles=computing * idle + reading)
 
@@ -178,7 +178,7 @@ def pack_weight(weight: Array, lanes: int, *, block_channels: bool, oc_blocks: i
     filters, channels, height, width = weight.shape
     oc_blocks = oc_blocks or -(-filters // lanes)
     inputs = -(-channels // lanes) * lanes if block_channels else channels
-    full = np.zeros((oc_blocks * lanes, inputs, height, width), np.float32)
+    full = np.zeros((oc_blocks * lanes, inputs, height, width), weight.dtype)
     full[:filters, :channels] = weight
     if not block_channels:
         return full.reshape(oc_blocks, lanes, inputs, height, width).transpose(0, 2, 3, 4, 1)

@@ -8,7 +8,8 @@ from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.concat import concatenate
-from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.builder import COMPUTED, Graph, Value, dtype_of, has_known_shape, ints
+from forge_pipeline.codegen.layout.constants import FOLDED_SHAPES, reshaped
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -21,7 +22,6 @@ ZERO_KEEPS_FINITE = (
 """Unary operators whose value at zero, which fills missing channels, is finite."""
 
 BINARY = ("relax.add", "relax.divide", "relax.maximum", "relax.minimum", "relax.multiply", "relax.subtract")
-FOLDED_SHAPES = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "relax.squeeze")
 
 
 def unary(graph: Graph, call: relax.Call) -> Value | None:
@@ -66,6 +66,14 @@ def binary(graph: Graph, call: relax.Call) -> Value | None:
     )
 
 
+def change_kind(graph: Graph, call: relax.Call) -> Value | None:
+    """Stay in the blocked layout between the types that kernels compute in."""
+    value = graph.look(call.args[0])
+    if {dtype_of(call.args[0]), str(call.attrs.dtype)} != set(COMPUTED) or not graph.is_blocked(value):
+        return None
+    return Value(blocked=_apply(graph, call, value.blocked), channels=value.channels)
+
+
 def prelu(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout where the slope is one number, or one for each channel."""
     value, slope = graph.look(call.args[0]), graph.look(call.args[1]).constant
@@ -75,7 +83,7 @@ def prelu(graph: Graph, call: relax.Call) -> Value | None:
     if slopes is None:
         return None
     image = value.blocked
-    falls = graph.emit(relax.op.less(image, relax.const(0.0, "float32")))
+    falls = graph.emit(relax.op.less(image, relax.const(0.0, dtype_of(call.args[0]))))
     sloped = graph.emit(relax.op.multiply(image, slopes))
     return Value(blocked=graph.emit(relax.op.where(falls, sloped, image)), channels=value.channels)
 
@@ -128,10 +136,7 @@ def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
     array = graph.look(call.args[0]).constant
     if array is None or not has_known_shape(call, symbolic_axes=()):
         return None
-    if call.op.name == "relax.permute_dims":
-        axes = call.attrs.axes
-        return Value(constant=array.transpose(None if axes is None else ints(axes)))
-    return Value(constant=array.reshape(shape_of(call)))
+    return Value(constant=reshaped(array, call))
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -146,6 +151,7 @@ HANDLERS = {
     **dict.fromkeys(ZERO_KEEPS_FINITE, unary),
     **dict.fromkeys(BINARY, binary),
     **dict.fromkeys(FOLDED_SHAPES, reshape_constant),
+    "relax.astype": change_kind,
     "relax.concat": concat,
     "relax.nn.prelu": prelu,
     "relax.split": split,

@@ -94,7 +94,7 @@ def pool_windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) 
     def share(h: Any, w: Any) -> Any:
         one = tirx.const(1.0, real)
         if not reaches_out:
-            return one / float(kernel[0] * kernel[1])
+            return one / tirx.const(float(kernel[0] * kernel[1]), real)
         low, high = (0, 0), (height, width)
         if attributes.count_include_pad:
             low, high = (-top, -left), (height + bottom, width + right)

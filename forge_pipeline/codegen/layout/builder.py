@@ -55,6 +55,9 @@ def _unpack(image: te.Tensor, channels: int) -> te.Tensor:
     )
 
 
+COMPUTED = ("float32", "float16")
+"""What families compute in; halves where the target has arithmetic for them and the model asks for it."""
+
 Array = np.ndarray[Any, Any]
 Extent = Any
 """An int, or a TVM expression where the extent is symbolic."""
@@ -215,10 +218,18 @@ def shape_of(expression: relax.Expr) -> tuple[Extent, ...]:
     )
 
 
+def dtype_of(expression: relax.Expr) -> str:
+    """Return the type of a tensor's elements."""
+    return str(expression.ty.dtype)
+
+
 def has_known_shape(expression: relax.Expr, *, rank: int | None = None, symbolic_axes: Sequence[int] = (0,)) -> bool:
-    """Return whether ``expression`` is a float32 tensor whose extents are ints, on ``symbolic_axes`` perhaps not."""
+    """Return whether ``expression`` is a tensor of floats that kernels compute in, whose extents are ints.
+
+    On ``symbolic_axes`` they need not be.
+    """
     shape = getattr(getattr(expression, "ty", None), "shape", None)
-    if shape is None or not hasattr(shape, "values") or str(expression.ty.dtype) != "float32":
+    if shape is None or not hasattr(shape, "values") or dtype_of(expression) not in COMPUTED:
         return False
     extents = shape_of(expression)
     if rank is not None and len(extents) != rank:

@@ -18,6 +18,9 @@ _DLPACK: Final = (1, 0)  # the first version that can say "read-only"
 
 Array = np.ndarray[Any, Any]
 
+FOLDED_SHAPES: Final = ("relax.expand_dims", "relax.permute_dims", "relax.reshape", "relax.squeeze")
+"""Operators that change the shape alone: done to a constant at once."""
+
 
 def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
     """Return a constant with the content of ``array``, which nobody may write to any more.
@@ -32,6 +35,14 @@ def constant(array: Array, *, is_on_file: bool = False) -> relax.Expr:
     if array.ctypes.data % _ALIGNMENT:
         return relax.const(array, str(array.dtype))  # without it, 64 bits would become 32
     return relax.const(tvm.runtime.from_dlpack(array.__dlpack__(max_version=_DLPACK)))
+
+
+def reshaped(array: Array, call: relax.Call) -> Array:
+    """Return what a call of one of FOLDED_SHAPES makes of an array; its result's extents are known."""
+    if call.op.name == "relax.permute_dims":
+        axes = call.attrs.axes
+        return array.transpose(None if axes is None else [int(axis) for axis in axes])
+    return array.reshape([int(extent) for extent in call.ty.shape.values])
 
 
 def array_view(tensor: Any) -> Array:

@@ -8,10 +8,12 @@ activations, and starts ``pixels * vectors`` fused multiply-adds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from forge_pipeline.target import Target
+
+HALF = "float16"
 
 LOAD_PORTS = 2
 LOADS = 1.5
@@ -37,15 +39,16 @@ TAIL_PENALTY = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A CPU core: ``lanes`` float32 values in each of ``registers``, caches in bytes, ``cores`` of them.
+    """A CPU core: ``lanes`` numbers in each of ``registers``, caches in bytes, ``cores`` of them.
 
+    They are float32, or halves where ``halves``: what stays in float32 then has two registers for a vector (`of`).
     ``fused``: multiply and add are one instruction. ``arch`` is the first word of the target's triple, ``dot_product``
     what it has for int8; ``amx``: products of int8 may use tile registers.
     """
 
     lanes: int
     registers: int
-    fma_ports: int
+    fma_ports: float
     fused: bool
     l1: int
     l2: int
@@ -54,13 +57,14 @@ class Machine:
     arch: str
     dot_product: str = "none"
     amx: bool = False
+    halves: bool = False
 
     @classmethod
-    def of(cls, target: Target) -> Machine:
-        """Read it from a target's description."""
+    def of(cls, target: Target, *, halves: bool = False) -> Machine:
+        """Read it from a target's description; ``halves``: as what is computed in half precision sees it."""
         is_x86 = target.arch == "x86_64"
         return cls(
-            lanes=target.lanes,
+            lanes=target.lanes * (2 if halves else 1),
             registers=target.vector_registers,
             fma_ports=target.fma_ports,
             fused=not is_x86 or target.vector_bits > 128,
@@ -70,7 +74,19 @@ class Machine:
             cores=target.cores,
             arch=target.arch,
             dot_product=target.dot_product,
+            halves=halves,
         )
+
+    def computing(self, dtype: str) -> Machine:
+        """Return the core as kernels see it that compute in ``dtype``: of two registers one, where these are wider."""
+        if not self.halves or dtype == HALF:
+            return self
+        return replace(self, registers=self.registers // 2, fma_ports=self.fma_ports / 2, halves=False)
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number."""
+        return 2 if self.halves else 4
 
     @property
     def has_fma_by_element(self) -> bool:

@@ -24,7 +24,7 @@ TILE = "forge.transposed"
 """The annotation of a loop along what is read, around one along what is written: how many rows a tile has."""
 
 LEAST = 4
-KINDS = ("float32", "int32", "uint32")
+KINDS = ("float32", "int32", "uint32", "float16")
 
 
 def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] | None:

@@ -31,7 +31,7 @@ SHORTEST_PART = 512
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
-    """Take products of float32 tensors."""
+    """Take products of float tensors, of halves those by constant weights."""
     left, right = call.args
     operands = graph.look(left), graph.look(right)
     ranks = [len(shape_of(side)) for side in (left, right) if has_known_shape(side, symbolic_axes=range(8))]
@@ -41,10 +41,11 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     weight = operands[1].constant
     if weight is not None and weight.ndim == 2:
         family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
-        packed = pack_weight(weight, panel_width(graph.machine, shape_of(left)[:-1], *weight.shape))
+        machine = graph.machine.computing(str(weight.dtype))
+        packed = pack_weight(weight, panel_width(machine, shape_of(left)[:-1], *weight.shape))
         source, panels = graph.plain(operands[0]), graph.constant(packed)
         sums: list[relax.Expr] = []
-        for part in cuts(graph.machine, shape_of(left)[:-1], steps):
+        for part in cuts(machine, shape_of(left)[:-1], steps):
             sums = [graph.kernel(multiply_panels, source, panels, *sums, name="dense", columns=weight.shape[1],
                                  family=family, part=part)]  # fmt: skip
         return Value(plain=sums[0])
@@ -94,7 +95,7 @@ def cuts(machine: Machine, rows: Sequence[Any], steps: int) -> list[tuple[int, i
     """
     known = _rows_together(rows)
     together = min(TYPICAL_ROWS, known) if known is not None else TYPICAL_ROWS
-    count = min(-(-4 * together * steps // (machine.l2 // 2)), steps // SHORTEST_PART) or 1
+    count = min(-(-machine.item * together * steps // (machine.l2 // 2)), steps // SHORTEST_PART) or 1
     size = -(-steps // count)
     return [(first, min(first + size, steps)) for first in range(0, steps, size)]
 
@@ -108,7 +109,7 @@ def pack_weight(weight: Array, width: int) -> Array:
     """Return (steps, columns) as (panels, steps, width); missing columns are zero."""
     steps, columns = weight.shape
     panels = -(-columns // width)
-    full = np.zeros((steps, panels * width), np.float32)
+    full = np.zeros((steps, panels * width), weight.dtype)
     full[:, :columns] = weight
     return full.reshape(steps, panels, width).transpose(1, 0, 2)
 

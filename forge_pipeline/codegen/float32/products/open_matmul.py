@@ -151,7 +151,7 @@ def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps:
     lengths = ROWS if known is None else (known,)
     rows = 1 if is_narrow(sch) else choose_rows(machine, vectors, steps, lengths)[1]
     rows = rows if known is None else min(known, rows)
-    tiles = max(1, machine.l2 // 2 // (4 * steps * rows))
+    tiles = max(1, machine.l2 // 2 // (machine.item * steps * rows))
     if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)

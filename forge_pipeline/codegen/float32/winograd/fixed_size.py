@@ -59,7 +59,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
     """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer."""
-    if not is_possible(machine, geometry):
+    if not is_possible(machine, geometry) or weight.dtype == np.float16:
         return None
     sizes = dynamic_shape.typical(geometry)
     options = [
