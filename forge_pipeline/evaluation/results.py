@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 Value = float | int | str | None
+VARIANTS = "variants"
+"""What metrics of a library for several CPUs have beside: the values of each of them, by tag."""
+VARIANTS_LATENCY = "variants_latency"
+"""The same of what was measured of speed: another name, since readers put both files into one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """``values``: flat, by name. ``latency``: likewise, what was measured of the library's speed on this machine; empty
-    where it cannot run. ``layers``: one record a layer, in the order of computation.
+    """``values``: flat, by name, but for VARIANTS. ``latency``: likewise, what was measured of the library's speed on
+    this machine, but for VARIANTS_LATENCY; empty where it cannot run. ``layers``: one record a layer, in the order of
+    computation.
     """
 
-    values: Mapping[str, Value]
-    latency: Mapping[str, Value]
+    values: Mapping[str, Any]
+    latency: Mapping[str, Any]
     layers: tuple[Mapping[str, Value], ...]
 
     def metrics_bytes(self) -> bytes:

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.auto_target import with_target
+from forge_pipeline.pipeline.spread import GROUP, spread
 from forge_pipeline.pipeline.sweep.jobs import EndedError, Job, Single, Task
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
 from forge_pipeline.target import Target
+from forge_pipeline.target.description import is_several
 from forge_runtime.redact import HIDDEN
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 EXPERIMENT = "experiment"
 """The group whose choices may be several: each changes some of the rest."""
@@ -147,9 +150,20 @@ def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, 
     around, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # of an application that builds with this
     try:
         with initialize_config_dir(conf, version_base="1.3", job_name="forge-pipeline"):
-            return resolved(hydra_compose("config", overrides=list(overrides)))
+            composed = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
+            return plain(composed)
     finally:
         GlobalHydra.instance().hydra = around
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration that Hydra composed, with its own part in it, without that, in plain containers."""
+    from omegaconf import OmegaConf, flag_override
+
+    hydra = config.hydra
+    with flag_override(config, ["struct", "readonly"], False):
+        own = spread(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), hydra)
+    return resolved(own)
 
 
 def quote_path(argument: str) -> str:
@@ -210,15 +224,18 @@ def _explained(call: Callable[[], T], overrides: Sequence[str], folder: Path | N
 
 
 def _refuse_merges(overrides: Sequence[str]) -> None:
-    """Raise UsageError for several choices of a group that are not experiments: Hydra would merge them into one."""
+    """Raise UsageError for several choices of a group where that has no meaning: Hydra would merge them into one.
+
+    Experiments are merged, and targets are built for, all of them.
+    """
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
-        if value.lstrip("'\"").startswith("[") and group != EXPERIMENT and (conf_dir() / group).is_dir():
+        if value.lstrip("'\"").startswith("[") and group not in (EXPERIMENT, GROUP) and (conf_dir() / group).is_dir():
             raise UsageError(
                 where=quotable(override),
                 expected="one choice of the group",
                 found="a list, whose files Hydra merges into one",
-                fix="build each by -m, without brackets; `forge-pipeline combine` makes one library of several",
+                fix="build each by -m, without brackets",
             )
 
 
@@ -313,7 +330,8 @@ def own_targets(folder: Path | None) -> list[Target]:
     root = folder if (folder / "config.yaml").is_file() else None
     more = [] if root else [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]"]
     tags = (_choice(path, folder / "target") for path in sorted((folder / "target").rglob("*.yaml")))
-    return [Target.from_config(compose([f"target={tag}", *more], root)["target"]) for tag in tags]
+    sections = (compose([f"{GROUP}={tag}", *more], root)[GROUP] for tag in tags)
+    return [Target.from_config(section) for section in sections if not is_several(section)]
 
 
 def _choice(path: Path, folder: Path) -> str:

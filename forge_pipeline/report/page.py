@@ -49,6 +49,7 @@ def render(builds: Sequence[Build], about: About) -> str:
     """Return the page; the same arguments give the same text. Raises ConfigError where jinja2 is not installed."""
     if not builds:
         raise ConfigError("report", "at least one build", "none", "run `dvc repro`")
+    rows = [row for build in builds for row in build.rows]
     return (
         environment()
         .get_template(TEMPLATE)
@@ -58,9 +59,10 @@ def render(builds: Sequence[Build], about: About) -> str:
             builds=builds,
             groups=_groups(builds),
             stages=_stages(builds),
-            machines=_machines(builds),
-            absent=_absent(builds),
-            bars=by_target(builds),
+            rows=rows,
+            machines=_machines(rows),
+            absent=_absent(rows),
+            bars=by_target(rows),
             model=builds[0].metadata,
         )
     )

@@ -147,6 +147,7 @@ def run(
         target=described(config.target),
         latency_runs=config.latency_runs,
         is_sealed=bool((config.device or {}).get("is_sealed")),
+        is_one_of_several=bool((config.device or {}).get("is_one_of_several")),
     )
     with opened(library, feeds, wanted) as artifact:
         if artifact.model is not None:
