@@ -20,7 +20,7 @@ from forge_pipeline.pipeline.build import (
     store_root,
 )
 from forge_pipeline.pipeline.dvc.resolve import configurations
-from forge_pipeline.pipeline.hydra_app import compose, quote_path
+from forge_pipeline.pipeline.hydra_app import admitted, compose, quote_path
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.runner import Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import dump_folder, password_sources, plan, slices
@@ -74,7 +74,7 @@ def explain(arguments: Sequence[str]) -> str:
     Without a target and without overrides it is about what `dvc repro` builds. Raises UsageError for a word that is
     none of these.
     """
-    overrides = with_target([quote_path(word) for word in arguments if "=" in word], compose)
+    overrides = with_target([admitted(quote_path(word)) for word in arguments if "=" in word], compose)
     words = [word for word in arguments if "=" not in word]
     stages = [word for word in words if word in STAGES]
     targets = [word for word in words if word not in STAGES]

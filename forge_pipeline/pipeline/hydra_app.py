@@ -38,6 +38,8 @@ BOUND_KEYS = ("hydra.sweeper.hold", "hydra.sweeper.enough")
 
 OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims")
 """Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+OF_EACH = f"{GROUP}."
+"""Of a target for several CPUs an option is none of its own, but one of each CPU's: it is looked at when all are."""
 
 HYDRA_NOTES = Path(".forge/hydra")
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
@@ -175,9 +177,10 @@ def quote_path(argument: str) -> str:
 
 
 def admitted(argument: str) -> str:
-    """Return the override with Hydra's leave to add keys, where the keys are the user's own."""
+    """Return the override with Hydra's leave to add keys, where the keys are the user's own, or of each CPU."""
     key = argument.partition("=")[0]
-    return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
+    is_open = key.startswith(OF_EACH) or any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS)
+    return f"++{argument}" if is_open else argument
 
 
 def in_quotes(value: str) -> str:
@@ -256,7 +259,7 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
         )
     if match := re.search(r"Could not find 'hydra/(\w+)/([^']+)'", message):
         return _no_plugin(match[1], match[2], re.findall(r"^\s+(\S+)$", message, re.MULTILINE))
-    if match := re.search(r"Could not find '(.+?)/([^']+)'", message):
+    if match := re.search(r"Could not (?:find|load) '(.+?)/([^']+)'", message):
         group, option = _split_group(match[1] + "/" + match[2])
         chosen = f"{group}={option}"
         where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)

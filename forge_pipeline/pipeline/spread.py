@@ -38,7 +38,7 @@ def spread(config: DictConfig, hydra: Any) -> DictConfig:
         named = described.pop(VARIANTS)
     else:
         return config
-    where = f"{GROUP} {described.get('tag')}"
+    where = f"{GROUP} {described.get('tag') or '[]'}"
     if isinstance(named, list) and named and all(isinstance(each, dict) for each in named):
         return config  # it is spread already
     if not isinstance(named, list) or not named or not all(isinstance(each, str) for each in named):
@@ -87,4 +87,5 @@ def _alone(tag: str, hydra: Any, overrides: Sequence[str], where: str) -> Any:
 
 def _set(override: str) -> str:
     """Return what is added to a target that lists several as what is changed of a single one."""
-    return override.lstrip("+") if override.startswith(f"+{GROUP}.") else override
+    plain = override.lstrip("+")
+    return plain if plain.startswith(f"{GROUP}.") else override

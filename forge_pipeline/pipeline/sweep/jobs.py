@@ -13,6 +13,7 @@ from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.spread import spread
 from forge_pipeline.pipeline.withheld import resolved
+from forge_pipeline.target.description import VARIANTS, is_several
 from forge_runtime.redact import redacted
 from forge_runtime.text import shown
 
@@ -117,5 +118,5 @@ def _file_name(value: str) -> str:
 
 def _lookup(config: Any, key: str) -> Any:
     for part in key.split("."):
-        config = config[part]
+        config = config[part] if part in config or not is_several(config) else config[VARIANTS][0][part]
     return config
