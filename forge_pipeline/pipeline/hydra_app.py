@@ -249,7 +249,7 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
     where = quotable(named[0]) if named else "command line"
     if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", message):
         key = match[1] or match[2]
-        where = quotable(next((item for item in overrides if item.lstrip("+~").startswith(key)), key))
+        where = quotable(next((item for item in overrides if item.lstrip("+~").startswith(key)), key).lstrip("+"))
         siblings = _options(key)
         return UsageError(
             where=where,
