@@ -117,6 +117,7 @@ Usage: forge-pipeline run [OVERRIDE]... [-m] [HYDRA FLAG]...
   model.path=FILE             the model; or model=digits, the bundled example
   data.path=FILE              samples: an npz with the input's name, or x, and optionally y
   target=raspberry-pi/5       the hardware; `forge-pipeline targets` lists them; auto: that of the device, or this
+  'target=[A,B]'              one library for several CPUs of a family; x86-64/any and arm/any list some
   device=NAME                 the board of conf/device that runs what is built
   quantize=none|static|dynamic|weights|float16    and its options: quantize.per_channel=false
   encrypt=none|password

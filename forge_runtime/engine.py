@@ -39,7 +39,7 @@ class Engine:
     signed by one of them: by ``signature``, a file or its contents, else by the file beside it whose name has `.sig`
     at its end.
 
-    Of a library for several CPUs (`forge-pipeline combine`), the best variant that this one runs is opened, or the one
+    Of a library for several CPUs (`target=[A,B]`), the best variant that this one runs is opened, or the one
     that ``variant`` names; ``metadata["target"]["tag"]`` is its name.
 
     ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before

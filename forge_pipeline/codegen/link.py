@@ -55,6 +55,7 @@ ELF_LIBRARIES = {
 }
 EMULATIONS = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux", "riscv64": "elf64lriscv"}
 BARE_EMULATION = "armelf"
+ELF = b"\x7fELF"
 RELOCATABLE = 1  # ELF's type of an object
 
 # No build id (it would be the one thing that a rebuild has to match), no paths, read-only tables after loading.
@@ -80,13 +81,17 @@ def relocatable(objects: Sequence[Path], target: Target) -> bytes:
     """Return one object of several: what is linked again, into an image or by ``loadable``. Raises CompileError."""
     with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
         result = Path(folder) / "kernels.o"
+        if target.libc == "apple":
+            options = ["-target", since(target), "-fstrip", f"-femit-bin={result}"]
+            zig(["build-obj", *options, *objects], target.tag, _caches(Path(folder)))
+            return result.read_bytes()
         zig(["ld.lld", "-r", "-m", _emulation(target), "--strip-debug", "-o", result, *objects], target.tag)
         return result.read_bytes()
 
 
 def loadable(elf: bytes, target: Target) -> bytes:
     """Return the shared object: ``elf`` itself, or what it is where it is relocatable. Raises CompileError."""
-    if elf[16:18] != RELOCATABLE.to_bytes(2, "little"):
+    if elf[:4] != ELF or elf[16:18] != RELOCATABLE.to_bytes(2, "little"):
         return elf
     with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
         path = Path(folder) / "kernels.o"
@@ -95,8 +100,16 @@ def loadable(elf: bytes, target: Target) -> bytes:
 
 
 def undefined(archive: Path, target: Target, *, entry: str) -> list[str]:
-    """Return what ``archive`` needs from elsewhere to run the function ``entry``, sorted. Raises CompileError."""
+    """Return what ``archive`` needs from elsewhere to run the function ``entry``, sorted. Raises CompileError.
+
+    For macOS it is linked into a program with that system's library, and an error of the linker names what is missing.
+    """
     with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
+        if target.libc == "apple":
+            main = Path(folder) / "main.c"
+            main.write_text(f"extern int {entry}(void *, ...);\nint main(void) {{ return {entry}(0); }}\n", "utf-8")
+            link_program([main, archive], target, Path(folder) / "program")
+            return []
         options = ["-m", _emulation(target), "-e", entry, "-u", entry, "--gc-sections", "--warn-unresolved-symbols"]
         said = zig(["ld.lld", *options, "-o", Path(folder) / "image", archive], target.tag)
     return sorted(set(UNDEFINED.findall(said)))
@@ -148,12 +161,31 @@ def stub_library(
 
 def _link_macho(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     """Link with zig's own linker; without the C library it needs its cache for nothing, so that may go at once."""
-    result, cache = folder / "model_library.so", str(folder / "cache")
-    triple = "aarch64-macos" if target.arch == "arm64" else f"{target.arch}-macos"
-    caches = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
+    result = folder / "model_library.so"
     options = ["-shared", "-nostdlib", "-Wl,-undefined,dynamic_lookup", "-Wl,-install_name,model_library.so"]
-    zig(["cc", "-target", triple, *options, "-o", result, *objects], target.tag, caches)
+    zig(["cc", "-target", macos(target), *options, "-o", result, *objects], target.tag, _caches(folder))
     return result.read_bytes()
+
+
+def link_program(sources: Sequence[Path], target: Target, result: Path) -> None:
+    """Link a program for macOS out of C, objects and archives, with that system's library. Raises CompileError."""
+    options = ["-fno-sanitize=undefined", "-nostdlib", "-lSystem", "-Wl,-dead_strip"]
+    zig(["cc", "-target", since(target), *sources, *options, "-o", result], target.tag, _caches(result.parent))
+
+
+def macos(target: Target) -> str:
+    """Return what zig calls a target with macOS."""
+    return f"{'aarch64' if target.arch == 'arm64' else target.arch}-macos"
+
+
+def since(target: Target) -> str:
+    """Return the same, with the oldest release of the system that the target is for."""
+    release = re.search(r"macos(\d+)", target.triple)
+    return f"{macos(target)}.{release[1]}.0" if release else macos(target)
+
+
+def _caches(folder: Path) -> dict[str, str]:
+    return {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
 
 
 def zig(

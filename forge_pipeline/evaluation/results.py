@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 Value = float | int | str | None
+VARIANTS = "variants"
+"""What metrics of a library for several CPUs have beside: the values of each of them, by tag."""
+VARIANTS_LATENCY = "variants_latency"
+"""The same of what was measured of speed: another name, since readers put both files into one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """``values``: flat, by name. ``latency``: likewise, what was measured of the speed, with a record for each of
-    the slowest kernels under `kernels`; empty where it cannot run. ``layers``: one record a layer, in the order of
-    computation.
+    """``values``: flat, by name, but for VARIANTS. ``latency``: likewise, what was measured of the speed, but for
+    VARIANTS_LATENCY and `kernels`, a record for each of the slowest; empty where it cannot run. ``layers``: one record
+    a layer, in the order of computation.
     """
 
-    values: Mapping[str, Value]
-    latency: Mapping[str, Value | list[dict[str, Value]]]
+    values: Mapping[str, Any]
+    latency: Mapping[str, Any]
     layers: tuple[Mapping[str, Value], ...]
 
     def metrics_bytes(self) -> bytes:

@@ -54,7 +54,7 @@ def check_executable(target: Target) -> None:
             where="package=executable",
             expected=f"a CPU of Linux or Android: {', '.join(ARCHITECTURES)}",
             found=f"{target.tag} ({target.triple})",
-            fix="choose package=library, or package=objects where there is no operating system",
+            fix="choose package=library, or package=objects on macOS and where there is no operating system",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forge_pipeline.codegen.link import undefined, zig
+from forge_pipeline.codegen.link import since, undefined, zig
 from forge_pipeline.content import pieces
 from forge_pipeline.errors import CompileError
 from forge_pipeline.locate import runtime_dir
@@ -66,7 +66,7 @@ def package_objects(library: Library, target: Target) -> Objects:
         (folder / "program.bin").write_bytes(library.program)
         with (folder / "weights.bin").open("wb") as stream:
             stream.writelines(pieces(library.weights))
-        (folder / "model.c").write_text(_source(program, layout), "utf-8")
+        (folder / "model.c").write_text(_source(program, layout, target), "utf-8")
         archive = _archive(folder, target)
     return Objects(archive=archive, header=_header(program, layout, target, _stack(library)).encode())
 
@@ -87,8 +87,12 @@ def _prepared(program: Straight) -> int:
     return len(program.prepare.results) if program.prepare else 0
 
 
-def _source(program: Straight, layout: Layout) -> str:
+def _source(program: Straight, layout: Layout, target: Target) -> str:
     """Return the tables in C: what `bare.zig` calls Model."""
+    is_macho = target.libc == "apple"
+    section = "__TEXT,__const" if is_macho else '.rodata.forge,\\"a\\"'
+    before, after = ("_", ".text") if is_macho else ("", ".previous")
+    code, weights = f"{before}forge_linked_program", f"{before}forge_linked_weights"
     functions = [function for function in (program.main, program.prepare) if function is not None]
     lines = [
         "#include <stdint.h>",
@@ -99,8 +103,8 @@ def _source(program: Straight, layout: Layout) -> str:
         f"static kernel *const kernels[] = {{{', '.join([*program.kernels, '0'])}}};",
         f"static const uint32_t offsets[] = {{{', '.join(map(str, [*program.offsets, 0]))}}};",
         "extern const char forge_linked_program[], forge_linked_weights[];",
-        '__asm__(".section .rodata.forge,\\"a\\"\\n.p2align 6\\nforge_linked_program:\\n.incbin \\"program.bin\\"\\n"',
-        '        ".p2align 6\\nforge_linked_weights:\\n.incbin \\"weights.bin\\"\\n.p2align 6\\n.previous\\n");',
+        f'__asm__(".section {section}\\n.p2align 6\\n{code}:\\n.incbin \\"program.bin\\"\\n"',
+        f'        ".p2align 6\\n{weights}:\\n.incbin \\"weights.bin\\"\\n.p2align 6\\n{after}\\n");',
         "const struct {",
         "    kernel *const *kernels;",
         "    const uint32_t *offsets;",
@@ -152,6 +156,8 @@ def _archive(folder: Path, target: Target) -> bytes:
 
 def machine_options(target: Target) -> list[str]:
     """Return what zig calls the target: an instruction set that all of its triple have, the CPU where it is known."""
+    if target.libc == "apple":
+        return ["-target", since(target)]
     if target.libc != "none":
         return ["-target", f"{target.arch}-linux-none", "-fPIC"]
     abi = target.triple.rpartition("-")[2]
@@ -160,8 +166,9 @@ def machine_options(target: Target) -> list[str]:
 
 def _header(program: Straight, layout: Layout, target: Target, stack: str) -> str:
     ports = [*_ports("INPUT", program.inputs), *_ports("OUTPUT", program.outputs)]
+    strip = "-dead_strip" if target.libc == "apple" else "--gc-sections"
     return f"""\
-/* A model for {target.tag}: link with libmodel.a, with --gc-sections. One model may be in an image, and one session. */
+/* A model for {target.tag}: link with libmodel.a, with {strip}. One model may be in an image, and one session. */
 #ifndef FORGE_MODEL_H
 #define FORGE_MODEL_H
 

@@ -6,6 +6,7 @@ It is found before anything is composed: keys, folders and manifests have the ta
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from forge_runtime.text import shown
 OPTION: Final = "target"
 AUTO: Final = "auto"
 DEVICE: Final = "device"
+_AUTO: Final = re.compile(rf"([=,\[]\s*){AUTO}(?=\s*(?:[,\]]|$))")
 
 
 def with_target(arguments: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]) -> list[str]:
@@ -25,21 +27,14 @@ def with_target(arguments: Sequence[str], compose: Callable[[Sequence[str]], dic
     ``compose`` gives the configuration of overrides. Raises UsageError where `device` has several values, TargetError
     where no tag fits, DeviceError where the board cannot be asked.
     """
-    if not any(_is_target(word) and AUTO in _values(word) for word in arguments):
+    if not any(_is_target(word) and _AUTO.search(word) for word in arguments):
         return list(arguments)
     tag = _found(arguments, compose)
-    return [
-        f"{OPTION}={','.join(tag if value == AUTO else value for value in _values(word))}" if _is_target(word) else word
-        for word in arguments
-    ]
+    return [_AUTO.sub(lambda found: found[1] + tag, word) if _is_target(word) else word for word in arguments]
 
 
 def _is_target(word: str) -> bool:
     return word.partition("=")[0] == OPTION
-
-
-def _values(word: str) -> list[str]:
-    return [value.strip() for value in word.partition("=")[2].split(",")]
 
 
 def _folders(arguments: Sequence[str]) -> list[str]:

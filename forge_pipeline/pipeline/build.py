@@ -32,7 +32,7 @@ from forge_pipeline.pipeline.tracking import tracker
 from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.runners.device import Device
-from forge_pipeline.stages.contract import Slice
+from forge_pipeline.stages.contract import Slice, stage_and_variant
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
@@ -108,15 +108,15 @@ def _checked_sources(config: Mapping[str, Any], parts: Mapping[str, Slice]) -> d
 def run_stages(
     runner: Runner, parts: Mapping[str, Slice], sources: Mapping[str, Input | None], *, without: Container[str] = ()
 ) -> dict[str, Output]:
-    """Run every stage that this configuration needs, each on the outputs of those before it.
+    """Run every step that this configuration needs, each on the outputs of those before it; return them by name.
 
-    ``without`` these, which no other of them takes.
+    ``without`` these stages, which no other of them takes.
     Before one between load and compile has to do any work, a model that cannot be compiled is refused.
     """
     done: dict[str, Output] = {}
     check = refusal(parts, lambda: done[LOAD])
     for name, read in plan(parts).items():
-        if name in without:
+        if stage_and_variant(name)[0] in without:
             continue
         inputs = {
             parameter: None if origin is None else done.get(origin) or sources[origin]
@@ -175,7 +175,7 @@ def make_runner(
     listener = LISTENER.get()
 
     def announce(output: Output) -> None:
-        print("\n".join([stage_line(output, label), *notes(output)]), flush=True)
+        print("\n".join([stage_line(output, output.stage.variant or label), *notes(output)]), flush=True)
         listener.ends(output.stage.name)
 
     return Runner(

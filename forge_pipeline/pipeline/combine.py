@@ -22,8 +22,7 @@ from forge_pipeline.runtime.variants import Combined
 from forge_pipeline.runtime.variants import combine as combined
 from forge_pipeline.stages import encrypt, giving
 from forge_pipeline.stages.artifacts import KEY, METADATA, MODEL_FILES
-from forge_runtime.engine import Engine
-from forge_runtime.errors import MachineError
+from forge_pipeline.stages.combine import tried
 from forge_runtime.text import shown
 
 FILE = MODEL_FILES["library"]
@@ -39,7 +38,7 @@ def combine(sources: Sequence[Path], out: Path, password: Sequence[str], trusted
     keys = read_trusted(trusted) if trusted else None
     libraries = [_library(path, keys) for path in sources]
     made = combined(libraries)
-    lines = [_tried(made, tag) for tag in (target["tag"] for target in made.metadata["variants"])]
+    lines = [_tried(made, tag) for tag in made.tags]
     sealed = _sealed(made, password)
     if (out / MANIFEST).exists():
         raise ConfigError(
@@ -71,11 +70,9 @@ def _library(path: Path, trusted: Mapping[str, str] | None) -> Library:
 
 
 def _tried(made: Combined, tag: str) -> str:
-    try:
-        Engine(made.file, variant=tag, threads=1)
-    except MachineError as error:
-        return shown(f"{tag}  not tried: this machine is another ({error.found})", 200)
-    return shown(f"{tag}  opens here", 200)
+    refused = tried(made, tag)
+    why = "opens here" if refused is None else f"not tried: this machine is another ({refused})"
+    return shown(f"{tag}  {why}", 200)
 
 
 def _sealed(made: Combined, password: Sequence[str]) -> Sealed:

@@ -20,13 +20,14 @@ from forge_pipeline.pipeline.build import (
     store_root,
 )
 from forge_pipeline.pipeline.dvc.resolve import configurations
-from forge_pipeline.pipeline.hydra_app import compose, quote_path
+from forge_pipeline.pipeline.hydra_app import admitted, compose, quote_path
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.runner import Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import dump_folder, password_sources, plan, slices
 from forge_pipeline.report.figures import day
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES
+from forge_pipeline.stages.contract import stage_and_variant
 from forge_pipeline.store import Action, Store
 from forge_runtime.text import shown
 
@@ -73,7 +74,7 @@ def explain(arguments: Sequence[str]) -> str:
     Without a target and without overrides it is about what `dvc repro` builds. Raises UsageError for a word that is
     none of these.
     """
-    overrides = with_target([quote_path(word) for word in arguments if "=" in word], compose)
+    overrides = with_target([admitted(quote_path(word)) for word in arguments if "=" in word], compose)
     words = [word for word in arguments if "=" not in word]
     stages = [word for word in words if word in STAGES]
     targets = [word for word in words if word not in STAGES]
@@ -104,18 +105,22 @@ def described(config: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
                 to: None if origin is None else known.get(origin) or sources[origin] for to, origin in read.items()
             }
             pending = {to: str(read[to]) for to, item in inputs.items() if isinstance(item, Unknown)}
+            stage, variant = stage_and_variant(name)
             run, output, is_here = runner.look(name, parts[name], inputs)
             if output is None or pending:
                 known[name] = Unknown()
-                reason = reason_for(STAGES[name], run.ingredients, store, runner.model, pending)
-                found = [f"{name:<10}{'run':<6}{label}", *(f"{'':<10}{change}" for change in reason.changes)]
+                reason = reason_for(run.stage, run.ingredients, store, runner.model, pending)
+                found = [
+                    f"{stage:<10}{'run':<6}{variant or label}",
+                    *(f"{'':<10}{change}" for change in reason.changes),
+                ]
                 if reason.action is not None:
                     found.append(f"{'':<10}against {_origin(store, reason.action)}")
             else:
                 known[name] = output if is_here else Fetchable(output=output)
                 where = _origin(store, output.action) if is_here else f"{output.action.key[:16]}, in the remote"
-                found = [f"{name:<10}{'hit':<6}{label}  {where}"]
-            if name in wanted:
+                found = [f"{stage:<10}{'hit':<6}{variant or label}  {where}"]
+            if stage in wanted:
                 lines += [shown(line, 300) for line in found]
     return lines
 

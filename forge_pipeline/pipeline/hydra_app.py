@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.pipeline.auto_target import with_target
+from forge_pipeline.pipeline.spread import GROUP, spread
 from forge_pipeline.pipeline.sweep.jobs import EndedError, Job, Single, Task
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
 from forge_pipeline.target import Target
+from forge_pipeline.target.description import is_several
 from forge_runtime.redact import HIDDEN
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 EXPERIMENT = "experiment"
 """The group whose choices may be several: each changes some of the rest."""
@@ -35,6 +38,8 @@ BOUND_KEYS = ("hydra.sweeper.hold", "hydra.sweeper.enough")
 
 OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims")
 """Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
+OF_EACH = f"{GROUP}."
+"""Of a target for several CPUs an option is none of its own, but one of each CPU's: it is looked at when all are."""
 
 HYDRA_NOTES = Path(".forge/hydra")
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
@@ -147,9 +152,20 @@ def _compose(overrides: Sequence[str], folder: Path | None = None) -> dict[str, 
     around, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # of an application that builds with this
     try:
         with initialize_config_dir(conf, version_base="1.3", job_name="forge-pipeline"):
-            return resolved(hydra_compose("config", overrides=list(overrides)))
+            composed = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
+            return plain(composed)
     finally:
         GlobalHydra.instance().hydra = around
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration that Hydra composed, with its own part in it, without that, in plain containers."""
+    from omegaconf import OmegaConf, flag_override
+
+    hydra = config.hydra
+    with flag_override(config, ["struct", "readonly"], False):
+        own = spread(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), hydra)
+    return resolved(own)
 
 
 def quote_path(argument: str) -> str:
@@ -161,9 +177,10 @@ def quote_path(argument: str) -> str:
 
 
 def admitted(argument: str) -> str:
-    """Return the override with Hydra's leave to add keys, where the keys are the user's own."""
+    """Return the override with Hydra's leave to add keys, where the keys are the user's own, or of each CPU."""
     key = argument.partition("=")[0]
-    return f"++{argument}" if any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS) else argument
+    is_open = key.startswith(OF_EACH) or any(key == own or key.startswith(f"{own}.") for own in OPEN_KEYS)
+    return f"++{argument}" if is_open else argument
 
 
 def in_quotes(value: str) -> str:
@@ -210,15 +227,18 @@ def _explained(call: Callable[[], T], overrides: Sequence[str], folder: Path | N
 
 
 def _refuse_merges(overrides: Sequence[str]) -> None:
-    """Raise UsageError for several choices of a group that are not experiments: Hydra would merge them into one."""
+    """Raise UsageError for several choices of a group where that has no meaning: Hydra would merge them into one.
+
+    Experiments are merged, and targets are built for, all of them.
+    """
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
-        if value.lstrip("'\"").startswith("[") and group != EXPERIMENT and (conf_dir() / group).is_dir():
+        if value.lstrip("'\"").startswith("[") and group not in (EXPERIMENT, GROUP) and (conf_dir() / group).is_dir():
             raise UsageError(
                 where=quotable(override),
                 expected="one choice of the group",
                 found="a list, whose files Hydra merges into one",
-                fix="build each by -m, without brackets; `forge-pipeline combine` makes one library of several",
+                fix="build each by -m, without brackets",
             )
 
 
@@ -229,7 +249,7 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
     where = quotable(named[0]) if named else "command line"
     if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", message):
         key = match[1] or match[2]
-        where = quotable(next((item for item in overrides if item.lstrip("+~").startswith(key)), key))
+        where = quotable(next((item for item in overrides if item.lstrip("+~").startswith(key)), key).lstrip("+"))
         siblings = _options(key)
         return UsageError(
             where=where,
@@ -239,7 +259,7 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
         )
     if match := re.search(r"Could not find 'hydra/(\w+)/([^']+)'", message):
         return _no_plugin(match[1], match[2], re.findall(r"^\s+(\S+)$", message, re.MULTILINE))
-    if match := re.search(r"Could not find '(.+?)/([^']+)'", message):
+    if match := re.search(r"Could not (?:find|load) '(.+?)/([^']+)'", message):
         group, option = _split_group(match[1] + "/" + match[2])
         chosen = f"{group}={option}"
         where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)
@@ -313,7 +333,8 @@ def own_targets(folder: Path | None) -> list[Target]:
     root = folder if (folder / "config.yaml").is_file() else None
     more = [] if root else [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]"]
     tags = (_choice(path, folder / "target") for path in sorted((folder / "target").rglob("*.yaml")))
-    return [Target.from_config(compose([f"target={tag}", *more], root)["target"]) for tag in tags]
+    sections = (compose([f"{GROUP}={tag}", *more], root)[GROUP] for tag in tags)
+    return [Target.from_config(section) for section in sections if not is_several(section)]
 
 
 def _choice(path: Path, folder: Path) -> str:

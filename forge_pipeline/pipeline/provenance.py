@@ -36,7 +36,7 @@ _BY_INSTALLER = re.compile(r"^\.\./|\.dist-info/(INSTALLER|REQUESTED|RECORD|dire
 
 
 def statement(outputs: Mapping[str, Output], parts: Mapping[str, Slice]) -> dict[str, Any]:
-    """Return the statement about ``outputs``, stages of one build, for the portable slices ``parts`` of all stages."""
+    """Return the statement about ``outputs``, steps of one build, for the portable slices ``parts`` of all steps."""
     return {
         "_type": STATEMENT,
         "subject": [
@@ -81,7 +81,7 @@ def _repeats(output: Output) -> bool:
 
 def _annotations(output: Output, file: str) -> dict[str, Any]:
     """Return what a sealed library's public description does not tell."""
-    if output.stage.gives != "library" or file != REPORT:
+    if output.stage.gives != "library" or output.stage.code or file != REPORT:
         return {}
     return {"annotations": {"fallbacks": len(output.report()["fallbacks"])}}
 

@@ -37,7 +37,7 @@ def reason_for(
     ``model`` is the model's name. ``pending`` maps an input that is not known yet to the stage that has to run for it.
     """
     parts = json.loads(canonical_json(parts))  # lists for tuples, as a record has them
-    earlier = [action for action in store.actions(RECENT) if action.report.get("stage") == stage.name]
+    earlier = [action for action in store.actions(RECENT) if action.report.get("stage") == stage.does]
     pending = pending or {}
     waits = [f"input {name}: {origin} has to run first" for name, origin in sorted(pending.items())]
 
@@ -60,7 +60,7 @@ def changes(stage: Stage, before: Mapping[str, Any], after: Mapping[str, Any], p
     """Return what differs between the ingredients of two keys, a line each: code, tools, options, inputs."""
     found = []
     if before.get("version") != after["version"]:
-        found.append(f"code of {stage.name}: version {before.get('version')} -> {after['version']}")
+        found.append(f"code of {stage.does}: version {before.get('version')} -> {after['version']}")
     for tool, old, new in _differences(before.get("tools"), after["tools"]):
         found.append(f"{tool}: {old} -> {new}")
     options = _differences(before.get("config"), after["config"])

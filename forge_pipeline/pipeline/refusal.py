@@ -11,8 +11,8 @@ from forge_pipeline.config import bind
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.pipeline.stage_configs import localized
-from forge_pipeline.stages import STAGES, giving, taking
-from forge_pipeline.stages.contract import Slice
+from forge_pipeline.stages import STAGES, giving, stage_of, tags_of, taking
+from forge_pipeline.stages.contract import Slice, stage_and_variant
 
 LOAD, COMPILE = taking("source").name, giving("library").name
 BETWEEN = tuple(STAGES)[list(STAGES).index(LOAD) + 1 : list(STAGES).index(COMPILE)]
@@ -30,13 +30,18 @@ def refusal(parts: Mapping[str, Slice], loaded: Callable[[], Output]) -> Callabl
     @cache
     def check() -> None:
         module, compiling = loaded().value(), STAGES[COMPILE].module
-        config = _config(COMPILE, parts)
-        try:
-            compiling.check(config, module)  # type: ignore[attr-defined]
-        except CompileError:
-            compiling.check(config, _simplified(module, parts))  # type: ignore[attr-defined]
+        for config in (_config(name, parts) for name in parts if _compiles(name, parts[name])):
+            try:
+                compiling.check(config, module)  # type: ignore[attr-defined]
+            except CompileError:
+                compiling.check(config, _simplified(module, parts))  # type: ignore[attr-defined]
 
     return check
+
+
+def _compiles(name: str, portable: Slice) -> bool:
+    """Tell whether a step compiles for a CPU, and does not join what others did."""
+    return stage_and_variant(name)[0] == COMPILE and not tags_of(portable)
 
 
 def _simplified(module: Any, parts: Mapping[str, Slice]) -> Any:
@@ -49,4 +54,4 @@ def _simplified(module: Any, parts: Mapping[str, Slice]) -> Any:
 
 
 def _config(name: str, parts: Mapping[str, Slice]) -> Any:
-    return bind(STAGES[name].module.Config, localized(name, parts[name]), where=name)
+    return bind(stage_of(name, parts[name]).module.Config, localized(name, parts[name]), where=name)

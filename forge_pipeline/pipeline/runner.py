@@ -18,7 +18,7 @@ from forge_pipeline.digest import canonical_json, digest_content, digest_json
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.stage_configs import localized
-from forge_pipeline.stages import STAGES
+from forge_pipeline.stages import stage_of
 from forge_pipeline.stages.artifacts import KINDS, REPORT, Kind
 from forge_pipeline.stages.contract import Result, Slice, Stage
 from forge_pipeline.store import Action, Note, Store
@@ -121,6 +121,7 @@ class Output:
         """Return the stage's entry in `manifest.json`."""
         return {
             "stage": self.stage.name,
+            **({"variant": self.stage.variant} if self.stage.variant else {}),
             "action_key": self.action.key,
             "result": "hit" if self.hit else "built",
             "seconds": round(self.seconds, 3),
@@ -145,7 +146,7 @@ class Run:
     @classmethod
     def of(cls, name: str, portable: Slice, inputs: Mapping[str, Input | None], ambient: Ambient) -> Run:
         """Take the digest of all that the stage's output depends on. Use it inside ``unchanging``."""
-        stage = STAGES[name]
+        stage = stage_of(name, portable)
         return cls(stage, portable, inputs, ambient, key_parts(stage, localized(name, portable), inputs))
 
     @property
@@ -268,7 +269,7 @@ def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -
     """
     tools = {*stage.tools, *(tool for item in inputs.values() if isinstance(item, External) for tool in item.tools)}
     return {
-        "stage": stage.name,
+        "stage": stage.does,
         "version": stage.version,
         "config": config,
         "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},

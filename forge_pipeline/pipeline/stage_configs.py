@@ -20,9 +20,10 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.runners.device import Device
-from forge_pipeline.stages import STAGES
-from forge_pipeline.stages.contract import Form, Rest, Slice
+from forge_pipeline.stages import STAGES, in_order, stage_of
+from forge_pipeline.stages.contract import Form, Rest, Slice, step
 from forge_pipeline.target import HOST, Target
+from forge_pipeline.target.several import variants_of
 
 DATA_PLACES = ("path", "eval_path")  # file names: their content is an input of its own, never a part of a key
 SEALING = next(name for name, stage in STAGES.items() if "password" in stage.wants)
@@ -67,10 +68,12 @@ class Package:
 
 
 def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
-    """Return the portable slice of every stage for the one target that ``config`` names.
+    """Return the portable slice of every step for the target that ``config`` names.
 
-    Portable: the target `host` is still called `host`, so that the slices are the same on every machine;
-    `localized` puts this machine's processor in. Raises ConfigError for an unknown section, option or type.
+    A step is a stage, for one CPU. For several, stages with a joint have a step for each, with the very slice that it
+    has in a build for that CPU alone, and one that joins these. Portable: the target `host` is still called `host`, so
+    that the slices are the same on every machine; `localized` puts this machine's processor in. Raises ConfigError for
+    an unknown section, option or type.
     """
     for section in config:
         if section not in SECTIONS:
@@ -80,6 +83,26 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
                 found=f"unknown section {section!r}",
                 fix=f"{did_you_mean(section, SECTIONS)}correct the name or remove it",
             )
+    several = variants_of(_section(config, "target"))
+    if not several:
+        return _slices(config)
+    form = bind(Package, _section(config, "package"), where="package").form
+    if form != "library":
+        fix = "choose package=library, or build for each of them"
+        raise ConfigError("package.form", "library, for several CPUs", form, fix)
+    alone = {tag: _slices({**config, "target": section}, is_one_of_several=True) for tag, section in several.items()}
+    first = next(iter(alone.values()))
+    joint = {"target": {"tag": str(config["target"]["tag"]), "variants": list(several)}}
+    parts: dict[str, Slice] = {}
+    for name, stage in STAGES.items():
+        if stage.joint is not None:
+            parts |= {step(name, tag): own[name] for tag, own in alone.items()}
+        parts[name] = first[name] if stage.joint is None else joint
+    return parts
+
+
+def _slices(config: Mapping[str, Any], *, is_one_of_several: bool = False) -> dict[str, Slice]:
+    """Return the portable slices for the one CPU that ``config`` names."""
     target, data = dict(_section(config, "target")), _section(config, "data")
     Target.from_config(target)  # refused here, before any work starts
     model = bind(Model, _section(config, "model"), where="model")
@@ -90,7 +113,11 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,
         form=bind(Package, _section(config, "package"), where="package").form,
-        device=_known(Device.of(config.get("device")), is_sealed=bool(password_sources(config))),
+        device=_known(
+            Device.of(config.get("device")),
+            is_sealed=bool(password_sources(config)),
+            is_one_of_several=is_one_of_several,
+        ),
     )
     password_sources(config)
     key_sources(config)
@@ -103,31 +130,33 @@ def slices(config: Mapping[str, Any]) -> dict[str, Slice]:
 
 
 def localized(stage: str, portable: Slice) -> Slice:
-    """Return the slice as it holds on this machine and as the stage's Config understands it."""
-    row = STAGES[stage]
+    """Return the slice of a step as it holds on this machine and as the stage's Config understands it."""
+    row = stage_of(stage, portable)
     return dataclasses.asdict(bind(row.module.Config, row.localized(portable), where=stage))
 
 
 def plan(parts: Mapping[str, Slice]) -> dict[str, dict[str, str | None]]:
-    """Return the stages that lead to what is delivered, in their order, each with where it reads its inputs from."""
-    origins = {name: stage.origins(parts[name]) for name, stage in STAGES.items()}
+    """Return the steps that lead to what is delivered, in their order, each with where it reads its inputs from."""
+    stages = {name: stage_of(name, parts[name]) for name in in_order(parts)}
+    origins = {name: stage.origins(parts[name]) for name, stage in stages.items()}
     needed: set[str | None] = set()
     for name in reversed(origins):
-        if STAGES[name].is_last or name in needed:
+        if stages[name].is_last or name in needed:
             needed |= {name, *origins[name].values()}
     return {name: read for name, read in origins.items() if name in needed}
 
 
-def _known(device: Device | None, *, is_sealed: bool) -> Slice | None:
+def _known(device: Device | None, *, is_sealed: bool, is_one_of_several: bool) -> Slice | None:
     """Return what makes a board's measurements its own; how it is reached makes no difference.
 
-    What is delivered encrypted goes there encrypted, and takes longer to open.
+    What is delivered encrypted goes there encrypted, and takes longer to open. A board need not run every variant.
     """
     if device is None:
         return None
     settings = {"prefix": list(device.prefix), "cpus": list(device.cpus), "cool_down": device.cool_down}
     sealed = {"is_sealed": True} if is_sealed else {}
-    return {"name": device.name, "fingerprint": device.fingerprint(), **settings, **sealed}
+    several = {"is_one_of_several": True} if is_one_of_several else {}
+    return {"name": device.name, "fingerprint": device.fingerprint(), **settings, **sealed, **several}
 
 
 def _mentions_host(values: Slice) -> bool:

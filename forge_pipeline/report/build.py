@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -29,6 +29,13 @@ class Build:
     encrypted: bool
     artifact_name: str = "model_library.so"
     names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Sequence[Build]:
+        """This build, and behind it one for each CPU of a library for several, of which the metrics are that one's."""
+        variants, latency = self.metrics.get("variants", {}), self.metrics.get("variants_latency", {})
+        metrics = {f"{self.target}: {tag}": {**own, **latency.get(tag, {})} for tag, own in variants.items()}
+        return [self, *(replace(self, target=target, metrics=own) for target, own in metrics.items())]
 
     @property
     def sqnr_db(self) -> float | None:

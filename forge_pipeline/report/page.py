@@ -49,6 +49,7 @@ def render(builds: Sequence[Build], about: About) -> str:
     """Return the page; the same arguments give the same text. Raises ConfigError where jinja2 is not installed."""
     if not builds:
         raise ConfigError("report", "at least one build", "none", "run `dvc repro`")
+    rows = [row for build in builds for row in build.rows]
     return (
         environment()
         .get_template(TEMPLATE)
@@ -58,10 +59,11 @@ def render(builds: Sequence[Build], about: About) -> str:
             builds=builds,
             groups=_groups(builds),
             stages=_stages(builds),
-            machines=_machines(builds),
-            absent=_absent(builds),
-            bars=by_target(builds),
-            timed=[build for build in builds if build.metrics.get("kernels")],
+            rows=rows,
+            machines=_machines(rows),
+            absent=_absent(rows),
+            bars=by_target(rows),
+            timed=[row for row in rows if row.metrics.get("kernels")],
             model=builds[0].metadata,
         )
     )

@@ -45,7 +45,10 @@ OF_A_BOARD: Final = ("cpu", "kernel", "governor", "khz", "throttled", "celsius_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How an artifact, compiled for ``target``, is to be run; ``is_sealed``: a board gets it encrypted."""
+    """How an artifact, compiled for ``target``, is to be run; ``is_sealed``: a board gets it encrypted.
+
+    ``is_one_of_several``: of a library for several CPUs, so that a board may have another one.
+    """
 
     runner: Runner
     device: Device | None
@@ -53,6 +56,7 @@ class Wanted:
     latency_runs: int
     latency_seconds: float
     is_sealed: bool = False
+    is_one_of_several: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,8 @@ def _opened(library: Library, feeds: Callable[[bool], Iterable[Feed]], wanted: W
     try:
         found = held.enter_context(_ran(place, library, feeds, wanted))
     except MachineError as refusal:
-        if not isinstance(place, Emulator) or wanted.runner == "emulator":
+        may_refuse = wanted.is_one_of_several or (isinstance(place, Emulator) and wanted.runner != "emulator")
+        if not may_refuse:
             raise
         return Artifact(why_not=(refusal.expected, refusal.found))
     return found

@@ -181,7 +181,12 @@ def _lengths(data: memoryview, where: str) -> _Lengths:
     return lengths
 
 
-def check_end(footer: Buffer, length: int, where: str) -> _Lengths:
+def has_variants(footer: Buffer) -> bool:
+    """Tell whether a file's last bytes are those of a library for several CPUs."""
+    return bytes(footer[-FOOTER:])[: len(MAGIC) + 2] == MAGIC + WITH_VARIANTS.to_bytes(2)
+
+
+def check_end(footer: Buffer, length: int, where: str, version_wanted: int = VERSION) -> _Lengths:
     """Return the lengths of the parts of a file that is ``length`` bytes long, from its last ones."""
     expected = "a model library: an ELF file with a forge-pipeline footer"
     rebuild = "copy the file again from where it was built, or build it anew"
@@ -193,20 +198,35 @@ def check_end(footer: Buffer, length: int, where: str) -> _Lengths:
     magic, version, reserved, *found, zeros = _HEAD.unpack(footer[:-_DIGEST])
     if magic != MAGIC:
         raise ArtifactError(where, expected, "no footer at its end: truncated, or another kind of file", rebuild)
-    if version == WITH_VARIANTS:
+    if version == WITH_VARIANTS != version_wanted:
         fix = "name a library for one CPU, such as those that it was made of"
         raise ArtifactError(where, "a library for one CPU", "one with variants for several", fix)
-    if version != VERSION or reserved != 0 or any(zeros):
+    if version != version_wanted or (reserved != 0) != (version == WITH_VARIANTS) or any(zeros):
         raise ArtifactError(
             where,
-            f"library format {VERSION}",
-            f"format {version}" if version != VERSION else "reserved fields that are not 0",
+            f"library format {version_wanted}",
+            f"format {version}" if version != version_wanted else "reserved fields that are not 0",
             "load it with the release of forge-pipeline that built it, or build it anew",
         )
     lengths = _Lengths(*found)
     if lengths.file != length:
         raise ArtifactError(where, f"{lengths.file} bytes, as the footer says", f"{length} bytes", rebuild)
     return lengths
+
+
+def metadata_of_variants(file: OpenFile, where: str) -> list[Mapping[str, Any]]:
+    """Return the metadata of each variant of a library for several CPUs, of which every byte is checked first.
+
+    Raises ArtifactError, and OSError.
+    """
+    whole, digest = FileRange(file, 0, file.size), hashlib.sha256()
+    end = b"".join(FileRange(file, max(0, file.size - FOOTER), min(FOOTER, file.size)).pieces())
+    lengths = check_end(end, file.size, where, WITH_VARIANTS)
+    for piece in FileRange(file, 0, file.size - _DIGEST).pieces():
+        digest.update(piece)
+    _check_digest(digest.digest(), memoryview(end), where)
+    text = b"".join(FileRange(file, lengths.behind_program, len(whole) - FOOTER - lengths.behind_program).pieces())
+    return list(_parse_metadata(b'{"":' + text + b"}", where)[""])
 
 
 def _check_digest(found: bytes, data: memoryview, where: str) -> None:

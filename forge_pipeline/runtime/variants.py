@@ -15,12 +15,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from forge_pipeline.content import Buffer, in_memory
+from forge_pipeline.content import Buffer, FileRange, OpenFile, in_memory
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError, ConfigError
-from forge_pipeline.runtime.bundle import LINE, PAGE, WITH_VARIANTS, Library, framed
+from forge_pipeline.runtime.bundle import LINE, PAGE, WITH_VARIANTS, Library, framed, metadata_of_variants
 
 LIMIT = 16
 """Of variants in a file."""
@@ -35,10 +36,23 @@ _PROGRAM_HEAD = 64
 class Combined:
     """The file of a library with variants, and what it has in common: the metadata beside the file."""
 
-    file: bytes = field(repr=False)
+    file: bytes | FileRange = field(repr=False)
     metadata: Mapping[str, Any]
 
-    def content(self) -> bytes:
+    @classmethod
+    def from_file(cls, path: Path) -> Combined:
+        """Return the library of a file, which stays there. Raises ArtifactError, and OSError."""
+        file = OpenFile.of(path)
+        with _reading():
+            metadata = _common(metadata_of_variants(file, str(path)))
+        return cls(file=FileRange(file, 0, file.size), metadata=metadata)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The variants' names, in the order in which a CPU gets the first that it runs."""
+        return tuple(str(target["tag"]) for target in self.metadata["variants"])
+
+    def content(self) -> bytes | FileRange:
         """Return the file."""
         return self.file
 
@@ -70,14 +84,16 @@ def _combined(libraries: Sequence[Library]) -> Combined:
         rows += _ROW.pack(_name(library), *(number for place in places for number in place))
     listed = b"[" + metadata.joined()[:-1] + b"]"
     parts = (elf.joined(), weights.joined(), rows + programs.joined(), listed)
-    return Combined(file=b"".join(framed(*parts, variants=len(moved))), metadata=_common(ordered))
+    return Combined(
+        file=b"".join(framed(*parts, variants=len(moved))), metadata=_common([library.metadata for library in ordered])
+    )
 
 
-def _common(libraries: Sequence[Library]) -> Mapping[str, Any]:
+def _common(variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return what all have in common, and each one's target; ``target`` is that of any CPU that opens the file."""
-    first = libraries[0].metadata
-    targets = [library.metadata["target"] for library in libraries]
-    key = hashlib.sha256(canonical_json([library.metadata["stage_key"] for library in libraries])).hexdigest()
+    first = variants[0]
+    targets = [metadata["target"] for metadata in variants]
+    key = hashlib.sha256(canonical_json([metadata["stage_key"] for metadata in variants])).hexdigest()
     return {
         **{name: first[name] for name in ("fingerprint", "inputs", "outputs", "tools")},
         "format": WITH_VARIANTS,

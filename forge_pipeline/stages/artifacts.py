@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.quantization.calibration.ranges import Ranges
     from forge_pipeline.runtime.bundle import Library
+    from forge_pipeline.runtime.variants import Combined
     from forge_pipeline.stages.evaluate import Metrics
 
 Files = Mapping[str, Path]
@@ -81,13 +82,18 @@ def _write_ranges(ranges: Ranges) -> Contents:
     return {"ranges.npz": ranges.to_bytes(), "ranges.svg": histograms_svg(ranges)}
 
 
-def _read_library(files: Files) -> Library:
-    from forge_pipeline.runtime.bundle import Library
+def _read_library(files: Files) -> Library | Combined:
+    from forge_pipeline.runtime.bundle import FOOTER, Library, has_variants
+    from forge_pipeline.runtime.variants import Combined
 
-    return Library.from_file(files["model_library.so"])
+    path = files["model_library.so"]
+    with open_stream(path) as stream:
+        stream.seek(max(0, path.stat().st_size - FOOTER))
+        is_for_several = has_variants(stream.read())
+    return Combined.from_file(path) if is_for_several else Library.from_file(path)
 
 
-def _write_library(library: Library) -> Contents:
+def _write_library(library: Library | Combined) -> Contents:
     return {"model_library.so": library.content(), "metadata.json": library.metadata_bytes()}
 
 

@@ -62,10 +62,10 @@ class Config:
                 found="another package",
                 fix="choose package=objects",
             )
-        if self.relocatable and (target.kind != "llvm" or target.libc == "apple"):
+        if self.relocatable and target.kind != "llvm":
             raise TargetError(
                 where="package=objects",
-                expected="a CPU with ELF objects",
+                expected="a CPU",
                 found=f"{target.tag} ({target.triple})",
                 fix="choose package=library",
             )

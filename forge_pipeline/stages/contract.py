@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 DELIVERED = "{target}"
@@ -15,6 +15,22 @@ Form = Literal["library", "executable", "objects"]
 
 Slice = dict[str, Any]
 """The options of one stage: exactly what its output may depend on, beside its inputs."""
+
+
+PART = "part"
+MARK = "@"
+"""Between a stage's name and a CPU's, in the name of a step: `compile@x86-64/v3`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """What makes one output of a stage of those for several CPUs: a module ``code``, whose ``run`` takes the outputs
+    by tag, as ``parts``, and beside them what ``takes`` names. ``version`` is raised as a stage's is.
+    """
+
+    code: str
+    version: int
+    takes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +45,9 @@ class Stage:
     ``device`` (how the board is reached that is to run the artifact, or None), ``quiet`` (gives a context in which
     nothing else of the build runs on this machine, for what is timed).
     ``folder``: where `dvc repro` puts its output, below `out/`; DVC runs the stage once, or with ``per_target`` once
-    for each. ``deliverables``: what of its output is for the user.
+    for each. ``deliverables``: what of its output is for the user. ``joint``: how several outputs become one, where
+    a library is for several CPUs. ``variant``: the CPU of which this is the step, in such a build; ``code``: the module
+    of another name that this is the step of.
     """
 
     name: str
@@ -41,11 +59,32 @@ class Stage:
     folder: str
     deliverables: tuple[str, ...] = ()
     wants: tuple[str, ...] = ()
+    joint: Joint | None = None
+    variant: str = ""
+    code: str = ""
 
     @property
     def module(self) -> StageModule:
         """The stage's code: ``Config`` and ``run``."""
-        return importlib.import_module(f"forge_pipeline.stages.{self.name}")
+        return importlib.import_module(f"forge_pipeline.stages.{self.does}")
+
+    @property
+    def does(self) -> str:
+        """What is done, as an action key has it."""
+        return self.code or self.name
+
+    def alone(self, variant: str, several: Container[str]) -> Stage:
+        """Return the step for one CPU of several: it takes what stages among ``several`` gave for that one."""
+        takes = {to: step(origin, variant) if origin in several else origin for to, origin in self.takes.items()}
+        return replace(self, takes=takes, deliverables=(), variant=variant, joint=None)
+
+    def joined(self, variants: Iterable[str]) -> Stage:
+        """Return the step that makes one output of those for several CPUs."""
+        if self.joint is None:
+            raise AssertionError(f"nothing joins what {self.name} gives")
+        takes = {step(PART, variant): step(self.name, variant) for variant in variants} | dict(self.joint.takes)
+        made = {"version": self.joint.version, "code": self.joint.code, "takes": takes}
+        return replace(self, **made, tools=(), wants=(), joint=None)  # type: ignore[arg-type]
 
     @property
     def differs_by_target(self) -> bool:
@@ -79,6 +118,17 @@ class Stage:
 
     def _hook(self, name: str, otherwise: Any) -> Any:
         return getattr(self.module, name, otherwise)
+
+
+def step(name: str, variant: str) -> str:
+    """Return what the step of a stage, or an input, is called that is for one CPU of several."""
+    return f"{name}{MARK}{variant}" if variant else name
+
+
+def stage_and_variant(name: str) -> tuple[str, str]:
+    """Return both from a step's name; of a step that is for no one CPU, an empty variant."""
+    stage, _, variant = name.partition(MARK)
+    return stage, variant
 
 
 class StageModule(Protocol):

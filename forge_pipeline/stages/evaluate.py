@@ -155,6 +155,7 @@ def run(
         latency_runs=config.latency_runs,
         latency_seconds=config.latency_seconds,
         is_sealed=bool((config.device or {}).get("is_sealed")),
+        is_one_of_several=bool((config.device or {}).get("is_one_of_several")),
     )
     with opened(library, feeds, wanted) as artifact:
         if artifact.model is not None:

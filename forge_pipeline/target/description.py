@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import tvm
 
 HOST = "host"
+VARIANTS = "variants"
+"""What a target lists that stands for several CPUs."""
 
 Family = Literal["x86", "arm", "android", "riscv", "cuda"]
 DotProduct = Literal["none", "pmaddwd", "vnni", "avx_vnni", "smlad", "smull", "sdot", "i8mm"]
@@ -87,23 +89,7 @@ class Target:
     @classmethod
     def from_tag(cls, tag: str) -> Target:
         """Return the target that conf/target/<tag>.yaml describes; TargetError where there is none."""
-        import yaml
-
-        path = conf_dir() / "target" / f"{tag}.yaml"
-        if ".." in tag or not path.is_file():
-            known = tags()
-            raise TargetError(
-                where=f"target {tag!r}",
-                expected="a target that conf/target describes",
-                found="no such tag",
-                fix=f"{did_you_mean(tag, known)}`forge-pipeline targets` lists them",
-            )
-        try:
-            values = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-        except yaml.YAMLError as error:
-            found = " ".join(str(error).split())
-            raise TargetError(f"target/{tag}.yaml", "plain YAML", found, "correct that file") from error
-        return cls.from_config(values)
+        return cls.from_config(section_of(tag))
 
     @classmethod
     def from_config(cls, values: object, *, where: str = "target") -> Target:
@@ -115,6 +101,9 @@ class Target:
         if isinstance(values, Mapping) and values.get("tag") == HOST:
             bind(_HostFile, values, where=where)
             return _this_target()
+        if is_several(values):
+            fix = "name one of those that it lists"
+            raise TargetError(f"{where} {values['tag']}", "one CPU", "several", fix)  # type: ignore[index]
         return bind(cls, values, where=where)
 
     @property
@@ -156,15 +145,42 @@ class Target:
         return tvm.target.Target(self.spec())
 
 
+def section_of(tag: str) -> Any:
+    """Return what conf/target/<tag>.yaml holds; TargetError where there is no such file, or it is no YAML."""
+    import yaml
+
+    path = conf_dir() / "target" / f"{tag}.yaml"
+    if ".." in tag or not path.is_file():
+        known = tags()
+        raise TargetError(
+            where=f"target {tag!r}",
+            expected="a target that conf/target describes",
+            found="no such tag",
+            fix=f"{did_you_mean(tag, known)}`forge-pipeline targets` lists them",
+        )
+    try:
+        values = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except yaml.YAMLError as error:
+        found = " ".join(str(error).split())
+        raise TargetError(f"target/{tag}.yaml", "plain YAML", found, "correct that file") from error
+    return values
+
+
+def is_several(section: object) -> bool:
+    """Tell whether what a file of conf/target holds lists several CPUs, for which one library is built."""
+    return isinstance(section, Mapping) and VARIANTS in section
+
+
 def tags() -> list[str]:
-    """Return every tag of conf/target, sorted."""
+    """Return every tag of conf/target, sorted: those of single CPUs, `host`, and of several."""
     folder = conf_dir() / "target"
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
 def described() -> list[Target]:
-    """Return every target that has a fixed description, sorted by tag: all but `host`."""
-    return [Target.from_tag(tag) for tag in tags() if tag != HOST]
+    """Return every target that has a fixed description, sorted by tag: all single CPUs but `host`."""
+    sections = (section_of(tag) for tag in tags() if tag != HOST)
+    return [Target.from_config(section) for section in sections if not is_several(section)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

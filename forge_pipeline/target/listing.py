@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import get_args
+from typing import Any, get_args
 
 from forge_pipeline.ffi import import_ffi
-from forge_pipeline.target.description import HOST, Family, Target, described
+from forge_pipeline.target.description import HOST, VARIANTS, Family, Target, described, is_several, section_of, tags
+
+
+def _several() -> list[dict[str, Any]]:
+    """Return what conf/target says of each target that stands for several CPUs."""
+    sections: list[Any] = [section_of(tag) for tag in tags()]
+    return [section for section in sections if is_several(section)]
 
 
 def describe_targets(own: Iterable[Target] = (), *, as_json: bool) -> str:
@@ -17,9 +23,11 @@ def describe_targets(own: Iterable[Target] = (), *, as_json: bool) -> str:
     """
     targets = list({target.tag: target for target in (*described(), *own)}.values())
     if as_json:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"tag": row.tag, "family": row.family, "description": row.description, "tvm": row.spec()} for row in targets
         ]
+        named = ("tag", "family", "description", VARIANTS)
+        rows += [{**{name: row[name] for name in named}, "tvm": None} for row in _several()]
         return json.dumps([{"tag": HOST, "family": HOST, "description": "The machine that builds", "tvm": None}, *rows])
     width = max(len(target.tag) for target in targets)
     lines = [HOST, f"  {HOST:{width}}  The machine that builds, as the best of those below"]
@@ -30,6 +38,12 @@ def describe_targets(own: Iterable[Target] = (), *, as_json: bool) -> str:
                 lines += [
                     f"  {target.tag:{width}}  {target.description}",
                     f"  {'':{width}}  {json.dumps(target.spec())}",
+                ]
+        for row in _several():
+            if row["family"] == family:
+                lines += [
+                    f"  {row['tag']:{width}}  {row['description']}",
+                    f"  {'':{width}}  {', '.join(row[VARIANTS])}",
                 ]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from forge_pipeline.digest import canonical_json, digest_bytes
 from forge_pipeline.errors import ArtifactError
+from forge_pipeline.evaluation.results import VARIANTS
 from forge_pipeline.pipeline.provenance import statement
 from forge_pipeline.pipeline.runner import Output
 from forge_pipeline.stages import giving
@@ -94,16 +95,22 @@ def _dataset(name: str, digest: str) -> dict[str, Any]:
 
 
 def _scores(found: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    several = found.get(VARIANTS, {})
     for name in _SCORES:
-        if found.get(name) is not None:
-            yield {"type": shown(str(found["metric"]), 100), "value": str(found[name]), "slice": name}
+        rows = {tag: own for tag, own in several.items() if name == _SCORES[-1]} or {"": found}
+        for tag, own in rows.items():
+            if own.get(name) is not None:
+                part = shown(f"{name}, {tag}", 200) if tag else name
+                yield {"type": shown(str(own["metric"]), 100), "value": str(own[name]), "slice": part}
 
 
 def _limits(found: Mapping[str, Any]) -> Iterator[str]:
-    if "not_run" in found:
-        yield shown(f"not evaluated: {found['not_run']}", 400)
-    else:
-        yield f"evaluated on {found['samples']} samples; what others look like is not known"
+    for tag, own in found.get(VARIANTS, {"": found}).items():
+        of = f"{tag}: " if tag else ""
+        if "not_run" in own:
+            yield shown(f"{of}not evaluated: {own['not_run']}", 400)
+        else:
+            yield shown(f"{of}evaluated on {own['samples']} samples; what others look like is not known", 400)
 
 
 def _tool(origin: Mapping[str, Any]) -> dict[str, Any]:

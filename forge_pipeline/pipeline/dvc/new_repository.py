@@ -25,6 +25,7 @@ from forge_pipeline.pipeline.dvc.params import PARAMS
 from forge_pipeline.pipeline.dvc.resolve import resolve
 from forge_pipeline.report.page import require
 from forge_pipeline.target import Target
+from forge_pipeline.target.description import is_several, section_of
 from forge_runtime.text import shown
 
 PASSWORD = Path(".forge/password")
@@ -150,7 +151,8 @@ def _refuse(folder: Path, wish: Wish) -> None:
         raise ConfigError("init", "git", "no such program", "install git")
     require()
     for target in wish.targets:
-        Target.from_tag(target)
+        if not is_several(section_of(target)):
+            Target.from_tag(target)
     for option, path in (("--model", wish.model), ("--data", wish.data)):
         if path is not None and not path.exists():
             raise ModelError(str(path), f"a file for {option}", "no such file", "correct the name")

@@ -27,8 +27,9 @@ from forge_pipeline.pipeline.dvc.params import overrides
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.runner import tool_version
 from forge_pipeline.pipeline.stage_configs import password_sources, slices
-from forge_pipeline.stages import STAGES
-from forge_pipeline.stages.contract import Slice
+from forge_pipeline.stages import STAGES, stage_of, tags_of
+from forge_pipeline.stages.contract import Slice, step
+from forge_pipeline.target.description import VARIANTS
 
 RESOLVED = Path("resolved")
 INPUTS = RESOLVED / "inputs.yaml"
@@ -57,6 +58,10 @@ def configurations(root: Path = Path()) -> tuple[Matrix, dict[str, dict[str, Any
     first = compose([], conf)
     matrix = bind(Matrix, first["matrix"], where="matrix")
     chosen = [] if matrix.experiment is None else [f"experiment={matrix.experiment}"]
+    for target in matrix.targets:
+        if target.startswith("["):
+            fix = "write conf/target/NAME.yaml with tag: NAME and variants: [...], and name that"
+            raise ConfigError("matrix.targets", "targets that have names", target, fix)
     for target in matrix.devices.keys() - set(matrix.targets):
         raise ConfigError("matrix.devices", "targets of the matrix", target, "name it in matrix.targets, too")
     configs = {target: compose([*chosen, *_chosen(matrix, target), *asked], conf) for target in matrix.targets}
@@ -79,7 +84,7 @@ def resolve(root: Path = Path()) -> Sequence[str]:
         raise ConfigError("model.path", "a model file", "null", "name it in conf/, or in params.yaml")
     importer = importer_tools(root, model)
     for name, stage in STAGES.items():
-        by_target = {target: with_versions(name, own[name]) for target, own in parts.items()}
+        by_target = {target: _described(name, own) for target, own in parts.items()}
         if "password" in stage.wants:  # another place may hold another password
             by_target = {target: {**values, "password": inputs["password"]} for target, values in by_target.items()}
         if stage.per_target:
@@ -139,9 +144,22 @@ def slice_path(stage: str, target: str | None = None) -> Path:
     return RESOLVED / (target or "") / f"{stage}.yaml"
 
 
-def with_versions(stage: str, values: Slice) -> dict[str, Any]:
-    """Return the slice with the stage's version and the versions of its tools."""
-    entry = STAGES[stage]
+def _described(stage: str, parts: Mapping[str, Slice]) -> dict[str, Any]:
+    """Return a stage's slice with versions; with those of the steps for single CPUs by tag, where it joins these."""
+    several = tags_of(parts[stage]) if STAGES[stage].joint is not None else ()
+    alone = {tag: with_versions(step(stage, tag), parts[step(stage, tag)]) for tag in several}
+    return {**with_versions(stage, parts[stage]), **({VARIANTS: alone} if alone else {})}
+
+
+def slice_of(described: Mapping[str, Any], variant: str) -> Slice:
+    """Return the slice that a file of ``resolved`` holds; with a ``variant``, that of the step for this CPU."""
+    portable: Slice = (described[VARIANTS][variant] if variant else described)["config"]
+    return portable
+
+
+def with_versions(name: str, values: Slice) -> dict[str, Any]:
+    """Return the slice of a step with the version of what it does, and the versions of its tools."""
+    entry = stage_of(name, values)
     return {"config": values, "version": entry.version, "tools": {tool: tool_version(tool) for tool in entry.tools}}
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from forge_pipeline.content import open_stream
+from forge_pipeline.evaluation.results import VARIANTS
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.report.build import Build
 from forge_pipeline.stages import giving
 
 RESULTS = Path("results")
 METRICS, MEASURED, LAYERS = RESULTS / "metrics.json", RESULTS / "measured.json", RESULTS / "layers"
-SCORES = ("float", "quantized", "compiled", "size_library_bytes")
+COMPILED = "compiled"
+SCORES = ("float", "quantized", COMPILED, "size_library_bytes")
 TIMED, PLACE = ("latency_median_ms",), ("cpu", "machine")
 
 
@@ -39,7 +41,10 @@ def write_results(builds: Sequence[Build], root: Path = Path()) -> None:
 
 def _scores(build: Build) -> dict[str, Any]:
     named = {name: build.metrics.get(name) for name in SCORES} | {"sqnr_db": build.sqnr_db}
-    return {name: value for name, value in named.items() if value is not None}
+    several = {tag: own[COMPILED] for tag, own in build.metrics.get(VARIANTS, {}).items()}
+    return {name: value for name, value in named.items() if value is not None} | (
+        {VARIANTS: several} if several else {}
+    )
 
 
 def _measured(build: Build, before: Any) -> dict[str, Any]:

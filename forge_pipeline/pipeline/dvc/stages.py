@@ -25,15 +25,15 @@ from forge_pipeline.pipeline.dvc.receipts import (
     withdraw,
     write_receipt,
 )
-from forge_pipeline.pipeline.dvc.resolve import INPUTS, slice_path
+from forge_pipeline.pipeline.dvc.resolve import INPUTS, slice_of, slice_path
 from forge_pipeline.pipeline.dvc.work_tree import folder_of, home, make_private
 from forge_pipeline.pipeline.runner import Input, Output
 from forge_pipeline.pipeline.vault import key_places
 from forge_pipeline.report.page import require
 from forge_pipeline.runners.device import Device
-from forge_pipeline.stages import STAGES
+from forge_pipeline.stages import STAGES, stage_of, tags_of
 from forge_pipeline.stages.artifacts import REPORT
-from forge_pipeline.stages.contract import Slice
+from forge_pipeline.stages.contract import Slice, stage_and_variant, step
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
 
@@ -117,9 +117,9 @@ def run_stage(name: str, target: str | None = None) -> Output:
 
 
 def _run(name: str, target: str | None, store: Store, places: Mapping[str, Any]) -> Output:
-    """Return the output of a stage, from the store or built into it."""
-    stage = STAGES[name]
+    """Return the output of a step, from the store or built into it."""
     portable = _slice(name, target)
+    stage = stage_of(name, portable)
     inputs = {
         parameter: None if origin is None else _input(origin, target, store, places)
         for parameter, origin in stage.origins(portable).items()
@@ -136,6 +136,8 @@ def _input(origin: str, target: str | None, store: Store, places: Mapping[str, A
         return model_input(Path(places["files"]["model"]))
     if origin in (data := data_inputs(places["data"])):
         return data[origin]
+    if stage_and_variant(origin)[1]:  # in the store alone: what DVC knows is what joins these
+        return _run(origin, target, store, places)
     return _earlier(origin, target if STAGES[origin].differs_by_target else None, store, places)
 
 
@@ -183,18 +185,21 @@ def _is_read(name: str) -> bool:
         return True
     for reader, stage in STAGES.items():
         for target in resolving.targets() if name in stage.takes.values() else ():
-            if name in stage.origins(_slice(reader, target)).values():
-                return True
+            portable = _slice(reader, target)
+            tags = tags_of(portable) if stage.joint is not None else ()
+            for own in [_slice(step(reader, tag), target) for tag in tags] or [portable]:
+                if name in stage.origins(own).values():
+                    return True
     return False
 
 
 def _slice(name: str, target: str | None) -> Slice:
-    stage = STAGES[name]
-    described = _read_yaml(slice_path(name, target if stage.per_target else None))
+    of, variant = stage_and_variant(name)
+    stage = STAGES[of]
+    described = _read_yaml(slice_path(of, target if stage.per_target else None))
     if stage.differs_by_target and not stage.per_target:
         described = described[str(target)]
-    portable: Slice = described["config"]
-    return portable
+    return slice_of(described, variant)
 
 
 def _chosen(path: str | None) -> Path | None:

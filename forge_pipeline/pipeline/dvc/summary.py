@@ -67,7 +67,7 @@ def read_build(target: str) -> Build:
 def summary(builds: Sequence[Build]) -> str:
     """Return a table with a line per target, and where the page is."""
     rows: list[tuple[str, ...]] = [("target", "size", "float", "quantized", "compiled", "ran in", "latency", "library")]
-    for build in builds:
+    for build in (row for each in builds for row in each.rows):
         metrics = build.metrics
         rows.append(
             (
@@ -76,7 +76,7 @@ def summary(builds: Sequence[Build]) -> str:
                 *(_score(metrics.get(name)) for name in ("float", "quantized", "compiled")),
                 metrics.get("ran_in") or "-",
                 f"{metrics['latency_median_ms']:.3g} ms" if "latency_median_ms" in metrics else "-",
-                str(OUT / build.target / build.artifact_name),
+                str(OUT / build.target.partition(": ")[0] / build.artifact_name),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -74,7 +74,10 @@ def asked(options: Options, overrides: Sequence[Override], target: str) -> Asked
     device = None
     for item in overrides:
         if item.key_or_group == "target":
-            own = list(item.sweep_string_iterator()) if item.is_sweep_override() else [str(item.value())]
+            own = list(item.sweep_string_iterator()) if item.is_sweep_override() else [item.get_value_element_as_str()]
+            if any(tag.startswith("[") for tag in own):
+                fix = "name a file of conf/target with `variants`, or a CPU"
+                raise UsageError(f"target={','.join(own)}", "targets that have names", "a list", fix)
         elif item.key_or_group == "device" and not item.is_sweep_override():
             device = item.value()
         elif item.is_sweep_override():

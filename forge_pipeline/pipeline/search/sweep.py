@@ -13,6 +13,7 @@ from forge_pipeline.pipeline.search.finals import timed_again
 from forge_pipeline.pipeline.search.options import Asked, Options, asked, options_of
 from forge_pipeline.pipeline.search.records import opened
 from forge_pipeline.pipeline.search.search import Launch, Search
+from forge_pipeline.pipeline.spread import spread
 from forge_pipeline.pipeline.stage_configs import slices
 from forge_pipeline.pipeline.sweep.results import write_into
 from forge_pipeline.pipeline.withheld import NOWHERE, resolved
@@ -38,7 +39,7 @@ def search(
     ``config`` is the configuration without what varies. All that can be refused is refused before the first trial."""
     options = options_of(section)
     choices = config.hydra.runtime.choices
-    wanted = asked(options, overrides, str(choices["target"]))
+    wanted = asked(options, overrides, str(choices.get("target")))
     _refuse(wanted, compose)
     first = _first(wanted, config)
     with opened(Path(options.folder), _searched(options, wanted, compose)) as folder:
@@ -74,9 +75,10 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     """Return a job's configuration without Hydra's own part."""
     from omegaconf import OmegaConf, flag_override
 
+    hydra = config.hydra
     with flag_override(config, ["struct", "readonly"], False):
         config.pop("hydra", None)
-    return resolved(OmegaConf.create(config))
+    return resolved(spread(OmegaConf.create(config), hydra))
 
 
 def _first(wanted: Asked, config: DictConfig) -> dict[str, str]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.pipeline.spread import spread
 from forge_pipeline.pipeline.withheld import resolved
+from forge_pipeline.target.description import VARIANTS, is_several
 from forge_runtime.redact import redacted
 from forge_runtime.text import shown
 
@@ -35,7 +37,7 @@ class Single:
     def __call__(self, config: DictConfig) -> object:
         """Call the task."""
         try:
-            return self.task(resolved(config), None)
+            return self.task(_plain(config), None)
         except Exception as error:
             raise EndedError from error
 
@@ -54,12 +56,18 @@ class Job:
         """Return what the task gives. Raises ForgeError with the job's name, and says it on this machine at once."""
         name = "a job"
         try:
-            plain = resolved(config)
+            plain = _plain(config)
             name = folder_of(plain, self.swept)
             return self.task(plain, name)
         except ForgeError as error:
             print(f"error in {shown(name)}: {error}", file=sys.stderr, flush=True)
             raise ForgeError(f"{name}: {error.where}", error.expected, error.found, error.fix) from error
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    from hydra.core.hydra_config import HydraConfig
+
+    return resolved(spread(config, HydraConfig.get()))
 
 
 def folder_of(config: dict[str, Any], swept: Sequence[str]) -> str:
@@ -110,5 +118,5 @@ def _file_name(value: str) -> str:
 
 def _lookup(config: Any, key: str) -> Any:
     for part in key.split("."):
-        config = config[part]
+        config = config[part] if part in config or not is_several(config) else config[VARIANTS][0][part]
     return config

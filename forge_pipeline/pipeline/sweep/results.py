@@ -114,7 +114,11 @@ def _read(folder: Path, name: str) -> Job:
     stages = _json(folder / MANIFEST)["stages"]
     metrics = {key: value for file in (METRICS, LATENCY) for key, value in _optional(folder / file).items()}
     library = next(path for file in MODEL_FILES.values() if (path := folder / file).exists())
-    digests = [stage["outputs"][library.name] for stage in stages if library.name in stage["outputs"]]
+    digests = [
+        stage["outputs"][library.name]
+        for stage in stages
+        if library.name in stage["outputs"] and "variant" not in stage
+    ]
     metric = str(metrics.get("metric") or "score")
     score = metrics.get("quantized") if metrics.get("compiled") is None else metrics["compiled"]
     return Job(

@@ -133,7 +133,7 @@ def _is_of(statement: Statement, delivered: Mapping[str, str]) -> bool:
         name: digest
         for stage, made in statement.stages.items()
         for name, digest in made.outputs.items()
-        if name in STAGES[stage].deliverables and name in delivered
+        if stage in STAGES and name in STAGES[stage].deliverables and name in delivered
     }
     return (
         statement.subject == {name: digest for name, digest in delivered.items() if name in artifact}
@@ -167,7 +167,7 @@ def _deliverables(path: Path, content: bytes) -> dict[str, str]:
     try:
         manifest = json.loads(content)
         stages, kept = manifest["stages"], manifest.get("kept", ())
-        outputs = {entry["stage"]: entry["outputs"] for entry in stages}
+        outputs = {entry["stage"]: entry["outputs"] for entry in stages if "variant" not in entry}
         return {
             name: str(given[name])
             for stage, given in outputs.items()

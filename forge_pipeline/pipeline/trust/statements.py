@@ -10,8 +10,9 @@ from typing import Any
 from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.pipeline.provenance import BUILD_TYPE, PREDICATE, STATEMENT
-from forge_pipeline.stages import STAGES, giving
+from forge_pipeline.stages import giving, in_order
 from forge_pipeline.stages.artifacts import KEY, REPORT
+from forge_pipeline.stages.contract import stage_and_variant
 from forge_runtime.text import shown
 
 MEASURING, SEALING = giving("metrics").name, giving("sealed").name
@@ -33,7 +34,8 @@ class Made:
 class Statement:
     """A statement of `provenance.json`, checked for its form: digests of what was delivered and of what it came from.
 
-    ``options`` are the portable slices of all stages; ``is_on_board``: it was measured on a board of the builder's.
+    ``options`` are the portable slices of all steps, and ``stages`` are the steps; ``is_on_board``: it was measured on
+    a board of the builder's.
     ``fallbacks``: kernels without a schedule of their own.
     """
 
@@ -84,17 +86,15 @@ def _statement(text: Any) -> Statement:
     made, options = definition["internalParameters"]["stages"], definition["externalParameters"]["options"]
     given: dict[str, dict[str, str]] = {name: {} for name in made}
     for item in details["byproducts"]:
-        stage, _, file = item["name"].partition("/")
-        given[stage][file] = str(item["digest"]["sha256"])
+        step, _, file = item["name"].rpartition("/")  # a step's name may have a tag in it
+        given[step][file] = str(item["digest"]["sha256"])
     return Statement(
         subject={item["name"]: str(item["digest"]["sha256"]) for item in text["subject"]},
         is_sealed=options[SEALING]["method"] != "none",
-        is_on_board=options[MEASURING]["device"] is not None,
+        is_on_board=any(given.get("device") is not None for name, given in options.items() if _is(MEASURING, name)),
         fallbacks=sum(item.get("annotations", {}).get("fallbacks", 0) for item in details["byproducts"]),
         options=dict(options),
-        stages={
-            name: Made(ingredients=_ingredients(made[name]), outputs=given[name]) for name in STAGES if name in made
-        },
+        stages={name: Made(ingredients=_ingredients(made[name]), outputs=given[name]) for name in in_order(made)},
         sources={
             item["name"]: str(item["digest"]["sha256"])
             for item in definition["resolvedDependencies"]
@@ -103,15 +103,22 @@ def _statement(text: Any) -> Statement:
     )
 
 
+def _is(stage: str, step: str) -> bool:
+    return stage_and_variant(step)[0] == stage
+
+
 def _ingredients(made: Any) -> dict[str, Any]:
     return {"version": made["version"], **{name: dict(made[name]) for name in ("config", "inputs", "tools")}}
 
 
 def measured_elsewhere(one: Statement, other: Statement) -> bool:
     """Tell whether the two were measured in different places, so that measurements say nothing of the artifact."""
-    stages = [statement.stages.get(MEASURING) for statement in (one, other)]
-    places = [{key: made.ingredients["config"].get(key) for key in _PLACE} for made in stages if made is not None]
-    return len(places) == 2 and places[0] != places[1]
+    places = [
+        {name: [made.ingredients["config"].get(key) for key in _PLACE] for name, made in statement.stages.items()}
+        for statement in (one, other)
+    ]
+    both = [name for name in places[0].keys() & places[1].keys() if _is(MEASURING, name)]
+    return any(places[0][name] != places[1][name] for name in both)
 
 
 def difference(
@@ -122,8 +129,8 @@ def difference(
     They agree where each stage had the same ingredients and gave the same bytes. Stages of ``without``, and what a
     build makes new each time, are not compared.
     """
-    for name in STAGES:
-        if name in without or (name not in one.stages and name not in other.stages):
+    for name in in_order(one.stages.keys() | other.stages.keys()):
+        if stage_and_variant(name)[0] in without:
             continue
         pair = one.stages.get(name), other.stages.get(name)
         if pair[0] is None or pair[1] is None:

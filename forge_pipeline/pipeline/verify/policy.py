@@ -17,6 +17,7 @@ from forge_pipeline.content import open_stream
 from forge_pipeline.crypto import signing
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ConfigError, VerificationError
+from forge_pipeline.evaluation.results import VARIANTS
 from forge_pipeline.evaluation.scores import METRICS
 from forge_pipeline.pipeline.trust.statements import MEASURING, Statement
 from forge_runtime.text import shown
@@ -111,7 +112,10 @@ def _is_among(version: Any, allowed: SpecifierSet) -> bool:
 
 
 def _metric_faults(folder: Path, statement: Statement, policy: Policy) -> Iterator[str]:
-    """Yield what is wrong with the metrics: those of the statement, whatever is in the folder by now."""
+    """Yield what is wrong with the metrics: those of the statement, whatever is in the folder by now.
+
+    Of a library for several CPUs each variant must have been measured, and the worst counts.
+    """
     if policy.metric is None and policy.minimum_accuracy is None and policy.maximum_drop is None:
         return
     try:
@@ -121,8 +125,10 @@ def _metric_faults(folder: Path, statement: Statement, policy: Policy) -> Iterat
             yield f"{FILE}: another one than was measured"
             return
         metrics: Any = json.loads(content)
-        reached, lost, metric = metrics["compiled"], metrics["drop"], str(metrics["metric"])
-    except (OSError, ValueError, KeyError, TypeError):
+        lost, metric = metrics["drop"], str(metrics["metric"])
+        scores = [own["compiled"] for own in metrics.get(VARIANTS, {"": metrics}).values()]
+        reached = None if None in scores else min(scores)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         reached, lost, metric = None, None, ""
     if policy.metric is not None and metric != policy.metric:
         yield f"metric: {metric or 'not measured'}, not {policy.metric}"

@@ -35,6 +35,7 @@ from forge_pipeline.pipeline.verify import rebuild_worker
 from forge_pipeline.pipeline.verify.places import first_difference
 from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.artifacts import REPORT
+from forge_pipeline.stages.contract import stage_and_variant
 
 NAMES: Final = ("in the delivery", "built here")
 _ELSEWHERE: Final = {"TZ": "Pacific/Chatham", "LC_ALL": "C", "LANG": "C", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -74,7 +75,7 @@ def check_rebuild(folder: Path, statement: Statement, materials: Materials) -> l
 
     Raises VerificationError, naming the first stage that differs and where, and what the build raises.
     """
-    if statement.options.keys() != STAGES.keys():
+    if {stage_and_variant(name)[0] for name in statement.options} != STAGES.keys():
         expected = f"options of the stages {', '.join(STAGES)}"
         raise ArtifactError("provenance", expected, ", ".join(statement.options), "use the release that built it")
     materials.check(statement)
@@ -86,7 +87,7 @@ def check_rebuild(folder: Path, statement: Statement, materials: Materials) -> l
         found = difference(statement, again, names=NAMES, without=without)
         if found is not None:
             raise _differs(found, [*_places(folder, statement, found, files)])
-    compared = [name for name in STAGES if name in statement.stages and name not in without]
+    compared = [name for name in statement.stages if stage_and_variant(name)[0] not in without]
     left = [f"rebuilt   not compared: {', '.join(sorted(without))}"] if without else []
     return [f"rebuilt   equal: {', '.join(compared)}", *left]
 
