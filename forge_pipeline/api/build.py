@@ -17,17 +17,16 @@ def build(config: Mapping[str, Any] | DictConfig, *, out: Path | str | None = No
     names in a defaults list give them; those that are left out are as `forge-pipeline run` has them, and sections of
     other names are the application's own. Raises ForgeError.
     """
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from forge_pipeline.pipeline.build import build as build_all
     from forge_pipeline.pipeline.hydra_app import compose
-    from forge_pipeline.pipeline.spread import spread
     from forge_pipeline.pipeline.stage_configs import SECTIONS
+    from forge_pipeline.pipeline.targets.spread import running, spread
     from forge_pipeline.pipeline.withheld import resolved
 
     sections = OmegaConf.create({name: config[name] for name in SECTIONS if name in config})
-    given = resolved(spread(sections, HydraConfig.get() if HydraConfig.initialized() else None))
+    given = resolved(spread(sections, running()))
     whole = compose(()) | given
     if out is not None or "out" not in given:
         whole["out"] = str(out) if out is not None else f"runs/{whole['target']['tag']}"

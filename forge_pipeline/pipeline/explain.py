@@ -10,7 +10,6 @@ from typing import Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.errors import UsageError, did_you_mean
-from forge_pipeline.pipeline.auto_target import with_target
 from forge_pipeline.pipeline.build import (
     StoreOptions,
     make_runner,
@@ -24,6 +23,7 @@ from forge_pipeline.pipeline.hydra_app import admitted, compose, quote_path
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.runner import Input, Output, Runner
 from forge_pipeline.pipeline.stage_configs import dump_folder, password_sources, plan, slices
+from forge_pipeline.pipeline.targets.auto_target import with_target
 from forge_pipeline.report.figures import day
 from forge_pipeline.runners.device import Device
 from forge_pipeline.stages import STAGES

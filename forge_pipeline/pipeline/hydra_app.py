@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_pipeline.errors import ConfigError, ForgeError, UsageError, did_you_mean
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.pipeline.auto_target import with_target
-from forge_pipeline.pipeline.spread import GROUP, spread
 from forge_pipeline.pipeline.sweep.jobs import EndedError, Job, Single, Task
+from forge_pipeline.pipeline.targets.auto_target import with_target
+from forge_pipeline.pipeline.targets.spread import GROUP, spread
 from forge_pipeline.pipeline.withheld import NOT_SHOWN, is_secretive, quotable, refuse_secrets, resolved
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import is_several

@@ -13,9 +13,9 @@ from forge_pipeline.pipeline.search.finals import timed_again
 from forge_pipeline.pipeline.search.options import Asked, Options, asked, options_of
 from forge_pipeline.pipeline.search.records import opened
 from forge_pipeline.pipeline.search.search import Launch, Search
-from forge_pipeline.pipeline.spread import spread
 from forge_pipeline.pipeline.stage_configs import slices
 from forge_pipeline.pipeline.sweep.results import write_into
+from forge_pipeline.pipeline.targets.spread import spread
 from forge_pipeline.pipeline.withheld import NOWHERE, resolved
 from forge_pipeline.target import HOST, Target
 

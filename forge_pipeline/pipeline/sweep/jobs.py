@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.errors import ForgeError
-from forge_pipeline.pipeline.spread import spread
+from forge_pipeline.pipeline.targets.spread import running, spread
 from forge_pipeline.pipeline.withheld import resolved
 from forge_pipeline.target.description import VARIANTS, is_several
 from forge_runtime.redact import redacted
@@ -65,9 +65,7 @@ class Job:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    from hydra.core.hydra_config import HydraConfig
-
-    return resolved(spread(config, HydraConfig.get()))
+    return resolved(spread(config, running()))
 
 
 def folder_of(config: dict[str, Any], swept: Sequence[str]) -> str:

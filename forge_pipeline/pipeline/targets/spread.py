@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.errors import ConfigError, UsageError
-from forge_pipeline.target.description import VARIANTS, is_several
+from forge_pipeline.target.description import VARIANTS, is_several, section_of
 from forge_pipeline.target.several import name_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ def spread(config: DictConfig, hydra: Any) -> DictConfig:
     return config
 
 
+def running() -> Any:
+    """Return Hydra's own part of the configuration of the job that runs in this process; None outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get() if HydraConfig.initialized() else None
+
+
 def _listed(overrides: Iterable[str]) -> list[str] | None:
     """Return the tags of a list that an override gives; None where none is one."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -68,9 +75,7 @@ def _alone(tag: str, hydra: Any, overrides: Sequence[str], where: str) -> Any:
     from omegaconf import OmegaConf
 
     if hydra is None or not GlobalHydra.instance().is_initialized():
-        from forge_pipeline.pipeline.hydra_app import compose as own
-
-        section = own([f"{GROUP}={tag}"])[GROUP]
+        section = section_of(tag)
     else:
         kept = [_set(each) for each in overrides if each.lstrip("+").partition("=")[0] != GROUP]
         search = [str(each) for each in hydra.overrides.hydra if str(each).startswith("hydra.searchpath")]

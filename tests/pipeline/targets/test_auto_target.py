@@ -13,7 +13,7 @@ import pytest
 
 from forge_pipeline.cli import main
 from forge_pipeline.errors import UsageError
-from forge_pipeline.pipeline.auto_target import with_target
+from forge_pipeline.pipeline.targets.auto_target import with_target
 from forge_pipeline.runners.inquiry import machine_of
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import this_machine
