@@ -24,7 +24,9 @@ from forge_pipeline.target import (
     list_x86_tags,
     tags,
 )
+from forge_pipeline.target.description import is_several, section_of
 from forge_pipeline.target.features import CPUINFO_FLAGS
+from forge_pipeline.target.several import variants_of
 
 DOT_PRODUCTS = {"vnni": "avx512_vnni", "avx_vnni": "avx_vnni", "sdot": "asimddp", "i8mm": "i8mm"}
 BY_TAG = {target.tag: target for target in described()}
@@ -32,8 +34,21 @@ BY_TAG = {target.tag: target for target in described()}
 
 def test_every_file_binds_and_is_named_by_its_path() -> None:
     for tag in tags():
-        if tag != HOST:
+        if is_several(section_of(tag)):
+            assert section_of(tag)["tag"] == tag
+            with pytest.raises(TargetError, match="one CPU, found several"):
+                Target.from_tag(tag)
+        elif tag != HOST:
             assert Target.from_tag(tag).tag == tag
+
+
+def test_what_lists_several_cpus_lists_those_that_there_are() -> None:
+    several = [section_of(tag) for tag in tags() if is_several(section_of(tag))]
+    assert {section["tag"] for section in several} == {"arm/any", "x86-64/any"}
+    for section in several:
+        alone = {tag: section_of(tag) for tag in section["variants"]}
+        assert tuple(variants_of({**section, "variants": list(alone.values())})) == tuple(alone)
+        assert {each["family"] for each in alone.values()} == {section["family"]}
 
 
 @pytest.mark.parametrize("tag", sorted(tag for tag, target in BY_TAG.items() if target.libc not in ("apple", "none")))
@@ -114,8 +129,9 @@ def test_a_verbose_list_gives_what_tvm_is_told() -> None:
 
 def test_the_listing_for_people_names_every_target_under_its_family() -> None:
     text = describe_targets(as_json=False)
-    assert all(f"  {tag} " in text for tag in BY_TAG)
-    assert [row["tag"] for row in json.loads(describe_targets(as_json=True))] == [HOST, *BY_TAG]
+    several = [tag for tag in tags() if is_several(section_of(tag))]
+    assert all(f"  {tag} " in text for tag in (*BY_TAG, *several))
+    assert [row["tag"] for row in json.loads(describe_targets(as_json=True))] == [HOST, *BY_TAG, *several]
 
 
 def test_listing_targets_does_not_import_the_compiler() -> None:
