@@ -52,6 +52,14 @@ def described(target: Mapping[str, Any]) -> Target:
     return replace(here, **{**target, "cpu_flags": tuple(target["cpu_flags"])})
 
 
+def effort_of(target: Target) -> int:
+    """Return a rank of what running a target's artifact costs with `auto` and no board: 2 where an emulator runs it,
+    which takes some ten times as long as all else of a build; 1 where this machine does; 0 where nothing does."""
+    if why_not_here(target) is None:
+        return 1
+    return 0 if isinstance(emulator_for(target.triple, target.cpu, target.cpu_flags), str) else 2
+
+
 def place_of(runner: Runner, target: Mapping[str, Any], device: Mapping[str, Any] | None) -> str | None:
     """Return the name of what will run a target's artifact, None for nothing: a part of the action key.
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from forge_pipeline.errors import ArtifactError, ConfigError, MachineError, TargetError
-from forge_pipeline.runners.choice import DECIDING, place_of, without_host
+from forge_pipeline.runners.choice import DECIDING, effort_of, place_of, without_host
 from forge_pipeline.runners.contract import Place, refusal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.emulators import Emulator, emulator, emulator_for
@@ -72,6 +72,16 @@ def test_what_runs_an_artifact_is_part_of_its_key(monkeypatch: pytest.MonkeyPatc
     assert place_of("none", config("host"), None) is None
     installed(monkeypatch, tmp_path, "qemu-aarch64", "qemu-riscv64", "qemu-x86_64")
     assert str(place_of("auto", config(foreign), None)).startswith("qemu-")
+
+
+def test_what_an_emulator_runs_takes_longest_and_what_nothing_runs_least(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    foreign = Target.from_tag(next(tag for tag in FOREIGN if why_not_here(Target.from_tag(tag))))
+    installed(monkeypatch, tmp_path)
+    assert (effort_of(foreign), effort_of(Target.from_tag("host"))) == (0, 1)
+    installed(monkeypatch, tmp_path, "qemu-aarch64", "qemu-riscv64", "qemu-x86_64")
+    assert effort_of(foreign) == 2
 
 
 def test_without_an_emulator_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

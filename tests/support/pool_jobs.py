@@ -84,9 +84,14 @@ def in_turn(name: str, stage: str) -> str:
     return name
 
 
-def jobs(*calls: Callable[[], Any], groups: str = "") -> list[Job]:
+def jobs(*calls: Callable[[], Any], groups: str = "", efforts: str = "") -> list[Job]:
     return [
-        Job(name=f"job {number}", group=groups[number] if groups else number, call=call)
+        Job(
+            name=f"job {number}",
+            group=groups[number] if groups else number,
+            call=call,
+            effort=int(efforts[number]) if efforts else 0,
+        )
         for number, call in enumerate(calls)
     ]
 
@@ -96,6 +101,7 @@ SCENARIOS: dict[str, tuple[list[Job], int]] = {
     "timed": (jobs(partial(counting, 3), timed), 2),
     "endless": (jobs(partial(counting, 100), partial(counting, 100)), 2),
     "groups": (jobs(*(partial(in_turn, name, "compile") for name in ("a1", "a2", "b1")), groups="aab"), 2),
+    "efforts": (jobs(*(partial(in_turn, name, "compile") for name in ("a", "b", "c", "d")), efforts="0121"), 1),
 }
 
 

@@ -12,6 +12,8 @@ from forge_pipeline.pipeline.parallel.width import width_of
 from forge_pipeline.pipeline.parallel.worker import Job
 from forge_pipeline.pipeline.stage_configs import password_sources
 from forge_pipeline.pipeline.sweep.jobs import failure
+from forge_pipeline.runners.choice import effort_of
+from forge_pipeline.target import Target
 
 
 def build_matrix() -> None:
@@ -19,7 +21,12 @@ def build_matrix() -> None:
     _, configs = configurations()
     sealed = any(password_sources(config) for config in configs.values())
     jobs = [
-        Job(name=target, group=None, call=partial(build_ahead, config, sealed=sealed))
+        Job(
+            name=target,
+            group=None,
+            call=partial(build_ahead, config, sealed=sealed),
+            effort=effort_of(Target.from_config(config["target"])),
+        )
         for target, config in configs.items()
     ]
     width = width_of(next(iter(configs.values()))["jobs"], len(jobs))

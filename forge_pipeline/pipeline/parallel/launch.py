@@ -9,12 +9,14 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from forge_pipeline.errors import UsageError
+from forge_pipeline.errors import ForgeError, UsageError
 from forge_pipeline.pipeline.parallel import width
 from forge_pipeline.pipeline.parallel.display import display_for
 from forge_pipeline.pipeline.parallel.pool import Pool
 from forge_pipeline.pipeline.parallel.worker import Job
 from forge_pipeline.pipeline.withheld import quotable
+from forge_pipeline.runners.choice import effort_of
+from forge_pipeline.target import Target
 from forge_runtime.text import shown
 
 TARGET = "target="
@@ -36,6 +38,7 @@ def run_jobs(overrides: Sequence[Sequence[str]], run: Callable[[int], Any], at_o
             name=name,
             group=tuple(item for item in own if not item.startswith(TARGET)),
             call=partial(run, number),
+            effort=max((_effort(item.removeprefix(TARGET)) for item in own if item.startswith(TARGET)), default=0),
         )
         for number, (name, own) in enumerate(zip(names, overrides, strict=True))
     ]
@@ -49,6 +52,14 @@ def run_jobs(overrides: Sequence[Sequence[str]], run: Callable[[int], Any], at_o
         flush=True,
     )
     return results
+
+
+def _effort(tag: str) -> int:
+    """Return the rank of a target by its tag; the least for a word that is none, which its job tells of."""
+    try:
+        return effort_of(Target.from_tag(tag))
+    except ForgeError:
+        return 0
 
 
 def _has_failed(result: Any) -> bool:

@@ -49,7 +49,7 @@ class Pool:
         failed: Callable[[Any], bool] = lambda result: isinstance(result, BaseException),
     ) -> None:
         self._jobs, self._width, self._display, self._failed = jobs, width, display, failed
-        self._waiting = list(range(len(jobs)))
+        self._waiting = sorted(range(len(jobs)), key=lambda number: -jobs[number].effort)
         self._results: dict[int, Any] = {}
         self._workers: list[_Worker] = []
         self._asking: list[_Worker] = []  # who wants quiet; the first has it

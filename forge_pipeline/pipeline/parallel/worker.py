@@ -21,11 +21,15 @@ STEP = 0.2  # seconds between two words about how far something is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something to do: ``name`` is for people; what jobs of one ``group`` do first, they do alike."""
+    """Something to do: ``name`` is for people; what jobs of one ``group`` do first, they do alike.
+
+    Those of the most ``effort``, a rank, are begun first: one that takes long and is begun last is waited for alone.
+    """
 
     name: str
     group: Hashable
     call: Callable[[], Any]
+    effort: int = 0
 
 
 @dataclass(frozen=True, slots=True)

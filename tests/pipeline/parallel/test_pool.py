@@ -51,6 +51,12 @@ def test_jobs_that_begin_alike_wait_for_the_first_of_them(tmp_path: Path) -> Non
     assert set(order[:2]) == {"a1", "b1"} and order.index("a2") > order.index("a1+")
 
 
+def test_what_takes_longest_is_begun_first_and_results_keep_their_places(tmp_path: Path) -> None:
+    results, _, _ = _results("efforts", tmp_path)
+    assert (tmp_path / "order").read_text().split() == ["c", "c+", "b", "b+", "d", "d+", "a", "a+"]
+    assert results == ["a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_outlives_the_pool(tmp_path: Path, number: int) -> None:
     process = _start("endless", tmp_path)
