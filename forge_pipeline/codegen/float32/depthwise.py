@@ -13,6 +13,7 @@ from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import edge_tiles, primitives
+from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 NAME = "depthwise"
@@ -91,7 +92,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if None in primitives.extents(sch, anchor)[2:]:
         dynamic_shape.schedule_depthwise(sch, machine, anchor)
         return
-    windows = _windows(sch.get(anchor).annotations)
+    annotations = sch.get(anchor).annotations
+    windows = windows_of(annotations) if WINDOWS in annotations else None
     before, last = primitives.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
     axes = (2, 3, 5)
@@ -99,7 +101,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         h, w, kernel_h, kernel_w, axes = w, h, kernel_w, kernel_h, (3, 2, 6)
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
-    pixels = -(-width // -(-width // min(WIDEST, machine.registers // 2)))
+    pixels = tile_width(machine, width)
     shares = -(-SHARES * machine.cores // primitives.static(sch, block))
     row_block = max([rows for rows in divisors(height, height) if height // rows >= shares] or [1])
     h_out, h_in = sch.split(h, [None, row_block])
@@ -124,16 +126,18 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, *taps_in), below=3, lanes=lanes)
 
 
-def _windows(annotations: Any) -> tuple[edge_tiles.Window, edge_tiles.Window] | None:
-    """Return what results read along the image's height and along its width; None where that has no edges."""
-    if WINDOWS not in annotations:
-        return None
-    size, before, stride, taps, dilation = (annotations[WINDOWS][index : index + 2] for index in range(0, 10, 2))
+def tile_width(machine: Machine, width: int) -> int:
+    """Return the pixels of a tile: of as few tiles as a row takes, the narrowest."""
+    return -(-width // -(-width // min(WIDEST, machine.registers // 2)))
+
+
+def windows_of(annotations: Any) -> tuple[Window, Window]:
+    """Return what results of a block with WINDOWS read along the image's height, and along its width."""
+    size, before, stride, taps, dilation = (
+        [int(item) for item in annotations[WINDOWS][index : index + 2]] for index in range(0, 10, 2)
+    )
     height, width = (
-        edge_tiles.Window(
-            size=int(size[axis]), before=int(before[axis]), stride=int(stride[axis]), taps=int(taps[axis]),
-            dilation=int(dilation[axis]),
-        )
+        Window(size=size[axis], before=before[axis], stride=stride[axis], taps=taps[axis], dilation=dilation[axis])
         for axis in (0, 1)
-    )  # fmt: skip
+    )
     return height, width
