@@ -16,6 +16,7 @@ from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import (
+    edge_tiles,
     flatten_pixels,
     half_sums,
     lane_reduction,
@@ -37,6 +38,7 @@ Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
 
 REWRITES: tuple[Rewrite, ...] = (
     pmaddubsw.continue_sums,  # masks of the steps that need them
+    edge_tiles.specialize,  # tiles at an image's edges are code of their own
     peel_padding.peel,  # padded copies without tests in their loops
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more

@@ -11,6 +11,7 @@ from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, pad, softmax, weight_decode
+from forge_pipeline.codegen.float32.convolution_pairs import pair_convolutions
 from forge_pipeline.codegen.float32.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.half_precision import refuse_quantized
@@ -139,7 +140,8 @@ def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
     module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
-        module = relax.transform.FuseTIR()(relax.transform.FuseOps()(part_broadcasts(cut_chains(module))))
+        module = relax.transform.FuseOps()(part_broadcasts(cut_chains(module)))
+        module = relax.transform.FuseTIR()(pair_convolutions(module, work.machine))
     entry.module = relax.transform.DeadCodeElimination()(module)
     _refuse_leftovers(entry.module)
 

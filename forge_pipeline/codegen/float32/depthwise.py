@@ -1,4 +1,4 @@
-"""Depthwise convolution: every lane its own channel, rows of the padded image copied just before they are read."""
+"""Depthwise convolution: every lane its own channel, a tile of pixels at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import edge_tiles, primitives
+from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 NAME = "depthwise"
 WIDEST = 14
 """Pixels in a tile at most: each reuses the row for the kernel's width, and holds one accumulator."""
+
+MOST_CODE = 1024
+"""Multiply-adds in a tile's code at most, above which a window's rows are a loop."""
+
+SHARES = 8
+"""Pieces of work for each core at least: where there are fewer blocks of channels, rows are shared out."""
+
+WINDOWS = "forge.windows"
+"""The annotation of a block whose image has padding: size, padding before, strides, kernel, dilation; two of each."""
 
 TAPS_PER_RESULT = 4
 """Multiply-adds that take as long as storing one result: here, they wait for memory more than a convolution's."""
@@ -69,24 +79,31 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
         )
 
     shape = (image.shape[0], blocks, *geometry.output, lanes)
-    return te.compute(shape, element, name="depthwise", attrs={primitives.FAMILY: NAME})
+    attributes: dict[str, Any] = {primitives.FAMILY: NAME}
+    if geometry.is_static and any(geometry.padding):
+        before, strides, kernel = geometry.padding[:2], geometry.strides, geometry.kernel
+        attributes[WINDOWS] = [*geometry.size, *before, *strides, *kernel, *geometry.dilation]
+    return te.compute(shape, element, name="depthwise", attrs=attributes)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Compute a row block at a time, small enough that its padded copy stays in the first cache."""
+    """Compute a tile of pixels after the other; those at the edges are code of their own."""
     anchor = primitives.find(sch, NAME)
     if None in primitives.extents(sch, anchor)[2:]:
         dynamic_shape.schedule_depthwise(sch, machine, anchor)
         return
+    annotations = sch.get(anchor).annotations
+    windows = windows_of(annotations) if WINDOWS in annotations else None
     before, last = primitives.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
-    h, w = primitives.rows_and_columns(sch, h, w)
+    axes = (2, 3, 5)
+    if primitives.static(sch, w) == 1:  # its height is its one row
+        h, w, kernel_h, kernel_w, axes = w, h, kernel_w, kernel_h, (3, 2, 6)
     height, width, lanes = (primitives.static(sch, loop) for loop in (h, w, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
-    pixels = divisors(width, min(WIDEST, machine.registers - 4))[-1]
-    row_block = max(
-        [rows for rows in divisors(height, height) if rows * width * lanes * machine.item <= machine.l1 // 2] or [1]
-    )
+    pixels = tile_width(machine, width)
+    shares = -(-SHARES * machine.cores // primitives.static(sch, block))
+    row_block = max([rows for rows in divisors(height, height) if height // rows >= shares] or [1])
     h_out, h_in = sch.split(h, [None, row_block])
     w_out, w_in = sch.split(w, [None, pixels])
     sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
@@ -95,7 +112,32 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, work // TAPS_PER_RESULT)
     for producer in before:
-        sch.compute_at(producer, shared)
-        sch.vectorize(sch.get_loops(producer)[-1])
+        if primitives.family_of(sch, producer) == primitives.PAD:
+            sch.compute_inline(producer)
+        else:
+            sch.compute_at(producer, shared)
+            sch.vectorize(sch.get_loops(producer)[-1])
     sch.vectorize(lane)
-    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, kernel_h, kernel_w), below=3, lanes=lanes)
+    unrolls = taps * pixels <= MOST_CODE
+    if windows is not None:
+        edge_tiles.mark(sch, anchor, h_in, w_out, axes=axes, rows=windows[axes[0] - 2], columns=windows[axes[1] - 2],
+                        tile=pixels, unrolls=unrolls)  # fmt: skip
+    taps_in = (kernel_h, kernel_w) if unrolls else (kernel_w,)
+    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, *taps_in), below=3, lanes=lanes)
+
+
+def tile_width(machine: Machine, width: int) -> int:
+    """Return the pixels of a tile: of as few tiles as a row takes, the narrowest."""
+    return -(-width // -(-width // min(WIDEST, machine.registers // 2)))
+
+
+def windows_of(annotations: Any) -> tuple[Window, Window]:
+    """Return what results of a block with WINDOWS read along the image's height, and along its width."""
+    size, before, stride, taps, dilation = (
+        [int(item) for item in annotations[WINDOWS][index : index + 2]] for index in range(0, 10, 2)
+    )
+    height, width = (
+        Window(size=size[axis], before=before[axis], stride=stride[axis], taps=taps[axis], dilation=dilation[axis])
+        for axis in (0, 1)
+    )
+    return height, width

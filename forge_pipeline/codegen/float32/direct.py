@@ -259,6 +259,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = primitives.split_around(sch, sums)
     work = primitives.product(primitives.extent(sch, loop) for loop in sch.get_loops(sums))
     n, oc, row_block, along, out, *reduction = sch.get_loops(sums)
+    reduction = primitives.taps_along_first(sch, along, reduction)
     between: list[LoopRV] = []
     if FLAT in annotations:
         _flatten_rows(sch, sums, last, out_w=int(annotations[FLAT]))

@@ -67,6 +67,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=WIDTHS)
+    reduction = primitives.taps_along_first(sch, w, reduction)
     h, w = primitives.rows_and_columns(sch, h, w)
     oc_out, oc_in = sch.split(oc, [None, vectors])
     row_block, h_in = sch.split(h, [None, min(ROW_BLOCK, primitives.extent(sch, h) or ROW_BLOCK)])

@@ -239,6 +239,19 @@ def rows_and_columns(sch: Schedule, height: LoopRV, width: LoopRV) -> tuple[Loop
     return (width, height) if extent(sch, width) == 1 else (height, width)
 
 
+def taps_along_first(sch: Schedule, width: LoopRV, reduction: Sequence[LoopRV]) -> list[LoopRV]:
+    """Return the loops of a sum over an image in plain form, of channels and taps, in the order in which they go.
+
+    Pixels beside each other read the same along a row. LLVM unrolls the inner loops and keeps what several steps read
+    for later, more than there are registers for, so that sums are moved to memory. With the taps along a row outside,
+    no two steps inside read the same. Loops over an image in blocks stay: they have one over a block's channels inside.
+    """
+    if len(reduction) != 3:
+        return list(reduction)
+    channel, kernel_h, kernel_w = reduction
+    return [kernel_h, channel, kernel_w] if extent(sch, width) == 1 else [kernel_w, channel, kernel_h]
+
+
 def product(extents: Iterable[Any]) -> int:
     """Return the product of the known extents."""
     result = 1

@@ -1,0 +1,187 @@
+"""Windows over an image without a padded copy of it: tiles at the edges are code of their own.
+
+What lies outside of an image is zero. Taps on rows outside are left out: the loop over a window's rows is shorter
+there. Taps on columns outside are the same for all rows, of the first and of the last tiles: each of these becomes a
+copy of the tile in which every test is of numbers, so that nothing of it is left. The tiles between have no tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Call
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from forge_pipeline.codegen.tir import rewriting
+
+WINDOW = "forge.window"
+"""The annotation of a block that reads an image under conditions: its axes of rows, of columns and of a window's rows,
+then for rows those of `Window`."""
+
+ROWS = "forge.edge_rows"
+"""The annotation of a loop over rows of results: the first that reads nothing outside, and the first after it that
+does; for them, the loop over a window's rows stays unrolled."""
+
+TILES = "forge.edge_tiles"
+"""The annotation of a loop over the tiles of a row: likewise, of whole tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Along an axis, result r reads pixels r * ``stride`` - ``before`` + t * ``dilation`` of ``size``, t < ``taps``."""
+
+    size: int
+    before: int
+    stride: int
+    taps: int
+    dilation: int
+
+    def inside(self, results: int) -> tuple[int, int]:
+        """Return the first of ``results`` that reads nothing outside, and the first after it that does."""
+        first = min(results, -(-self.before // self.stride))
+        reach = (self.taps - 1) * self.dilation
+        return first, max(first, min(results, (self.size - 1 - reach + self.before) // self.stride + 1))
+
+    def bounds(self, result: Any) -> tuple[Any, Any]:
+        """Return the first tap of a result that is not outside, and the first after it that is."""
+        at = result * self.stride - self.before
+        first = tirx.max(0, tirx.floordiv(self.dilation - 1 - at, self.dilation))
+        return first, tirx.max(first, tirx.min(self.taps, tirx.floordiv(self.size - 1 - at, self.dilation) + 1))
+
+
+def mark(
+    sch: Schedule, block: SBlockRV, over_rows: LoopRV, over_tiles: LoopRV, *, axes: tuple[int, int, int],
+    rows: Window, columns: Window, tile: int, unrolls: bool,
+) -> None:  # fmt: skip
+    """Mark a block whose tiles at the edges are to be code of their own, and the loops around it.
+
+    ``axes`` are the block's axes of rows, of columns and of a window's rows. Tiles have ``tile`` columns; the last may
+    have fewer. ``unrolls``: rows that read nothing outside have code of their own too, in which a window's rows are
+    unrolled.
+    """
+    block_loop = {axis: int(sch.get(block).iter_vars[axis].dom.extent) for axis in axes[:2]}
+    first, stop = columns.inside(block_loop[axes[1]])
+    begin = -(-first // tile)
+    sch.annotate(block, WINDOW, [*axes, rows.size, rows.before, rows.stride, rows.taps, rows.dilation])
+    sch.annotate(over_rows, ROWS, list(rows.inside(block_loop[axes[0]])) if unrolls else [0, 0])
+    sch.annotate(over_tiles, TILES, [begin, max(begin, stop // tile)])
+
+
+def specialize(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel whose marked loops have a copy of their tile for each edge."""
+    buffers: list[Any] = []
+
+    def split(loop: tirx.For, mutator: Any) -> Any:
+        return _rows(loop, buffers) if ROWS in loop.annotations else mutator.default_mutate(loop)
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
+    if not buffers:
+        return function
+    root = body.block
+    block = s_tir.SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, root.body,
+        alloc_buffers=[*root.alloc_buffers, *buffers], annotations=root.annotations,
+    )  # fmt: skip
+    return function.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, block))
+
+
+def _rows(loop: tirx.For, buffers: list[Any]) -> tirx.For:
+    """Return a loop over rows that has other tiles for those at the edges."""
+    anchor = next(realize for realize in rewriting.realizes(loop) if WINDOW in realize.block.annotations)
+    axis = int(anchor.block.annotations[WINDOW][0])
+    row, rows = anchor.iter_values[axis], int(anchor.block.iter_vars[axis].dom.extent)
+    (over_tiles,) = (inner for inner in rewriting.loops(loop) if TILES in inner.annotations)
+    first, stop = (int(place) for place in loop.annotations[ROWS])
+    if (first, stop) == (0, rows):
+        result = _tiles(over_tiles, None, buffers)
+    else:
+        result = _tiles(over_tiles, row, buffers)
+        if first < stop:
+            is_inside = tirx.all(row >= first, row < stop)
+            result = tirx.IfThenElse(is_inside, _tiles(over_tiles, None, buffers), result)
+    kept = {name: note for name, note in loop.annotations.items() if name != ROWS}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, result, annotations=kept)
+
+
+def _tiles(loop: tirx.For, row: Any, buffers: list[Any]) -> Any:
+    """Return the tiles of a row: of one that may read what is outside, or (None) of those that do not."""
+    begin, end = (int(place) for place in loop.annotations[TILES])
+    parts = [_part(loop, row, tile, 1, buffers) for tile in range(begin)]
+    if end > begin:
+        parts.append(_part(loop, row, begin, end - begin, buffers))
+    parts += [_part(loop, row, tile, 1, buffers) for tile in range(end, int(loop.extent))]
+    return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+
+
+def _part(loop: tirx.For, row: Any, first: int, count: int, buffers: list[Any]) -> Any:
+    """Return ``count`` tiles of a row, from ``first``; several are all inside of it."""
+    begin, end = (int(place) for place in loop.annotations[TILES])
+    is_inside = begin <= first < end
+    body = rewriting.map_realizes(loop.body, lambda realize: _decided(realize, is_inside=is_inside))
+    if row is not None:
+        body = _shortened(body, row)
+    counter = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
+    place = counter + first if count > 1 else tirx.const(first, loop.loop_var.ty.dtype)
+    body = rewriting.substitute(body, lambda seen: place if seen.same_as(loop.loop_var) else None)
+    body = rewriting.clone(body, _locals(body))
+    buffers += _locals(body)
+    return tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body) if count > 1 else body
+
+
+def _decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
+    """Return a block without conditions on rows, and, of tiles that are inside of a row, on columns."""
+    old, predicate = realize.block, True if is_inside else realize.predicate
+    if WINDOW not in old.annotations:
+        return SBlockRealize(realize.iter_values, predicate, old)
+    rows, columns = (old.iter_vars[int(axis)].var for axis in old.annotations[WINDOW][:2])
+
+    def decided(call: Call, mutator: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != rewriting.CHOICE:
+            return mutator.default_mutate(call)
+        conditions = [
+            marked.args[0] if isinstance(marked, Call) else marked  # what TVM's partitioning looks for
+            for marked in rewriting.conjuncts(call.args[0])
+        ]
+        dropped = (rows, columns) if is_inside else (rows,)
+        kept = [item for item in conditions if not any(rewriting.reads(item, axis) for axis in dropped)]
+        if not kept:
+            return call.args[1]
+        return tirx.if_then_else(tirx.all(*kept) if len(kept) > 1 else kept[0], call.args[1], call.args[2])
+
+    content = tvm_ffi.structural_mutate(old.body, [(Call, decided)])
+    block = s_tir.SBlock(
+        old.iter_vars, old.reads, old.writes, old.name_hint, content, annotations=dict(old.annotations)
+    )
+    return SBlockRealize(realize.iter_values, predicate, block)
+
+
+def _shortened(body: Any, row: Any) -> Any:
+    """Return a tile whose loop over a window's rows leaves out those outside of the image."""
+    anchor = [item for item in rewriting.realizes(body) if WINDOW in item.block.annotations][-1]
+    _, _, axis, size, before, stride, taps, dilation = (int(item) for item in anchor.block.annotations[WINDOW])
+    window = Window(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
+    first, stop = window.bounds(row)
+
+    def shorten(loop: tirx.For, mutator: Any) -> Any:
+        if not loop.loop_var.same_as(anchor.iter_values[axis]):
+            return mutator.default_mutate(loop)
+        counter = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
+        inner = rewriting.substitute(loop.body, lambda seen: first + counter if seen.same_as(loop.loop_var) else None)
+        return tirx.For(counter, 0, stop - first, tirx.ForKind.SERIAL, inner)
+
+    return tvm_ffi.structural_mutate(body, [(tirx.For, shorten)])
+
+
+def _locals(tree: Any) -> Sequence[Any]:
+    """Return the buffers that blocks keep in registers."""
+    found: list[Any] = []
+    for realize in rewriting.realizes(tree):
+        for region in realize.block.writes:
+            if region.source.scope() == "local" and not any(region.source.same_as(other) for other in found):
+                found.append(region.source)
+    return found
