@@ -10,31 +10,11 @@ import numpy as np
 import pytest
 
 from forge_pipeline.target import Target
+from tests.support.assembly import ALLOWED, FMA, SPILL, hottest_block
 
-FMA = re.compile(r"\t(vfn?madd|fmla)")
-SPILL = re.compile(
-    r"\tv?mov\w*\t.*\(%r[sb]p\).*mm|\tv?mov\w*\t%[xyz]mm\d+, .*\(%r[sb]p\)|\t(ldr|str|ldp|stp|ldur|stur)\tq.*\[(sp|x29)"
-)
 STORE = re.compile(r"\tv?mov\w*\t%[xyz]mm\d+, .*\(|\t(str|stp|stur)\tq")
 """A vector on its way to memory: sums that TVM does not keep in registers look so."""
-JUMP = re.compile(r"\t(j\w+|b\.\w+|cbn?z|b)\t")
-LABEL = re.compile(r"^\.?[A-Za-z_][\w.$]*:")
-ALLOWED = 2
-"""Moves to or from the stack among dozens of multiply-adds: what LLVM does to a pointer or a constant."""
-
 SHAPES = {"pointwise": (14, 256, 64, 1, 1), "3x3 with stride": (28, 64, 128, 3, 2), "few pixels": (7, 128, 64, 1, 1)}
-
-
-def hottest_block(assembly: str) -> list[str]:
-    """Return the basic block with the most multiply-adds."""
-    blocks: list[list[str]] = [[]]
-    for line in assembly.splitlines():
-        if LABEL.match(line):
-            blocks.append([])
-        blocks[-1].append(line)
-        if JUMP.match(line):
-            blocks.append([])
-    return max(blocks, key=lambda block: sum(bool(FMA.search(line)) for line in block))
 
 
 def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, stride: int) -> str:

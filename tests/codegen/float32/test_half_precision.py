@@ -15,7 +15,7 @@ from forge_pipeline.codegen.half_precision import computes_halves, widest
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.target import Target
-from tests.codegen.float32.test_assembly import ALLOWED, SPILL, hottest_block
+from tests.support.assembly import ALLOWED, SPILL, hottest_block
 from tests.support.half_net import HALVES, Net, dense_net, image_net
 from tests.support.int8.net import OUT, convolution
 from tests.support.int8.net import Net as QuantizedNet
