@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from forge_pipeline.target import Target
-from tests.support.assembly import ALLOWED, FMA, SPILL, STORE, hottest_block
+from tests.support.assembly import ALLOWED, FMA, SPILL, hottest_block
 
+STORE = re.compile(r"\tv?mov\w*\t%[xyz]mm\d+, .*\(|\t(str|stp|stur)\tq")
+"""A vector on its way to memory: sums that TVM does not keep in registers look so."""
 SHAPES = {"pointwise": (14, 256, 64, 1, 1), "3x3 with stride": (28, 64, 128, 3, 2), "few pixels": (7, 128, 64, 1, 1)}
 
 
