@@ -72,6 +72,10 @@ def verify(
     """
     from forge_pipeline.codegen.device import results
 
+    if library.metadata.get("states"):
+        from forge_pipeline.codegen.state.verify import verify_calls
+
+        return verify_calls(model, library, checks, float16=float16)
     source = Source(model=model, library=library, checks=checks)
     reference = reference_of(model)
     trials = source.trials(reference, feeds)
