@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.judge import Feed, Judge, reference_of
+from forge_pipeline.codegen.verify import MADE_UP, Checks, Trial, listed, precision, rounded
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.ir.sizes.keeping import keeping
 from forge_pipeline.runtime.bundle import Library
@@ -16,7 +17,6 @@ from forge_pipeline.runtime.bundle import Library
 if TYPE_CHECKING:
     import onnx
 
-    from forge_pipeline.codegen.verify import Checks
     from forge_pipeline.ir.reference.interpreter import Interpreter
 
 PROMPTS = (5, 3, 2, 4)
@@ -32,7 +32,6 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
     ONNX Runtime takes no such calls.
     """
     from forge_pipeline.codegen.device import results
-    from forge_pipeline.codegen.verify import MADE_UP, Trial, _listed, _rounded, precision
 
     reference = reference_of(model)
     calls = _Calls(model=model, library=library, checks=checks, reference=reference)
@@ -49,11 +48,11 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
     report: dict[str, Any] = {
         "tolerance": judge.limit,
         "samples": len(feeds),
-        "error": {name: _rounded(judge.worst.get(name, 0.0)) for name in names},
-        "inputs": _listed(trials),
+        "error": {name: rounded(judge.worst.get(name, 0.0)) for name in names},
+        "inputs": listed(trials),
     }
     if judge.rounding:
-        report["rounding"] = {name: _rounded(value) for name, value in judge.rounding.items()}
+        report["rounding"] = {name: rounded(value) for name, value in judge.rounding.items()}
     return report
 
 
