@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forge_runtime.errors import ConfigError
-from forge_runtime.interface import Array, Interface, Tensor
+from forge_runtime.interface import Array, Interface, State, Tensor
 from forge_runtime.library import MAX_THREADS
 from forge_runtime.limits import Limits
 from forge_runtime.model import FileOrBytes, Made, Model, Trust, name_of
@@ -45,6 +46,10 @@ class Engine:
     ``max_bytes`` bounds the library's size, and ``max_kdf_bytes`` the memory that deriving the key may take, before
     either is used; by default both are the memory that is free.
 
+    A model that was compiled with `compile.state` remembers: what a call gives of its ``states`` is read by the next.
+    ``reset`` begins anew, ``truncate`` goes back to a prompt, ``session`` gives another engine on the same library,
+    with states of its own.
+
     Raises ArtifactError for a file that is damaged, altered, cut off or made for another machine, SecretError for a
     missing or wrong key or password, UntrustedError for what no trusted key signed, ConfigError for an impossible
     number of threads, and for trusted keys that are none. Nothing of the file is executed before all of it was checked.
@@ -76,6 +81,10 @@ class Engine:
         count = _check_threads(threads)
         model = Model(library, key, secret, limits, Trust.of(trusted, signature), variant)
         self._interface, self._metadata, self._pad = model.interface, model.metadata, pad
+        if pad and self.states:
+            raise ConfigError(
+                "pad", "a model without states", "one that keeps them", "leave it out: padding would be kept"
+            )
         self._session = Session(model, count)
         self._count = len(model.interface.inputs)
 
@@ -110,8 +119,44 @@ class Engine:
         """
         values = self._interface.positional(args, named)
         with self._session.lock:
+            before = self._session.length
+
+            def run() -> object:
+                if self.states:
+                    self._session.rewind(before)
+                return self._called(values)
+
             fallbacks = self._metadata.get("compile", {}).get("fallbacks", ())
-            return profile(lambda: self._session.kernels(lambda: self._called(values)), runs, fallbacks)
+            return profile(lambda: self._session.kernels(run), runs, fallbacks)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What is kept from call to call, in order; none of most models."""
+        return self._interface.states
+
+    @property
+    def length(self) -> int:
+        """How many tokens the caches have; 0 where no state grows."""
+        with self._session.lock:
+            return self._session.length
+
+    def reset(self) -> None:
+        """Begin anew: caches are empty, and other states zero."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens, at no cost: what comes next goes on from there.
+
+        Raises ConfigError for more than there are, and where a state that does not grow knows no earlier one.
+        """
+        with self._session.lock:
+            self._session.rewind(length)
+
+    def session(self) -> Engine:
+        """Return another engine on the same library and weights, with memory and states of its own."""
+        other = copy.copy(self)
+        other._session = Session(self._session.model, self._session.threads)
+        return other
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

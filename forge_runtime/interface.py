@@ -49,6 +49,18 @@ class Tensor:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a session keeps: the input that reads it, and the output that is the input of the next call.
+
+    A cache has its tokens along the first axis, at most ``most``; another state, of 0, is of one shape.
+    """
+
+    input: Tensor
+    output: Tensor
+    most: int
+
+
 class Extent(NamedTuple):
     """The size of a named extent in a call, and the axis and the input that it was seen on first."""
 
@@ -76,6 +88,7 @@ class Interface:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     entries: Entries = NONE
+    states: tuple[State, ...] = ()
 
     @classmethod
     def of(cls, metadata: Any, *, where: str) -> Interface:
@@ -89,6 +102,7 @@ class Interface:
                 inputs=tuple(_tensor(row, f"input of {where}") for row in metadata["inputs"]),
                 outputs=tuple(_tensor(row, f"output of {where}") for row in metadata["outputs"]),
                 entries=Entries.of(metadata, where=where),
+                states=tuple(_state(row, f"state of {where}") for row in metadata.get("states", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
@@ -150,6 +164,10 @@ def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
     ):
         raise ArtifactError(f"{where} {name!r}", f"at most {MAX_RANK} numbers and names", f"{shape}", "build it anew")
     return Tensor(name=str(name), dtype=_dtype(dtype), shape=shape)
+
+
+def _state(row: Mapping[str, Any], where: str) -> State:
+    return State(input=_tensor(row["input"], where), output=_tensor(row["output"], where), most=int(row["max"]))
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -122,6 +122,8 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "forge_start": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(_HANDLE)),
     "forge_stop": (None, _HANDLE),
     "forge_repeat": (ctypes.c_int, _HANDLE),
+    "forge_rewind": (ctypes.c_int, _HANDLE, ctypes.c_int64),
+    "forge_length": (ctypes.c_int64, _HANDLE),
     "forge_profile": (ctypes.c_int, _HANDLE, ctypes.c_int),
     "forge_kernel_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
     "forge_message": (ctypes.c_char_p,),

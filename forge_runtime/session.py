@@ -33,7 +33,7 @@ class Session:
     """
 
     def __init__(self, model: Model, threads: int) -> None:
-        self.model, self._threads = model, threads
+        self.model, self.threads = model, threads
         self.lock = threading.RLock()
         self.last: Plan | None = None
         self._plans: dict[Shapes, Plan] = {}
@@ -45,7 +45,7 @@ class Session:
 
     def _start(self) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
-        if code := libforge().forge_start(self.model.handle, self._threads, ctypes.byref(made)):
+        if code := libforge().forge_start(self.model.handle, self.threads, ctypes.byref(made)):
             raise failure(code, self.model.names)
         self._handle = made
         self._end = weakref.finalize(self, libforge().forge_stop, made.value)
@@ -74,6 +74,17 @@ class Session:
             plan = self._plans[shapes] = Plan(self, shapes)
         self.last = plan
         return cast(list[Array], plan.call(arrays))
+
+    @property
+    def length(self) -> int:
+        """How many tokens its caches have."""
+        length: int = libforge().forge_length(self.handle)
+        return length
+
+    def rewind(self, length: int) -> None:
+        """Forget all tokens but the first ``length``; 0: all state. Raises ConfigError for more than there are."""
+        if code := libforge().forge_rewind(self.handle, length):
+            raise failure(code, self.model.names)
 
     def kernels(self, run: Callable[[], object]) -> list[tuple[str, int, int]]:
         """Return each kernel's name, calls and nanoseconds in what ``run`` does."""

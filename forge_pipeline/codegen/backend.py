@@ -40,6 +40,8 @@ from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.regions.linkable import check_linkable
+from forge_pipeline.codegen.state.rewrite import with_states
+from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Entry, Lowering
 from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
@@ -65,15 +67,19 @@ def import_onnx(work: Lowering) -> None:
     a program of regions. Raises CompileError where such a model is asked for at several sizes.
     """
     source = _model(work)
-    work.model = prepare(source)
+    work.states = states_of(source, work.options.state, work.options.state_max)
+    check_states(work.states, work.options, work.target)
+    work.model = with_states(prepare(source), work.states)
     check_interface(work.model)
     if work.options.relocatable:
         check_linkable(work.model)
     variants = entries(source, work.options.dims, open_form=work.options.open_form)
     work.entries = []
     for variant in variants:
-        model = work.model if variant.model is source else prepare(variant.model)
+        model = work.model if variant.model is source else with_states(prepare(variant.model), work.states)
         found = cut(model)
+        if isinstance(found, Cut) and work.states:
+            raise without_regions()
         if not isinstance(found, Cut):
             work.entries.append(_entry(found, work, variant.function, variant.extents))
         elif len(variants) == 1:
@@ -244,6 +250,14 @@ def library_text(work: Lowering) -> str:
 def _describe(work: Lowering) -> dict[str, Any]:
     model, target, options = _model(work), work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = interface(value for value in model.graph.input if value.name not in constants)
+    outputs, kept = interface(outputs_of(model)), len(work.states)
+    states = [
+        {"input": before, "output": after, "max": state.most}
+        for state, before, after in zip(
+            work.states, inputs[len(inputs) - kept :], outputs[len(outputs) - kept :], strict=True
+        )
+    ]
     return {
         "format": VERSION,
         "target": {
@@ -255,8 +269,9 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "cpu_flags": list(target.cpu_flags),
             "cuda_arch": target.cuda_arch,
         },
-        "inputs": interface(value for value in model.graph.input if value.name not in constants),
-        "outputs": interface(outputs_of(model)),
+        "inputs": inputs[: len(inputs) - kept],
+        "outputs": outputs[: len(outputs) - kept],
+        **({"states": states} if states else {}),
         "labels": labels_of(model),
         "weights": work.weights,
         "entries": work.table,

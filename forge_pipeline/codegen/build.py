@@ -12,7 +12,10 @@ from forge_pipeline.codegen.half_precision import check_arithmetic
 from forge_pipeline.codegen.lowering import pick_generator, run_steps
 from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.regions.linkable import check_linkable
+from forge_pipeline.codegen.state.rewrite import with_states
+from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.content import OpenFile
 from forge_pipeline.runtime.bundle import Library
@@ -50,8 +53,12 @@ def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
     """
     pick_generator(options, target)
     check_arithmetic(target, options)
+    states = states_of(model, options.state, options.state_max)
+    check_states(states, options, target)
     for variant in entries(model, options.dims, open_form=options.open_form):
-        prepared = prepare(variant.model)
+        prepared = with_states(prepare(variant.model), states)
+        if states and isinstance(cut(prepared), Cut):
+            raise without_regions()
         check_supported(prepared)
         if options.relocatable:
             check_linkable(prepared)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
 from forge_pipeline.codegen.verify import verify
+from forge_pipeline.codegen.verify_calls import verify_calls
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.ffi import torch_hidden
@@ -42,9 +43,11 @@ def run(request: Request) -> Compiled | None:
         if job.checks is not None:
             _progress("verify")
             shared = replace(library, elf=loadable(bytes(library.elf), job.target))
-            verification = verify(
-                job.model, shared, job.checks, float16=job.options.computes_or_stores_halves, feeds=job.feeds
-            )
+            halves = job.options.computes_or_stores_halves
+            if shared.metadata.get("states"):
+                verification = verify_calls(job.model, shared, job.checks, float16=halves)
+            else:
+                verification = verify(job.model, shared, job.checks, float16=halves, feeds=job.feeds)
         text = relax_text(job.model) if job.relax_text else None
     return Compiled(library=replace(library, weights=b""), verification=verification, relax_text=text)
 

@@ -23,7 +23,8 @@ class Options:
     results. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
     ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system. ``dims`` are
     sizes of open extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
-    ``relocatable``: the code is an object for a linker, not a shared object.
+    ``relocatable``: the code is an object for a linker, not a shared object. ``state``: the output that each input is
+    of the call before, which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
     """
 
     generator: str
@@ -35,6 +36,8 @@ class Options:
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     open_form: bool = True
     relocatable: bool = False
+    state: Mapping[str, str] | str | None = None
+    state_max: int = 2048
 
     @property
     def computes_or_stores_halves(self) -> bool:

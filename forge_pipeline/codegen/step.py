@@ -14,6 +14,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.regions.program import Program
 from forge_pipeline.codegen.schedule_kernels import Scheduled
+from forge_pipeline.codegen.state.states import State
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.runtime.bundle import Library
@@ -65,7 +66,8 @@ class Lowering:
     are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
     is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``: bytes that kernels
-    take of it, where somebody has to set it aside.
+    take of it, where somebody has to set it aside. ``states`` are what a session keeps from call to call, in the order
+    of the last inputs and outputs of ``model``.
     """
 
     target: Target
@@ -86,6 +88,7 @@ class Lowering:
     code: Any = None
     workspace: int = 0
     stack: int = 0
+    states: Sequence[State] = ()
     library: Library | None = None
 
     @property

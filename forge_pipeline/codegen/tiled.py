@@ -56,8 +56,8 @@ PASS_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
 def add_batch_of_one(work: Lowering) -> None:
-    """Copy each entry for a batch of one where its batch is symbolic."""
-    if work.program is not None:
+    """Copy each entry for a batch of one where its batch is symbolic; what leads a cache is no batch."""
+    if work.program is not None or any(state.axis is not None for state in work.states):
         return
     copies = []
     for entry in work.entries:

@@ -98,11 +98,11 @@ def verify(
     report: dict[str, Any] = {
         "tolerance": judge.limit,
         "samples": len(compared),
-        "error": {name: _rounded(judge.worst.get(name, 0.0)) for name in names} if compared else {},
-        "inputs": _listed(compared),
+        "error": {name: rounded(judge.worst.get(name, 0.0)) for name in names} if compared else {},
+        "inputs": listed(compared),
     }
     if judge.rounding:
-        report["rounding"] = {name: _rounded(value) for name, value in judge.rounding.items()}
+        report["rounding"] = {name: rounded(value) for name, value in judge.rounding.items()}
     if refused:
         report["refused"] = {
             entry: {"sizes": dict(trial.sizes), "by_the_library": refusal.found}
@@ -202,7 +202,7 @@ def _name(entries: Entries, sizes: Mapping[str, int]) -> str:
     return ANY if row is None else str(row)
 
 
-def _listed(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+def listed(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return each origin with the sizes that its inputs had, once."""
     rows: list[dict[str, Any]] = []
     for trial in trials:
@@ -228,6 +228,6 @@ def _ordered(reference: Interpreter, feed: Feed) -> list[np.ndarray]:
     return [found[name] for name in reference.outputs]
 
 
-def _rounded(error: float) -> float:
+def rounded(error: float) -> float:
     """Keep one digit: what follows it differs between machines, and reports should not."""
     return float(f"{error:.0e}")

@@ -20,3 +20,8 @@ SUPPRESSION: Final = "SuppressedBoxes"
 """``(boxes, scores, most, overlap, least) -> (selected, count)``, attribute ``center_point_box``."""
 SIZES: Final = "Sizes"
 """``() -> sizes``: int64 of shape ``shape``; ``sizes`` are expressions over the extents of inputs, as JSON."""
+APPEND: Final = "Append"
+"""``(cache, new) -> cache``: tokens first; in a program the result lies where the cache lies that a session keeps."""
+CACHED_ATTENTION: Final = "CachedAttention"
+"""``(query, keys, values, mask)``: (batch, heads, tokens, size), keys and values as caches are, (keys, batch, groups,
+size); the mask, which may be left out, is added to the scores. Attribute ``scale``."""

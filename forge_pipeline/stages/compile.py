@@ -49,6 +49,8 @@ class Config:
     uuid: str | None
     verify: Checks
     dims: dict[str, tuple[int, ...]] = field(default_factory=dict)  # conf/model's, those with several sizes
+    state: dict[str, str] | str | None = None
+    state_max: int = 2048
     relocatable: bool = False  # for a linker: package=objects
     data: Preparation | None = None  # how samples become inputs, where there are any to compare on
 
@@ -73,7 +75,9 @@ class Config:
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add the target and listed sizes; where to dump what the compiler's steps make is a part of no key."""
-    own = {name: value for name, value in section.items() if name != "dump"}
+    keeps_state = section.get("state") is not None
+    unused = {"dump"} if keeps_state else {"dump", "state", "state_max"}
+    own = {name: value for name, value in section.items() if name not in unused}
     is_checked = rest.has_data and section.get("verify", {}).get("enabled", False)
     data = rest.preparation if is_checked else None
     return {
@@ -176,6 +180,8 @@ def _options(config: Config) -> Options:
         dims=config.dims,
         open_form=config.open_form,
         relocatable=config.relocatable,
+        state=config.state,
+        state_max=config.state_max,
     )
 
 

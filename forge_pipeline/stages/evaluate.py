@@ -131,6 +131,8 @@ def run(
         "size_library_bytes": len(library.content()),
     }
     metric = scores.resolve(config.metric, chosen.labels)
+    if library.metadata.get("states"):
+        return _unmeasured(metric, sizes, KEEPS_STATES, "it was compared call by call by `compile.verify`")
     if chosen.missing is not None:
         return _unmeasured(metric, sizes, chosen.missing)
     new_score = scores.factory(metric)
@@ -206,6 +208,9 @@ def run(
     return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
 
+KEEPS_STATES = "the library keeps states, so that samples are no calls by themselves"
+
+
 def _is_same(reference: ONNXModule, model: ONNXModule) -> bool:
     from forge_pipeline.ir.external_data.mapped import same_content
 
@@ -214,11 +219,13 @@ def _is_same(reference: ONNXModule, model: ONNXModule) -> bool:
     return bool(reference.light == model.light)
 
 
-def _unmeasured(metric: str, sizes: Mapping[str, Value], why: str) -> Result:
-    """Return what there is to say of models that nobody knows any inputs for."""
+def _unmeasured(
+    metric: str, sizes: Mapping[str, Value], why: str, instead: str = "give samples with data.path=FILE"
+) -> Result:
+    """Return what there is to say of models that nobody knows any inputs for, or any that are calls by themselves."""
     scored = dict.fromkeys((FLOAT, QUANTIZED, COMPILED, "drop", "worst_layer", "worst_layer_noise_share"))
     values: dict[str, Value] = {"metric": metric, "samples": 0, **scored, **sizes, "not_run": why}
-    notes = [f"not evaluated: {why}; give samples with data.path=FILE"]
+    notes = [f"not evaluated: {why}; {instead}"]
     report = {"metric": metric, "inputs": "none", "compiled": f"not run: {why}", "worst_layers": [], "notes": notes}
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 

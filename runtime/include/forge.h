@@ -125,6 +125,11 @@ int forge_run(forge_session *session, const forge_array *inputs, forge_array *ou
 /* As forge_run does, with a session and arrays that are named once; inputs stay where they were said to be. Outputs are left
  * in the session's memory, whatever data says. FORGE_SAME where they lie there as after the call before, in the same shapes. */
 int forge_repeat(const forge_call *call);
+/* Of a model with states (compile.state): a session keeps what each call gives of them, and the next call reads it. A call
+ * that fails changes nothing. forge_length is how far caches have grown; forge_rewind has a session forget all behind its
+ * first length entries; 0 is the beginning, and all there is for states that do not grow, which then are zeros. */
+int64_t forge_length(const forge_session *session);
+int forge_rewind(forge_session *session, int64_t length);
 /* From any thread: the call that is under way, or the next one, ends before its next kernel. */
 void forge_cancel(forge_session *session);
 /* Starts at zero. */

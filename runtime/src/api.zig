@@ -45,7 +45,7 @@ fn noMemory() Error {
     return message.fail(error.Memory, "memory: expected room for a handle, found none\nfix: free memory", .{});
 }
 
-fn missing(comptime what: []const u8) Error {
+fn missing(comptime what: [:0]const u8) Error {
     return message.failIn(error.Usage, &.{ .tail = ": expected a pointer, found NULL\nfix: pass what forge.h says" }, what, .{});
 }
 
@@ -242,6 +242,14 @@ pub export fn forge_run(session: ?*Session, inputs: ?[*]const Array, outputs: ?[
 pub export fn forge_repeat(call: ?*const Call) c_int {
     const is_same = repeat(call orelse return code(missing("call"))) catch |failure| return message.number(failure);
     return if (is_same) same else 0;
+}
+
+pub export fn forge_rewind(session: *Session, length: i64) c_int {
+    return code(exclusively(session, Session.rewind, .{length}));
+}
+
+pub export fn forge_length(session: *const Session) i64 {
+    return session.length;
 }
 
 pub export fn forge_cancel(session: *Session) void {

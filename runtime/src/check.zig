@@ -87,7 +87,8 @@ const Checker = struct {
             .shape => if (f.role == .region) return else return damaged("an input without contents", .{}),
             .input => {
                 if (f.role == .region) return;
-                const port = c.program.inputs[index];
+                const own = c.program.inputs;
+                const port = if (index < own.len) own[index] else c.program.states[index - own.len].input;
                 if (!port.dtype.equals(row.dtype) or port.rank != row.shape.len) return damaged("an input of another kind", .{});
                 return c.checkInput(row, port);
             },
@@ -169,6 +170,15 @@ const Checker = struct {
                 try c.place(w[0], w[2..]);
                 c.mark(w[0], c.open.isSet(@intCast(w[1])), c.in_scratch.isSet(@intCast(w[1])));
             },
+            .state => {
+                if (w.len < 3) return damaged("a state that is cut off", .{});
+                const state = c.program.states[try c.within(w[1], c.program.states.len)];
+                const row = try c.destination(w[0]);
+                if (c.function.role == .prepare or state.most == 0) return damaged("a state that does not grow", .{});
+                if (!row.dtype.equals(state.input.dtype) or row.shape.len != state.input.rank) return damaged("a state of another kind", .{});
+                try c.place(w[0], w[2..]);
+                c.mark(w[0], true, false);
+            },
             .done => try c.checkResults(w),
         }
     }
@@ -187,9 +197,11 @@ const Checker = struct {
         for (w[1..]) |tensor| _ = try c.used(tensor);
         if (c.function.role == .prepare) return;
         if (c.function.role == .region) return c.checkGiven(w[1..]);
-        const outputs = c.program.outputs;
-        if (w.len - 1 != outputs.len) return damaged("{d} results for {d} outputs", .{ w.len - 1, outputs.len });
-        for (outputs, w[1..]) |port, tensor| {
+        const outputs = c.program.outputs.len;
+        const count = outputs + c.program.states.len;
+        if (w.len - 1 != count) return damaged("{d} results for {d} outputs", .{ w.len - 1, count });
+        for (w[1..], 0..) |tensor, index| {
+            const port = if (index < outputs) c.program.outputs[index] else c.program.states[index - outputs].output;
             const row = c.function.rows[@intCast(tensor)];
             if (!port.dtype.equals(row.dtype) or port.rank != row.shape.len) return damaged("an output of another kind", .{});
         }

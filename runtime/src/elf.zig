@@ -81,7 +81,7 @@ const refused = [_][]const u8{ "__TVMBackendParallelBarrier", "__TVMFFIEnvModLoo
 
 const damage: message.Frame = .{ .head = "code of the library: expected a shared object of forge-pipeline, found ", .tail = "\nfix: build the library anew" };
 
-fn damaged(comptime what: []const u8, arguments: anytype) Error {
+fn damaged(comptime what: [:0]const u8, arguments: anytype) Error {
     return message.failIn(error.Damaged, &damage, what, arguments);
 }
 

@@ -158,7 +158,7 @@ fn sizeOf(options: *const Options, model: *const Model, inputs: []const Array, e
     return 1;
 }
 
-fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what: []const u8) Error!usize {
+fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what: [:0]const u8) Error!usize {
     const wanted = name orelse {
         if (position < ports.len) return position;
         return message.fail(error.Usage, "command line: expected at most {d} " ++ what ++ "s, found more\nfix: give one file for each", .{ports.len});
@@ -170,7 +170,7 @@ fn find(ports: []const p.Port, name: ?[]const u8, position: usize, comptime what
 
 // ---- runs ----
 
-const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, samples: u64 = 0, runs: []u64 = &.{} };
+const Times = struct { open: u64 = 0, first: u64 = 0, cpu: u64 = 0, samples: u64 = 0, length: i64 = 0, runs: []u64 = &.{} };
 
 fn runFirst(session: *Session, inputs: []const Array, outputs: []Array, times: *Times) Error!void {
     const start = platform.now(.wall);
@@ -184,6 +184,7 @@ fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session,
     const cpu = platform.now(.cpu);
     const start = platform.now(.wall);
     for (times.runs, 0..) |*time, count| {
+        if (session.length != times.length) try session.rewind(times.length);
         const before = platform.now(.wall);
         if (count >= 3 and @as(f64, @floatFromInt(before - start)) > options.seconds * 1e9) {
             times.runs.len = count;
@@ -193,6 +194,7 @@ fn measure(options: *const Options, arena: std.mem.Allocator, session: *Session,
         time.* = platform.now(.wall) - before;
     }
     times.cpu = platform.now(.cpu) - cpu;
+    if (session.length != times.length) try session.rewind(times.length);
     if (options.profile and options.runs == 0) try once(session, inputs, outputs);
     std.sort.heap(u64, times.runs, {}, std.sort.asc(u64));
 }
@@ -212,6 +214,7 @@ fn runSamples(options: *const Options, arena: std.mem.Allocator, session: *Sessi
         file.* = try platform.create(path.*);
     };
     while (try nextSample(options, program.inputs, readers, inputs)) {
+        times.length = session.length; // from where the last sample went on: measured runs do again
         if (times.samples == 0) try runFirst(session, inputs, outputs, times) else try once(session, inputs, outputs);
         times.samples += 1;
         if (options.output != null) for (program.outputs, outputs, paths, files) |port, output, path, file|
@@ -285,7 +288,7 @@ fn dtypeName(text: *[64]u8, dtype: abi.Dtype) []const u8 {
     return std.fmt.bufPrint(text, "{s}{d}", .{ name, dtype.bits }) catch unreachable;
 }
 
-fn reportPort(comptime what: []const u8, port: p.Port, shape: []const i64) void {
+fn reportPort(comptime what: [:0]const u8, port: p.Port, shape: []const i64) void {
     var text: [64]u8 = undefined;
     print(what ++ " {s}: {s} [", .{ port.name, dtypeName(&text, port.dtype) });
     for (shape, 0..) |extent, axis| print("{s}{d}", .{ if (axis == 0) "" else ", ", extent });

@@ -17,7 +17,11 @@ pub const Areas = struct {
     prepared: []const [*]u8,
     scratch: []u8 = &.{},
     kept: []u8 = &.{},
+    states: []const State = &.{},
 };
+
+/// Where a session keeps what it keeps of a state: all of one that grows; of another, what it was and what it is.
+pub const State = struct { memory: platform.Memory, size: usize, is_second: bool = false };
 
 pub const Profile = struct { calls: []u64, nanoseconds: []u64 };
 
@@ -39,10 +43,14 @@ pub const Frame = struct {
     outgrown_count: usize,
     /// The buffer that each tensor lies in, if any.
     owners: []?*Buffer,
+    states: []const State,
+    program: *const p.Program,
 
     /// Fill `frame`, which must stay where it is. `arena` and what `areas` names must live as long.
     pub fn init(frame: *Frame, arena: std.mem.Allocator, program: *const p.Program, function: *const p.Function, kernels: []const abi.Kernel, areas: Areas, supply: *memory.Buffers) error{OutOfMemory}!void {
         frame.function = function;
+        frame.states = areas.states;
+        frame.program = program;
         frame.heap = try arena.alignedAlloc(i64, .@"64", function.heap); // shape functions store it in vectors
         @memset(frame.heap, 0);
         frame.supply = supply;
@@ -167,6 +175,13 @@ pub const Frame = struct {
                     try frame.place(@intCast(w[0]), frame.tensors[source].data, frame.room[source], w[3..]);
                     frame.owners[@intCast(w[0])] = frame.owners[source];
                 },
+                .state => {
+                    const state = frame.states[@intCast(w[1])];
+                    const most = frame.program.states[@intCast(w[1])].most;
+                    const wanted = frame.number(w[3..]);
+                    if (wanted > most) return message.fail(error.Input, "state: expected at most {d} along its axis, found {d}\nfix: rewind the session, or compile with a larger compile.state_max", .{ most, wanted });
+                    try frame.place(@intCast(w[0]), state.memory.ptr, state.size, w[3..]);
+                },
                 .done => return,
             }
         }
@@ -231,6 +246,6 @@ pub const Frame = struct {
     }
 };
 
-fn sizes(comptime what: []const u8, arguments: anytype) Error {
+fn sizes(comptime what: [:0]const u8, arguments: anytype) Error {
     return message.failIn(error.Input, &.{ .head = "inputs: expected sizes that go together, found ", .tail = "\nfix: give inputs of other sizes" }, what, arguments);
 }

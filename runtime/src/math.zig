@@ -35,7 +35,7 @@ const unary = struct {
     pub fn erf(x: f64) f64 { return if (@abs(x) < 2) erfSeries(x) else math.copysign(1 - erfcFraction(@abs(x)), x); }
     pub fn erfc(x: f64) f64 { return if (x < 2) 1 - erf(x) else erfcFraction(x); }
     pub fn exp(x: f64) f64 { return @exp(x); }
-    pub fn exp2(x: f64) f64 { return @exp2(x); }
+    pub fn exp2(x: f64) f64 { return powerOfTwo(x); }
     pub fn expm1(x: f64) f64 { return math.expm1(x); }
     pub fn fabs(x: f64) f64 { return @abs(x); }
     pub fn floor(x: f64) f64 { return @floor(x); }
@@ -68,6 +68,14 @@ const binary = struct {
     pub fn pow(x: f64, y: f64) f64 { return math.pow(f64, x, y); }
     pub fn remainder(x: f64, y: f64) f64 { return remainderOf(x, y); }
 };
+
+/// Zig's has a table of 4 KiB. What is left of `x` beside a whole number is exact, so that the one error more than that of
+/// the exponential is a quarter of the last place.
+fn powerOfTwo(x: f64) f64 {
+    if (!(@abs(x) < 1100)) return @exp(x); // NaN, infinity or 0, as of any base
+    const power = toEven(x);
+    return math.ldexp(@exp((x - power) * math.ln2), @intFromFloat(power));
+}
 
 fn toEven(x: f64) f64 {
     const limit = 0x1p52; // above it every number is whole; adding it rounds, to even, as the CPU does

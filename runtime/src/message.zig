@@ -11,15 +11,38 @@ pub const Frame = struct { head: []const u8 = "", tail: []const u8 = "" };
 
 /// Leave a message for the calling thread and return `code`, to be passed on. Format: "WHERE: expected ..., found ...\n
 /// fix: ...", filled as `fill` says. Names come from files: what is not printable is replaced.
-pub fn fail(code: Error, comptime format: []const u8, arguments: anytype) Error {
+pub fn fail(code: Error, comptime format: [:0]const u8, arguments: anytype) Error {
     return failIn(code, comptime &.{}, format, arguments);
 }
 
 /// As `fail` does, between what the frame has.
-pub fn failIn(code: Error, comptime frame: *const Frame, comptime format: []const u8, arguments: anytype) Error {
+///
+/// One or two arguments go in registers: a list of them on the stack, and the canary behind it, took more code in each of
+/// a hundred places.
+pub fn failIn(code: Error, comptime frame: *const Frame, comptime format: [:0]const u8, arguments: anytype) Error {
     @branchHint(.cold);
-    tell(frame, format, &listed(format, arguments));
+    comptime std.debug.assert(std.mem.countScalar(u8, format, '{') == arguments.len);
+    switch (arguments.len) {
+        0 => return tellNone(code, frame, format),
+        1 => return tellOne(code, frame, format, .of(arguments[0])),
+        2 => tellTwo(frame, format, .of(arguments[0]), .of(arguments[1])),
+        else => tell(frame, format, &listed(format, arguments)),
+    }
     return code;
+}
+
+noinline fn tellNone(code: Error, frame: *const Frame, format: [*:0]const u8) Error {
+    tell(frame, std.mem.span(format), &.{});
+    return code;
+}
+
+noinline fn tellOne(code: Error, frame: *const Frame, format: [*:0]const u8, one: Argument) Error {
+    tell(frame, std.mem.span(format), &.{one});
+    return code;
+}
+
+noinline fn tellTwo(frame: *const Frame, format: [*:0]const u8, one: Argument, two: Argument) void {
+    tell(frame, std.mem.span(format), &.{ one, two });
 }
 
 /// Write a format into `room`, with texts for `{s}` and whole numbers for `{d}`; return how long it is, cut to the room.

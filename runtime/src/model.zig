@@ -210,7 +210,7 @@ pub fn isSealed(file: []const u8) bool {
     return std.mem.startsWith(u8, file, sealed.magic);
 }
 
-fn lacks(comptime what: []const u8) Error {
+fn lacks(comptime what: [:0]const u8) Error {
     return message.fail(error.Password, "encrypted model: expected its key file and password, found Model looks encrypted but no " ++ what ++ " provided\nfix: give both: Engine(library, key=PATH_OF_modelKey.bin, password=PASSWORD)", .{});
 }
 

@@ -8,7 +8,7 @@ const Error = message.Error;
 
 pub const File = struct { array: session.Array, dtype: abi.Dtype, rank: usize };
 
-pub fn wrong(path: []const u8, comptime found: []const u8) Error {
+pub fn wrong(path: []const u8, comptime found: [:0]const u8) Error {
     return message.fail(error.Input, "{s}: expected an array as numpy.save writes it (little-endian, C order), found " ++ found ++ "\nfix: write it with numpy.save(path, numpy.ascontiguousarray(array))", .{path});
 }
 

@@ -21,7 +21,7 @@ pub const Constraint = struct {
 pub const Fixed = struct { extent: usize, size: i64 };
 pub const Role = enum(i64) { main = 0, entry = 1, prepare = 2, region = 3 };
 pub const Kind = enum(i64) { input = 0, weight = 1, prepared = 2, constant = 3, scratch = 4, kept = 5, dynamic = 6, shape = 7 };
-pub const Code = enum(i64) { call = 1, match = 2, storage = 3, tensor = 4, view = 5, done = 6, compute = 7 };
+pub const Code = enum(i64) { call = 1, match = 2, storage = 3, tensor = 4, view = 5, done = 6, compute = 7, state = 8 };
 
 pub const Row = struct {
     dtype: abi.Dtype,
@@ -36,6 +36,21 @@ pub const Row = struct {
 };
 
 pub const Operation = struct { code: Code, words: []const i64 };
+
+/// What a session keeps: an input that is an output of the call before. One that grows has at most `most` entries along
+/// its first axis; one of 0 has the same shape always.
+pub const State = struct {
+    input: Port,
+    output: Port,
+    most: usize,
+
+    /// Bytes of all that is kept, where a session can have so much.
+    pub fn size(state: *const State) ?u64 {
+        var shape = state.input.shape;
+        if (state.most != 0) shape[0] = @intCast(state.most);
+        return bytes(state.input.dtype, shape[0..@intCast(state.input.rank)]);
+    }
+};
 
 /// An axis of an input.
 pub const Axis = struct { input: usize, axis: usize };
@@ -78,13 +93,17 @@ pub const Program = struct {
     /// function.
     values: usize,
     blocks: []blocks.Block,
+    /// Their inputs and outputs come behind those of callers.
+    states: []const State = &.{},
+    /// The extent by which states grow.
+    length: ?usize = null,
     constants: []const u8,
     words: usize,
 
     /// How many inputs a function has.
     pub fn inputsOf(program: *const Program, function: *const Function) usize {
         return switch (function.role) {
-            .main, .entry => program.inputs.len,
+            .main, .entry => program.inputs.len + program.states.len,
             .region => function.region.inputs,
             .prepare => 0,
         };
@@ -104,8 +123,15 @@ pub fn bytes(dtype: abi.Dtype, shape: []const i64) ?u64 {
 const damage: message.Frame = .{ .head = "program of the library: expected a table as docs/format.md describes it, found ", .tail = "\nfix: build the library anew" };
 
 /// A table that no build makes.
-pub fn damaged(comptime what: []const u8, arguments: anytype) Error {
+pub fn damaged(comptime what: [:0]const u8, arguments: anytype) Error {
+    if (arguments.len == 0) return plainly(what);
     return message.failIn(error.Damaged, &damage, what, arguments);
+}
+
+/// There are some hundred of these, each of which is a call with one argument.
+noinline fn plainly(what: [*:0]const u8) Error {
+    @branchHint(.cold);
+    return message.failIn(error.Damaged, &damage, "{s}", .{what});
 }
 
 pub const Reader = struct {
@@ -221,7 +247,7 @@ pub const Reader = struct {
         var at: usize = 0;
         while (at < words.len) : (total += 1) {
             if (words.len - at < 2 or words[at + 1] < 0 or words[at + 1] > words.len - at - 2) return damaged("an operation that is cut off", .{});
-            if (words[at] < 1 or words[at] > 7) return damaged("operation {d}", .{words[at]});
+            if (words[at] < 1 or words[at] > 8) return damaged("operation {d}", .{words[at]});
             at += 2 + @as(usize, @intCast(words[at + 1]));
         }
         const list = try r.make(Operation, total);
@@ -239,7 +265,7 @@ pub const Reader = struct {
 pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
     if (blob.len < 64) return damaged("{d} bytes", .{blob.len});
     const head = std.mem.bytesAsSlice(i64, blob[0..64]);
-    if (!std.mem.eql(u8, blob[0..8], "FORGEPRG") or head[1] != 2 or head[2] != blob.len or head[6] != 0 or head[7] != 0)
+    if (!std.mem.eql(u8, blob[0..8], "FORGEPRG") or (head[1] != 2 and head[1] != 3) or head[2] != blob.len or head[6] != 0 or head[7] != 0)
         return damaged("another version, or a length that is not its own", .{});
     const count = head[3];
     if (count < 0 or count > (blob.len - 64) / 8 or head[4] != 64 + 8 * count) return damaged("texts elsewhere", .{});
@@ -249,7 +275,7 @@ pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
     if (constants > texts and blob[constants - 1] != 0) return damaged("a text without an end", .{});
     const words: []const i64 = @alignCast(std.mem.bytesAsSlice(i64, blob[64..texts]));
     var r: Reader = .{ .arena = arena, .words = words, .texts = blob[texts..constants] };
-    const program: Program = .{
+    var program: Program = .{
         .kernels = try r.rows([:0]const u8, Reader.text),
         .weights = try r.rows(Weight, Reader.weight),
         .extents = try r.rows([:0]const u8, Reader.text),
@@ -264,12 +290,36 @@ pub fn read(arena: std.mem.Allocator, blob: []align(8) const u8) Error!Program {
         .constants = blob[constants..],
         .words = words.len,
     };
+    if (head[1] == 3) try readStates(&r, &program);
     if (r.at != words.len) return damaged("{d} words too many", .{words.len - r.at});
     try checkPorts(&program, program.inputs);
     try checkPorts(&program, program.outputs);
     for (program.constraints) |item| try expression.check(item.expression, program.extents.len);
     for (program.functions) |function| for (function.region.constraints) |item| try expression.check(item.expression, function.region.extents.len);
     return program;
+}
+
+/// Take the last inputs and outputs, which are states. Those that grow do so by one extent.
+fn readStates(r: *Reader, program: *Program) Error!void {
+    const inputs = program.inputs;
+    const count = try r.number(@min(inputs.len, program.outputs.len));
+    if (program.blocks.len != 0) return damaged("states of a model with blocks", .{});
+    const list = try r.make(State, count);
+    program.inputs = inputs[0 .. inputs.len - count];
+    const outputs = program.outputs;
+    program.outputs = outputs[0 .. outputs.len - count];
+    for (list, inputs[program.inputs.len..], outputs[program.outputs.len..]) |*state, input, output| {
+        state.* = .{ .input = input, .output = output, .most = try r.number(1 << 40) };
+        const grows = state.most != 0;
+        if (input.rank != output.rank or !input.dtype.equals(output.dtype) or input.rank < @intFromBool(grows)) return damaged("a state that changes its kind", .{});
+        if (grows and (input.shape[0] >= 0 or ~input.shape[0] >= program.extents.len)) return damaged("a state that cannot grow", .{});
+        if (grows) {
+            if (program.length) |extent| if (extent != ~input.shape[0]) return damaged("states that grow by two sizes", .{});
+            program.length = @intCast(~input.shape[0]);
+        }
+        _ = state.size() orelse return damaged("a state of a size that nobody knows", .{});
+    }
+    program.states = list;
 }
 
 fn checkPorts(program: *const Program, ports: []const Port) Error!void {

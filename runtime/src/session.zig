@@ -29,6 +29,9 @@ pub const Session = struct {
     /// Copies of inputs that are not aligned as kernels need them.
     staged: []platform.Memory = &.{},
     extents: []i64 = &.{},
+    states: []frame.State = &.{},
+    /// How far states have grown.
+    length: i64 = 0,
     profile: frame.Profile = .{ .calls = &.{}, .nanoseconds = &.{} },
     is_profiling: bool = false,
     is_busy: std.atomic.Value(bool) = .init(false),
@@ -41,18 +44,19 @@ pub const Session = struct {
         session.process = platform.process();
         try session.setThreads(threads);
         session.scratch = try platform.map(session.model.scratch());
-        session.makeTables() catch return message.fail(error.Memory, "memory: expected room for the session's tables, found none\nfix: free memory", .{});
+        session.makeTables() catch |failure| if (failure != error.OutOfMemory) return @errorCast(failure) else return message.fail(error.Memory, "memory: expected room for the session's tables, found none\nfix: free memory", .{});
     }
 
     pub fn stop(session: *Session) void {
         if (session.process == platform.process()) session.threads.stop() else session.threads.free();
         session.buffers.free();
         for (session.staged) |memory| platform.unmap(memory);
+        for (session.states) |state| platform.unmap(state.memory);
         platform.unmap(session.scratch);
         session.arena.deinit();
     }
 
-    fn makeTables(session: *Session) error{OutOfMemory}!void {
+    fn makeTables(session: *Session) (Error || error{OutOfMemory})!void {
         const arena = session.arena.allocator();
         const model = session.model;
         const staged = try arena.alloc(platform.Memory, model.program.inputs.len);
@@ -62,8 +66,17 @@ pub const Session = struct {
         session.profile.calls = try arena.alloc(u64, model.kernels.len);
         session.profile.nanoseconds = try arena.alloc(u64, model.kernels.len);
         session.forget();
+        const states = try arena.alloc(frame.State, model.program.states.len);
+        for (states) |*state| state.* = .{ .memory = &.{}, .size = 0 };
+        session.states = states;
+        for (states, model.program.states) |*state, kind| {
+            state.size = @intCast(kind.size().?);
+            const both: usize = if (kind.most == 0) 2 else 1;
+            state.memory = try platform.map(both * std.mem.alignForward(usize, state.size, abi.alignment));
+        }
         var areas = model.areas();
         areas.scratch = session.scratch;
+        areas.states = states;
         const frames = try arena.alloc(frame.Frame, model.program.functions.len);
         const regions = try arena.alloc(?*frame.Frame, frames.len);
         var count: usize = 0;
@@ -147,11 +160,45 @@ pub const Session = struct {
         for (program.inputs, inputs, 0..) |port, input, index| {
             ready.bind(index, try session.stage(index, input), input.shape[0..@intCast(port.rank)]);
         }
+        for (program.states, session.states, program.inputs.len..) |kind, *state, index| {
+            var shape = kind.input.shape;
+            if (kind.most != 0) shape[0] = session.length;
+            ready.bind(index, half(state, state.is_second).ptr, shape[0..@intCast(kind.input.rank)]);
+        }
         try ready.run(&session.is_cancelled, if (session.is_profiling) session.profile else null);
-        for (program.outputs, outputs, ready.function.results()) |port, *output, index| {
+        const results = ready.function.results();
+        for (program.outputs, outputs, results[0..outputs.len]) |port, *output, index| {
             const tensor = &ready.tensors[@intCast(index)];
             try deliver(port, output, tensor.data, tensor.dtype, tensor.shape[0..@intCast(tensor.rank)], is_same);
         }
+        try session.keep(ready, results[outputs.len..]);
+    }
+
+    /// Keep what a call that succeeded gave of states. What was is left as it is: outputs may lie in it.
+    fn keep(session: *Session, ready: *const frame.Frame, results: []const i64) Error!void {
+        for (session.model.program.states, session.states, results) |kind, *state, index| {
+            const tensor = &ready.tensors[@intCast(index)];
+            const shape = tensor.shape[0..@intCast(tensor.rank)];
+            if (kind.most != 0) {
+                if (shape[0] < 0 or shape[0] > kind.most) return p.damaged("a state of {d}", .{shape[0]});
+                session.length = shape[0];
+            } else {
+                if (p.bytes(tensor.dtype, shape).? != state.size) return p.damaged("a state of another size", .{});
+                if (state.size != 0) @memcpy(half(state, !state.is_second), tensor.data.?[0..state.size]);
+                state.is_second = !state.is_second;
+            }
+        }
+    }
+
+    /// Forget all but the first `length` entries of states that grow; those that do not grow start anew, at zero.
+    pub fn rewind(session: *Session, length: i64) Error!void {
+        if (length < 0 or length > session.length) return message.fail(error.Usage, "length: expected 0 to {d}, found {d}\nfix: rewind to what there was", .{ session.length, length });
+        if (length == session.length and length != 0) return;
+        for (session.model.program.states, session.states) |kind, *state| if (kind.most == 0) {
+            if (length != 0) return message.fail(error.Usage, "length: expected 0, since a state that does not grow knows no earlier one, found {d}\nfix: begin anew", .{length});
+            @memset(half(state, state.is_second), 0);
+        };
+        session.length = length;
     }
 
     fn runBlocks(session: *Session, blocks: *execution.Execution, inputs: []const Array, outputs: []Array, is_same: ?*bool) Error!void {
@@ -172,6 +219,7 @@ pub const Session = struct {
     /// Compare the inputs with what the model takes; note the extents that have a name.
     fn checkInputs(session: *Session, inputs: []const Array) Error!void {
         @memset(session.extents, -1);
+        if (session.model.program.length) |extent| session.extents[extent] = session.length;
         for (session.model.program.inputs, inputs) |port, input| {
             const shape = input.shape[0..@intCast(port.rank)];
             for (shape, port.shape[0..shape.len], 0..) |extent, wanted, axis| {
@@ -260,6 +308,11 @@ const Text = struct {
         return text.room[0..text.size];
     }
 };
+
+fn half(state: *const frame.State, is_second: bool) []u8 {
+    const start = if (is_second) std.mem.alignForward(usize, state.size, abi.alignment) else 0;
+    return state.memory[start..][0..state.size];
+}
 
 fn wrongExtent(port: p.Port, axis: usize, expected: i64, found: i64) Error {
     if (expected < 0) return message.fail(error.Input, "input {s}: expected a size along axis {d}, found {d}\nfix: give an array that fits the model", .{ port.name, axis, found });

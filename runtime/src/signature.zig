@@ -61,7 +61,7 @@ fn verify(file: []const u8, keys: []const u8, text: []const u8) Error!void {
     if (!forge_verify_portable(&signed, signed.len, blob[blob_size - 64 ..], key)) return untrusted("a file that is not the one that was signed");
 }
 
-fn untrusted(comptime found: []const u8) Error {
+fn untrusted(comptime found: [:0]const u8) Error {
     return message.failIn(error.Untrusted, &.{ .head = "library: expected one that a trusted key signed, found ", .tail = "\nfix: take the file and its .sig from who built it; trust a key only if you know whose it is" }, found, .{});
 }
 

@@ -36,6 +36,6 @@ fn slice(part: []const u8, place: []const u8) Error![]const u8 {
     return part[@intCast(offset)..][0..@intCast(size)];
 }
 
-fn damaged(comptime what: []const u8, arguments: anytype) Error {
+fn damaged(comptime what: [:0]const u8, arguments: anytype) Error {
     return message.failIn(error.Damaged, &.{ .head = "variants of the library: expected a table as docs/format.md says, found ", .tail = "\nfix: build it anew" }, what, arguments);
 }

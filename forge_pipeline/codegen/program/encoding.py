@@ -21,6 +21,8 @@ from forge_runtime.interface import SMALL
 
 MAGIC: Final = b"FORGEPRG"
 VERSION: Final = 2
+WITH_STATES: Final = 3
+"""The version of a program with states, which readers of version 2 must not run."""
 ALIGNMENT: Final = 64
 UNKNOWN: Final = -1
 _HEAD: Final = struct.Struct("<8s7q")
@@ -50,7 +52,9 @@ class Program:
 
     def to_bytes(self) -> bytes:
         """Return the program as it stands in the file."""
-        inputs, outputs = self.metadata["inputs"], self.metadata["outputs"]
+        states = self.metadata.get("states", ())
+        inputs = [*self.metadata["inputs"], *(state["input"] for state in states)]
+        outputs = [*self.metadata["outputs"], *(state["output"] for state in states)]
         names = [extent for row in (*inputs, *outputs) for extent in row["shape"] if isinstance(extent, str)]
         words = _Words(extents={name: number for number, name in enumerate(dict.fromkeys(names))})
         words.each(self.kernels, words.text)
@@ -63,7 +67,9 @@ class Program:
         words.each(self.metadata["constraints"], lambda row: words.constraint(row, words.extents))
         words.each(self.functions, words.function)
         words.words += [0, 0] if self.blocks is None else steps.words(self.blocks, dtype_word)
-        return words.to_bytes(self.constants)
+        if states:
+            words.each(states, lambda state: words.words.append(state["max"]))
+        return words.to_bytes(self.constants, WITH_STATES if states else VERSION)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,13 +139,13 @@ class _Words:
         shape = [extent if is_placed and isinstance(extent, int) else UNKNOWN for extent in tensor.shape]
         self.words += [dtype_word(tensor.dtype), len(shape), tensor.kind, tensor.where, *shape]
 
-    def to_bytes(self, constants: bytes) -> bytes:
+    def to_bytes(self, constants: bytes, version: int) -> bytes:
         """Return the whole, with its head."""
         words = struct.pack(f"<{len(self.words)}q", *self.words)
         texts = _HEAD.size + len(words)
         behind = texts + len(self.texts)
         data = behind + -behind % ALIGNMENT
-        head = _HEAD.pack(MAGIC, VERSION, data + len(constants), len(self.words), texts, data, 0, 0)
+        head = _HEAD.pack(MAGIC, version, data + len(constants), len(self.words), texts, data, 0, 0)
         return b"".join((head, words, self.texts, bytes(data - behind), constants))
 
 

@@ -11,6 +11,7 @@ from forge_pipeline.codegen.program.operations import (
     Call,
     Compute,
     Function,
+    Grow,
     Heap,
     Match,
     Number,
@@ -60,6 +61,8 @@ def _operation(operation: Operation, rows: Rows, kernels: Sequence[str]) -> str:
         return f"TENSOR {touched} b{operation.storage.buffer} {operation.offset} {_shape(operation.tensor.shape)}"
     if isinstance(operation, View):
         return f"VIEW {touched} {_shape(operation.tensor.shape)}"
+    if isinstance(operation, Grow):
+        return f"STATE {touched} s{operation.state} {_shape(operation.tensor.shape)}"
     return f"RETURN {touched}"
 
 

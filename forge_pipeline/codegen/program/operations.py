@@ -205,7 +205,25 @@ class Compute:
         return [self.slot.index, *self.call.words(rows)]
 
 
-Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute
+@dataclass(slots=True)
+class Grow:
+    """Put a tensor where a session keeps a state, whose contents stay what they are."""
+
+    code: ClassVar[int] = 8
+    tensor: Tensor
+    state: int
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that it touches."""
+        return [self.tensor]
+
+    def words(self, rows: Rows) -> list[int]:
+        """Return the words that follow the operation's number and their count."""
+        return [rows[self.tensor], self.state, *_shape(self.tensor)]
+
+
+Operation: TypeAlias = Call | Match | Reserve | Place | View | Return | Compute | Grow
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
 from forge_pipeline.codegen.program.placement import place
+from forge_pipeline.codegen.program.states import grow
 from forge_pipeline.codegen.program.translation import Pool, translated
 from forge_pipeline.codegen.regions import program as p
 from forge_pipeline.errors import CompileError
@@ -31,7 +32,7 @@ def program_of(
     ``demands`` are those of each region. Raises CompileError for calls that no device can do, and for arrays of more
     axes than the runtime takes.
     """
-    for row in (*metadata["inputs"], *metadata["outputs"]):
+    for row in (*metadata["inputs"], *metadata["outputs"], *(row["input"] for row in metadata.get("states", ()))):
         _refuse_axes(row["name"], len(row["shape"]))
     writer = _Writer(module=module, metadata=metadata)
     functions = writer.entries() if blocks is None else writer.regions(blocks, demands)
@@ -56,6 +57,12 @@ class _Writer:
     pool: Pool = field(default_factory=Pool)
     direct: list[int] = field(init=False)
     raw: list[int] = field(init=False)
+
+    @property
+    def states(self) -> Sequence[Mapping[str, Any]]:
+        """What a session keeps: the last inputs and results of entries."""
+        states: Sequence[Mapping[str, Any]] = self.metadata.get("states", ())
+        return states
 
     def __post_init__(self) -> None:
         rows = self.metadata["weights"]
@@ -96,6 +103,8 @@ class _Writer:
         """Return a function of the module as the program has it."""
         made = translated(name, self.module[name], parameters, self.pool)
         made.fixed, made.demands = dict(sorted(fixed.items())), demands
+        if self.states and name != PREPARE:
+            grow(made, self.states, self.pool.kernels)
         place(made, keeps_results=name == PREPARE)
         _refuse_axes(f"a value within {name}", max((len(tensor.shape) for tensor in made.tensors), default=0))
         return made
@@ -107,7 +116,7 @@ class _Writer:
 
     def _parameters(self, name: str, fixed: Mapping[str, int]) -> list[Tensor]:
         """Return what a function takes: of inputs, what the interface and the fixed extents say and no more."""
-        rows = self.metadata["inputs"]
+        rows = [*self.metadata["inputs"], *(state["input"] for state in self.states)]
         inputs = [
             Tensor(dtype=row["dtype"], shape=_extents(row["shape"], fixed), kind=Kind.INPUT, where=place)
             for place, row in enumerate(rows)

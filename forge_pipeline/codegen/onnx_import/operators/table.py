@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators import (
+    caches,
     creation,
     data_movement,
     einsum,
@@ -58,7 +59,7 @@ STANDARD: Final[Mapping[str, Converter]] = {
 def converter_of(domain: str, operator: str) -> Converter | None:
     """Return what emits an operator, or None."""
     if domain == DOMAIN:
-        return selection.CONVERTERS.get(operator)
+        return selection.CONVERTERS.get(operator) or caches.CONVERTERS.get(operator)
     if domain == ML:
         return trees.CONVERTERS.get(operator)
     found = STANDARD.get(operator) if domain in ("", "ai.onnx") else None

@@ -63,6 +63,24 @@ def sizes(op: Operation) -> Sequence[Known]:
     return [Known(INT64, shape, contents)]
 
 
+def append(op: Operation) -> Sequence[Known]:
+    """A cache and what is put behind it, along the first axis."""
+    before, new = needed(op.shape(0)), needed(op.shape(1))
+    rest = (
+        op.require_equal(a, b, "what is appended has another shape") for a, b in zip(before[1:], new[1:], strict=True)
+    )
+    return [Known(op.input(0).dtype, (op.context.resolve(before[0] + new[0]), *rest))]
+
+
+def cached_attention(op: Operation) -> Sequence[Known]:
+    """A row of the values' size for each query."""
+    query, keys, values = (needed(op.shape(place)) for place in range(3))
+    op.require_equal(keys[0], values[0], "as many keys as values")
+    if op.has(3):
+        op.require_equal(needed(op.shape(3))[-1], keys[0], "a mask for each key")
+    return [Known(op.input(0).dtype, (*query[:3], values[3]))]
+
+
 RULES: Final[Mapping[str, Rule]] = {
     own.EXTENTS: extents,
     own.PREFIX: prefix,
@@ -70,4 +88,6 @@ RULES: Final[Mapping[str, Rule]] = {
     own.UNIQUE: unique,
     own.SUPPRESSION: suppression,
     own.SIZES: sizes,
+    own.APPEND: append,
+    own.CACHED_ATTENTION: cached_attention,
 }

@@ -1,0 +1,132 @@
+"""A library that keeps states against ONNX Runtime, which is given them: several calls, each going on from the last."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_pipeline.codegen.judge import Feed, Judge, reference_of
+from forge_pipeline.codegen.verify import MADE_UP, Checks, Trial, listed, precision, rounded
+from forge_pipeline.errors import CompileError, DataError
+from forge_pipeline.ir.sizes.keeping import keeping
+from forge_pipeline.runtime.bundle import Library
+
+if TYPE_CHECKING:
+    import onnx
+
+    from forge_pipeline.ir.reference.interpreter import Interpreter
+
+PROMPTS = (5, 3, 2, 4)
+"""Tokens that a first call may have."""
+CALLS = 4
+"""Calls that are compared: the first, and those that go on from it, of one token where the model takes one."""
+
+
+def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, float16: bool) -> dict[str, Any]:
+    """Return the largest error of each output over some calls, made-up inputs but for the states.
+
+    Raises VerificationError where an output is off, DataError where the library refuses a call, CompileError where
+    ONNX Runtime takes no such calls.
+    """
+    from forge_pipeline.codegen.device import results
+
+    reference = reference_of(model)
+    calls = _Calls(model=model, library=library, checks=checks, reference=reference)
+    feeds, wanted, sizes = calls.made()
+    limit_name = precision(model, float16=float16)
+    judge = Judge(model=model, limit=getattr(checks.tolerance, limit_name), limit_name=limit_name)
+    names = [row["name"] for row in library.metadata["outputs"]]
+    own = [{row["name"]: feed[row["name"]] for row in library.metadata["inputs"]} for feed in feeds]
+    for feed, expected, have in zip(feeds, wanted, results(library, own), strict=True):
+        if isinstance(have, DataError):
+            raise have
+        judge.compare(feed, names, [expected[name] for name in names], have)
+    trials = [Trial(feed=feed, origin=MADE_UP, entry="", sizes=size) for feed, size in zip(feeds, sizes, strict=True)]
+    report: dict[str, Any] = {
+        "tolerance": judge.limit,
+        "samples": len(feeds),
+        "error": {name: rounded(judge.worst.get(name, 0.0)) for name in names},
+        "inputs": listed(trials),
+    }
+    if judge.rounding:
+        report["rounding"] = {name: rounded(value) for name, value in judge.rounding.items()}
+    return report
+
+
+class _Calls:
+    """Makes inputs for calls that go on from each other."""
+
+    def __init__(self, *, model: onnx.ModelProto, library: Library, checks: Checks, reference: Interpreter) -> None:
+        self.model, self.checks, self.reference = model, checks, reference
+        self.states = library.metadata["states"]
+        self.length = next((str(row["input"]["shape"][0]) for row in self.states if row["max"]), None)
+        self.most = min((int(row["max"]) for row in self.states if row["max"]), default=None)
+        self.keeps = keeping(library.metadata["constraints"])
+
+    def made(self) -> tuple[list[Feed], list[Mapping[str, np.ndarray]], list[Mapping[str, int]]]:
+        """Return the inputs of the model for each call, states among them, what is wanted, and sizes."""
+        feeds: list[Feed] = []
+        wanted: list[Mapping[str, np.ndarray]] = []
+        sizes: list[Mapping[str, int]] = []
+        kept: dict[str, np.ndarray] = {}
+        before = 0
+        for number in range(CALLS):
+            tokens = PROMPTS if number == 0 else (1, *PROMPTS)
+            feed, outputs, found, count = self._call(kept, before, [n for n in tokens if not self._is_full(before + n)])
+            kept = {row["input"]["name"]: outputs[row["output"]["name"]] for row in self.states}
+            before += count
+            feeds.append(feed)
+            wanted.append(outputs)
+            sizes.append(found)
+            if self._is_full(before + 1):
+                break
+        return feeds, wanted, sizes
+
+    def _is_full(self, total: int) -> bool:
+        return self.length is not None and self.most is not None and total > self.most
+
+    def _call(
+        self, kept: Mapping[str, np.ndarray], before: int, tokens: Sequence[int]
+    ) -> tuple[Feed, Mapping[str, np.ndarray], Mapping[str, int], int]:
+        """Return a call of as many tokens as ONNX Runtime takes first, after ``before``; of no state, of zeros."""
+        from forge_pipeline.ir.values import fed
+        from forge_pipeline.passes.verification.exact import REFUSALS
+        from forge_pipeline.passes.verification.made_up import index_bounds
+        from forge_pipeline.passes.verification.samples import sample
+
+        inputs, tops = fed(self.model.graph), index_bounds(self.model)
+        states = {row["input"]["name"] for row in self.states}
+        reason: Exception | None = None
+        for count in tokens:
+            for found in self._sizes(before, count):
+                made = sample(inputs, found, seed=self.checks.seed + before, index=0, top=2, tops=tops)
+                feed = {
+                    name: kept.get(name, np.zeros_like(value)) if name in states else value
+                    for name, value in made.items()
+                }
+                try:
+                    outputs = self.reference(feed, self.reference.outputs)
+                except REFUSALS as refusal:
+                    reason = reason or refusal
+                    continue
+                return feed, outputs, found, count
+        raise CompileError(
+            where="compile.verify",
+            expected="calls that ONNX Runtime takes, each going on from the states of the last",
+            found="none" if reason is None else f"none: {str(reason)[:200]}",
+            fix="name sizes with compile.verify.dims, or compile unchecked with `compile.verify.enabled=false`",
+        ) from reason
+
+    def _sizes(self, before: int, count: int) -> Iterator[dict[str, int]]:
+        """Yield sizes of the open extents for a call of ``count`` tokens, each that many, or all there are then."""
+        from forge_pipeline.ir.dims import open_extents
+
+        given = {**self.checks.dims, **({} if self.length is None else {self.length: before})}
+        free = [name for name in open_extents(self.model.graph.input) if name not in given]
+        for choice in itertools.product((count, before + count), repeat=len(free)):
+            found = {**given, **dict(zip(free, choice, strict=True))}
+            if self.keeps(found):
+                yield found
