@@ -44,7 +44,7 @@ class Compilation:
 
     def run(self, model: ONNXModule) -> Path:
         """Compile ``model`` and return the folder with the files. A failure leaves nothing."""
-        from forge_pipeline.codegen.half_precision import widest
+        from forge_pipeline.codegen.layout.half_precision import widest
         from forge_pipeline.target.spec import resolved
 
         target = resolved(self.target, self.host)

@@ -8,7 +8,7 @@ import onnx
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.entries import entries
-from forge_pipeline.codegen.half_precision import check_arithmetic
+from forge_pipeline.codegen.layout.half_precision import check_arithmetic
 from forge_pipeline.codegen.lowering import pick_generator, run_steps
 from forge_pipeline.codegen.onnx_import.importer import Progress, check_supported, import_model, prepare
 from forge_pipeline.codegen.options import Options

@@ -14,7 +14,6 @@ from forge_pipeline.codegen.float32 import concat, pad, softmax, weight_decode
 from forge_pipeline.codegen.float32.convolution_pairs import pair_convolutions
 from forge_pipeline.codegen.float32.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.half_precision import refuse_quantized
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
@@ -29,6 +28,7 @@ from forge_pipeline.codegen.layout.fusion import (
     store_bytes,
 )
 from forge_pipeline.codegen.layout.half_arithmetic import in_halves
+from forge_pipeline.codegen.layout.half_precision import refuse_quantized
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import name_extents
 from forge_pipeline.codegen.layout.views import open_reshapes

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.test_hostile_tables import ends_well, mutate
 from tests.support.decoders import counter, decoder, kept
+from tests.support.hostile import ends_well, mutate
 from tests.support.native import Runner
 
 

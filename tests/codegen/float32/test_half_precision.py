@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.half_precision import computes_halves, widest
+from forge_pipeline.codegen.layout.half_precision import computes_halves, widest
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.target import Target

@@ -1,0 +1,59 @@
+"""Libraries whose tables were changed and whose digest was mended, and what must become of them."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge_pipeline.runtime.bundle import Library
+from tests.support.native import Runner, mended
+
+SECONDS = 2
+
+
+def limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def ends_well(runner: Runner, path: Path, what: object, files: Sequence[Path] = ()) -> bool:
+    """Return whether it ran; fail where it ended by a signal, other than that of the limit on ``files`` of a loop."""
+    done = runner.start(path, *files, "--size", "n=2", "--size", "m=2", "--size", "s=3", preexec_fn=limit)
+    if files and done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return True
+    assert done.returncode in (0, 1), (what, done.returncode, done.stderr)
+    assert (done.returncode == 1) == done.stderr.startswith("error: ")
+    return done.returncode == 0
+
+
+def word(choice: random.Random, old: int, words: list[int]) -> int:
+    """Return another word: near the old one, another of the table, a power of two, or anything."""
+    return choice.choice(
+        [
+            old + choice.choice((-64, -4, -1, 1, 4, 64)),
+            choice.choice(words),
+            1 << choice.randrange(64),
+            -old,
+            choice.getrandbits(64),
+        ]
+    )
+
+
+def mutate(library: Library, data: bytes, choice: random.Random) -> bytes:
+    """Change one to three words of the program."""
+    program = bytes(library.program)
+    start = data.index(program)
+    (count,) = struct.unpack_from("<q", program, 24)
+    words = list(struct.unpack_from(f"<{count}q", program, 64))
+    changed = bytearray(data)
+    for _ in range(choice.randint(1, 3)):
+        # half of the changes in the code, at the end
+        at = choice.randrange(count) if choice.random() < 0.5 else choice.randrange(count // 2, count)
+        value = word(choice, words[at], words)
+        struct.pack_into("<Q", changed, start + 64 + 8 * at, value & (1 << 64) - 1)
+    return mended(bytes(changed))
