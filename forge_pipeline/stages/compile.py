@@ -75,9 +75,7 @@ class Config:
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add the target and listed sizes; where to dump what the compiler's steps make is a part of no key."""
-    keeps_state = section.get("state") is not None
-    unused = {"dump"} if keeps_state else {"dump", "state", "state_max"}
-    own = {name: value for name, value in section.items() if name not in unused}
+    own = {name: value for name, value in section.items() if name != "dump"}
     is_checked = rest.has_data and section.get("verify", {}).get("enabled", False)
     data = rest.preparation if is_checked else None
     return {
