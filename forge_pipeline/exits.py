@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
+from forge_pipeline import scratch
 from forge_pipeline.errors import ForgeError, LimitError
 from forge_pipeline.limits import blamed, exhaustion, lower
 from forge_runtime.text import shown
@@ -93,6 +94,7 @@ def guarded(call: Callable[[], object]) -> int:
         code, text = _signalled(stop.number) if stop.number else _failed(error)
     finally:
         stop.done()
+        scratch.release()
         if text:
             with suppress(OSError):
                 print(text, file=sys.stderr)

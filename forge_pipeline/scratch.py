@@ -7,10 +7,10 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own is made in it
 LEAST: Final = 256 << 20
@@ -21,6 +21,16 @@ _USUAL: Final = "FORGE_USUAL_TMPDIR"
 """Where the system's folder is noted for the processes that this one starts."""
 
 
+class _Move(NamedTuple):
+    place: Path
+    owner: int
+    """The process whose folder it is: a fork of it removes nothing."""
+    before: Mapping[str, str | None]
+
+
+_moves: Final[list[_Move]] = []
+
+
 def usual() -> Path:
     """Return the system's folder, also after `keep_in_memory`: what all processes of a user share lies there."""
     return Path(os.environ.get(_USUAL) or tempfile.gettempdir())
@@ -29,8 +39,8 @@ def usual() -> Path:
 def keep_in_memory(tell: Callable[[str], None]) -> None:
     """Put this process's temporary files, and those of its children, into memory, in a folder for its user alone.
 
-    A folder that is in memory already stays. ``tell`` is told where none can be had. The folder is gone with the
-    process; what a killed one left is removed here.
+    A folder that is in memory already stays. ``tell`` is told where none can be had. The folder is gone with
+    `release`, or with the process; what a killed one left is removed here.
     """
     present = Path(tempfile.gettempdir())
     if _is_in_memory(present):
@@ -43,9 +53,23 @@ def keep_in_memory(tell: Callable[[str], None]) -> None:
         return
     _sweep()
     place = _made()
+    _moves.append(_Move(place, os.getpid(), {name: os.environ.get(name) for name in ("TMPDIR", _USUAL)}))
     os.environ.setdefault(_USUAL, str(present))
     os.environ["TMPDIR"] = tempfile.tempdir = str(place)
-    atexit.register(_remove, place, os.getpid())
+
+
+@atexit.register
+def release() -> None:
+    """Have temporary files where they were before `keep_in_memory`, and remove its folder: a program's work is done."""
+    while _moves:
+        move = _moves.pop()
+        for name, value in move.before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        tempfile.tempdir = None
+        if os.getpid() == move.owner:
+            shutil.rmtree(move.place, ignore_errors=True)
 
 
 def _is_in_memory(folder: Path) -> bool:
@@ -82,8 +106,3 @@ def _sweep() -> None:
                 shutil.rmtree(place)
             finally:
                 os.close(descriptor)
-
-
-def _remove(place: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(place, ignore_errors=True)

@@ -50,6 +50,14 @@ def test_temporary_files_are_in_a_folder_for_its_user_alone_and_gone_at_the_end(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_program_that_was_called_as_a_function_leaves_temporary_files_where_they_were(tmp_path: Path) -> None:
+    code = "print([os.environ.get(name) for name in ('TMPDIR', 'FORGE_USUAL_TMPDIR')], tempfile.gettempdir())"
+    with started(tmp_path, f"scratch.release()\n{code}\nsys.stdout.flush()") as child:
+        _, usual = words(child)
+        assert words(child) == ["[None,", "None]", usual]
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_process_left_goes_with_the_next_and_no_other(tmp_path: Path) -> None:
     with started(tmp_path) as alive:
         kept = Path(words(alive)[0]).parent

@@ -67,11 +67,16 @@ const Secrets = struct { derived: [64]u8, wrapped: [48]u8, extracted: [32]u8, he
 /// Turn an encrypted model, in place, to its plaintext, at the start of the same memory; return that. `file` is the
 /// caller's and hidden (`platform.hide`). After an error it holds what the caller must wipe, and nothing that may be used.
 pub fn open(file: []u8, key_file: []const u8, password: []const u8, limit: usize) Error![]u8 {
+    defer wipeStack();
+    return opened(file, key_file, password, limit);
+}
+
+/// Never a part of `open`, whose own frame is not wiped: copies of keys lie in this one.
+noinline fn opened(file: []u8, key_file: []const u8, password: []const u8, limit: usize) Error![]u8 {
     const header = try headerSize(file);
     const costs = try keyCosts(key_file, file);
     if (@as(usize, costs.kib) << 10 > limit)
         return message.fail(error.Memory, "key file: expected a key derivation within {d} KiB, what this device gives for it, found one that takes {d} KiB\nfix: free some memory, raise max_kdf_bytes, or encrypt the model with less encrypt.kdf.memory_kib", .{ limit >> 10, costs.kib });
-    defer wipeStack();
     const page = try platform.map(@sizeOf(Secrets));
     defer platform.wipe(page);
     platform.hide(page);

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forge_pipeline import scratch
 from forge_pipeline.content import Made
 from forge_pipeline.crypto.objects import SealedObjects
 from forge_pipeline.digest import digest_bytes, digest_json
@@ -232,6 +233,14 @@ def test_a_whole_store_is_sent_with_nothing_left_open_and_nothing_that_is_damage
         assert digest_bytes(path.read_bytes()) == path.parent.name + path.name
 
 
+@pytest.fixture
+def usual_scratch() -> Iterator[None]:
+    """Temporary files are where they were, after the test."""
+    yield
+    scratch.release()
+
+
+@pytest.mark.usefixtures("usual_scratch")
 def test_places_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGE_STORE_KEY", raising=False)
     assert not vault([]).seals
