@@ -19,6 +19,7 @@ from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
 from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
+from forge_pipeline.codegen.layout.origins import layers
 from forge_pipeline.codegen.link import link, relocatable
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.stack import deepest
@@ -100,7 +101,7 @@ def import_onnx(work: Lowering) -> None:
 
 
 def _entry(model: onnx.ModelProto, work: Lowering, name: str, sizes: Mapping[str, int]) -> Entry:
-    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress)
+    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress, work.origins)
     return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes, constraints=found.constraints)
 
 
@@ -110,7 +111,11 @@ def join_entries(work: Lowering) -> None:
     work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
     work.constraints = _constraints(work)
     modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
-    work.module = modules[MAIN] if list(modules) == [MAIN] else join(modules)
+    nodes = {entry.function: entry.nodes for entry in work.entries}
+    if list(modules) == [MAIN]:
+        work.module, work.nodes = modules[MAIN], nodes[MAIN]
+    else:
+        work.module, work.nodes = join(modules, nodes)
 
 
 def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
@@ -236,6 +241,7 @@ def link_objects(work: Lowering) -> None:
         work.code.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
     program = b"" if work.device_program is None else work.device_program.to_bytes()
     work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work), program=program)
+    work.library = replace(work.library, layers=layers(work.nodes, _model(work).graph))
 
 
 def library_text(work: Lowering) -> str:

@@ -13,6 +13,7 @@ from forge_pipeline.codegen.families import handlers_of
 from forge_pipeline.codegen.float32 import elementwise
 from forge_pipeline.codegen.layout import rows
 from forge_pipeline.codegen.layout.builder import Graph, Value
+from forge_pipeline.codegen.layout.origins import Emitter, Nodes, Origins
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, IntegerWeight
 from forge_pipeline.codegen.layout.symbolic_cast import cast
 from forge_pipeline.codegen.tir.machine import Machine
@@ -23,7 +24,12 @@ ON_ROWS = frozenset((*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax
 
 
 def lay_out(
-    module: tvm.IRModule, machine: Machine, *, rearranges: bool = True, channels_last: bool = False
+    module: tvm.IRModule,
+    machine: Machine,
+    origins: Origins,
+    *,
+    rearranges: bool = True,
+    channels_last: bool = False,
 ) -> tvm.IRModule:
     """Return ``module`` with the operators that the families know as kernels in their own layouts.
 
@@ -32,7 +38,7 @@ def lay_out(
     """
     main = module["main"]
     kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
-    builder = relax.BlockBuilder(tvm.IRModule(kernels))
+    builder = Emitter(origins, tvm.IRModule(kernels))
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     graph = Graph(
         builder=builder,
@@ -46,9 +52,9 @@ def lay_out(
         graph.values[old] = Value(plain=new)
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
         with builder.dataflow():
-            unread = Counter(graph.uses)
+            unread, waiting = Counter(graph.uses), dict[Any, Nodes]()
             for binding in bindings:
-                graph.values[binding.var] = _emit(graph, binding)
+                graph.values[binding.var] = _emitted(graph, binding, waiting)
                 _forget(graph, binding, unread)
             output = builder.emit_output(graph.plain(graph.look(main.body.body)))
         builder.emit_func_output(output)
@@ -82,6 +88,27 @@ def _forget(graph: Graph, binding: relax.Binding, unread: Counter[Any]) -> None:
         value = graph.values.get(variable)
         if unread[variable] == 0 and isinstance(value, BlockWeight | IntegerWeight) and value.plain is None:
             del graph.values[variable]
+
+
+def _emitted(graph: Graph, binding: relax.Binding, waiting: dict[Any, Nodes]) -> Value:
+    """Emit a binding. Where nothing is emitted yet, its nodes are ``waiting`` for whoever reads it."""
+    builder = graph.builder
+    unread = (part for part in _variables(binding.value) if not _is_there(graph, part))
+    folded = [node for part in unread for node in waiting.get(part, ())]
+    builder.nodes = nodes = tuple(dict.fromkeys((*folded, *builder.origins.of(binding.var))))
+    before = builder.emitted
+    value = _emit(graph, binding)
+    if builder.emitted == before:
+        waiting[binding.var] = nodes
+        if isinstance(value, Value) and value.deferred is not None:
+            value.nodes = nodes
+    return value
+
+
+def _is_there(graph: Graph, variable: relax.Var) -> bool:
+    """Return whether a value is emitted, in any form."""
+    value = graph.values.get(variable)
+    return isinstance(value, Value) and value.deferred is None and not (value.plain is None and value.blocked is None)
 
 
 def _emit(graph: Graph, binding: relax.Binding) -> Value:

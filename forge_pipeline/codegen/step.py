@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import tvm
 
+from forge_pipeline.codegen.layout.origins import Nodes, Origins
 from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
@@ -41,8 +42,8 @@ class Entry:
     ``function`` is its name in the library; in ``module`` it is `main`. ``sizes`` are those of the inputs' extents that
     are known, by name. ``extents`` are what the variables stand for that `main` takes in its last parameter, which
     goes when the entries are joined; None where extents are expressions still. ``constraints`` are what the sizes of a
-    call must keep. ``keeps_names``: its casts give extents
-    names that tidying would take away. ``fused`` is the module before its kernels had loops.
+    call must keep. ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module
+    before its kernels had loops, ``nodes`` what of the model each of them computes.
     """
 
     module: tvm.IRModule
@@ -54,6 +55,7 @@ class Entry:
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
     scheduled: Scheduled | None = None
+    nodes: Mapping[str, Nodes] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class Lowering:
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
     is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``: bytes that kernels
     take of it, where somebody has to set it aside. ``states`` are what a session keeps from call to call, in the order
-    of the last inputs and outputs of ``model``.
+    of the last inputs and outputs of ``model``. ``origins`` follows the model's nodes to those of each
+    kernel, ``nodes``.
     """
 
     target: Target
@@ -90,6 +93,8 @@ class Lowering:
     stack: int = 0
     states: Sequence[State] = ()
     library: Library | None = None
+    origins: Origins = field(default_factory=Origins)
+    nodes: Mapping[str, Nodes] = field(default_factory=dict)
 
     @property
     def module(self) -> tvm.IRModule:

@@ -65,6 +65,7 @@ def add_batch_of_one(work: Lowering) -> None:
         if single is not None:
             module, extents, sizes = single
             name = f"{entry.function}{SUFFIX}"
+            work.origins.carry(entry.module, module)
             copies.append(Entry(module=module, extents=extents, function=name, sizes={**entry.sizes, **sizes}))
     work.entries += copies
 
@@ -96,13 +97,14 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
     has_casts = _has_casts(module)
     if not has_casts and not entry.extents:
         module = relax.transform.CanonicalizeBindings()(module)
+        work.origins.carry(entry.module, module)
     if work.options.opt_level >= LAID_OUT:
-        module = without_signs(module)
+        module = without_signs(module, work.origins)
     if work.options.float_arithmetic == "float16":
         if entry.is_quantized:
             raise refuse_quantized()
-        module = in_halves(module)
-    entry.module = name_extents(module) if entry.extents is None else module
+        module = in_halves(module, work.origins)
+    entry.module = name_extents(module, work.origins) if entry.extents is None else module
     entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
 
 
@@ -115,6 +117,7 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
             lay_out(
                 entry.module,
                 work.machine,
+                work.origins,
                 rearranges=options.opt_level >= REARRANGED,
                 channels_last=options.channel_layout == "last",
             )
@@ -140,9 +143,14 @@ def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
     module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
     if work.options.opt_level >= FUSED:
-        module = relax.transform.FuseOps()(part_broadcasts(cut_chains(module)))
-        module = relax.transform.FuseTIR()(pair_convolutions(module, work.machine))
+        apart = part_broadcasts(cut_chains(module))
+        grouped = relax.transform.FuseOps()(apart)
+        work.origins.fused(apart, grouped)
+        paired = pair_convolutions(grouped, work.machine, work.origins)
+        module = relax.transform.FuseTIR()(paired)
+        work.origins.carry(paired, module)
     entry.module = relax.transform.DeadCodeElimination()(module)
+    entry.nodes = work.origins.by_kernel(entry.module)
     _refuse_leftovers(entry.module)
 
 

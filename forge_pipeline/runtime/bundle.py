@@ -13,7 +13,7 @@ import hashlib
 import json
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,13 +43,15 @@ class Library:
     """A compiled model for one target: machine code, interface, weights where they are kept apart, and program.
 
     The weights may be a range of a file, to be read when they are needed. The program says which kernels to run, on
-    what; it is empty for a GPU, whose library TVM's own runtime loads.
+    what; it is empty for a GPU, whose library TVM's own runtime loads. ``layers`` names what each kernel computes, for
+    people who build it: no part of the file.
     """
 
     elf: Buffer = field(repr=False)
     metadata: Mapping[str, Any]
     weights: Buffer | FileRange = field(default=b"", repr=False)
     program: Buffer = field(default=b"", repr=False)
+    layers: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def metadata_bytes(self) -> bytes:
         """Return the metadata as canonical JSON, exactly as it stands in the file."""

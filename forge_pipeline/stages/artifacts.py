@@ -6,12 +6,14 @@ the stages that take it. The other files are for people, and may change without 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.content import Content, FileRange, OpenFile, open_stream
+from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ArtifactError
 from forge_pipeline.registry import Registry
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 Files = Mapping[str, Path]
 Contents = dict[str, Content]
 
-REPORT = "report.json"
+REPORT, KERNELS = "report.json", "kernels.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +88,20 @@ def _read_library(files: Files) -> Library | Combined:
     from forge_pipeline.runtime.bundle import FOOTER, Library, has_variants
     from forge_pipeline.runtime.variants import Combined
 
-    path = files["model_library.so"]
+    path, kernels = files["model_library.so"], files.get(KERNELS)
     with open_stream(path) as stream:
         stream.seek(max(0, path.stat().st_size - FOOTER))
         is_for_several = has_variants(stream.read())
-    return Combined.from_file(path) if is_for_several else Library.from_file(path)
+    if is_for_several:
+        return Combined.from_file(path)
+    return replace(Library.from_file(path), layers=json.loads(_bytes(kernels)) if kernels else {})
 
 
 def _write_library(library: Library | Combined) -> Contents:
-    return {"model_library.so": library.content(), "metadata.json": library.metadata_bytes()}
+    from forge_pipeline.runtime.bundle import Library
+
+    own = {KERNELS: canonical_json(dict(library.layers))} if isinstance(library, Library) and library.layers else {}
+    return {"model_library.so": library.content(), "metadata.json": library.metadata_bytes(), **own}
 
 
 def _read_sealed(files: Files) -> Sealed:
@@ -160,7 +167,11 @@ KINDS = Registry(
         ),
         "ranges": Kind(identity=("ranges.npz",), extra=("ranges.svg",), read=_read_ranges, write=_write_ranges),
         "library": Kind(
-            identity=("model_library.so",), extra=("metadata.json",), read=_read_library, write=_write_library
+            identity=("model_library.so",),
+            extra=("metadata.json", KERNELS),
+            optional=(KERNELS,),
+            read=_read_library,
+            write=_write_library,
         ),
         "sealed": Kind(
             identity=SEALED_FILES,

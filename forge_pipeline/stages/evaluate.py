@@ -7,7 +7,7 @@ apart, with the name of the CPU they were seen on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -165,7 +165,7 @@ def run(
         most = limit(artifact.is_emulated)
         found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
         with quiet() if artifact.where == HOST else nullcontext():
-            speed = _speed(artifact, next(iter(chosen.feeds)), config.machine)
+            speed = _speed(artifact, next(iter(chosen.feeds)), config.machine, library.layers)
     del interpreter, models  # not in memory beside those that give inner values
     speed |= _roofline(artifact, model, next(iter(chosen.feeds)), speed, quiet)
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
@@ -230,7 +230,7 @@ def _unmeasured(
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 
 
-def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value | list[dict[str, Value]]]:
+def _speed(artifact: Artifact, feed: Feed, machine: str, layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run."""
     if artifact.model is None:
         return {}
@@ -241,7 +241,7 @@ def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value | li
     kernels = artifact.profile(feed)
     slow = [kernel for kernel in kernels if kernel.is_fallback]
     shares = {
-        "kernels": [_row(kernel) for kernel in kernels[:KERNELS]],
+        "kernels": [_row(kernel, layers.get(kernel.name, ())) for kernel in kernels[:KERNELS]],
         "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
         "slowest_fallback": slow[0].name if slow else None,
     }
@@ -249,9 +249,9 @@ def _speed(artifact: Artifact, feed: Feed, machine: str) -> dict[str, Value | li
     return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
 
 
-def _row(kernel: KernelTime) -> dict[str, Value]:
+def _row(kernel: KernelTime, layers: Sequence[str]) -> dict[str, Any]:
     times = {"milliseconds": _rounded(kernel.milliseconds), "share": _rounded(kernel.share)}
-    return {"name": kernel.name, "calls": kernel.calls, **times}
+    return {"name": kernel.name, "calls": kernel.calls, **times, **({"layers": list(layers)} if layers else {})}
 
 
 def _roofline(

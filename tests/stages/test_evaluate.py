@@ -124,7 +124,8 @@ def test_the_compiled_model_is_measured_beside_the_float_and_the_quantized_one(
     assert 0 < speed["latency_min_ms"] <= speed["latency_median_ms"]
     assert (speed["latency_runs"], speed["latency_threads"], speed["machine"]) == (100, 1, "a machine")
     assert 0 <= speed["fallback_time_share"] <= 1
-    assert [sorted(kernel) for kernel in speed["kernels"]] == [["calls", "milliseconds", "name", "share"]] * 2
+    assert [sorted(kernel) for kernel in speed["kernels"]] == [["calls", "layers", "milliseconds", "name", "share"]] * 2
+    assert sorted(kernel["layers"] for kernel in speed["kernels"]) == [["dense_one"], ["dense_two"]]
     assert sum(kernel["share"] for kernel in speed["kernels"]) == pytest.approx(1, abs=1e-4)
     assert speed["float_operations"] + speed["int8_operations"] == 2 * (FEATURES * 16 + 16 * CLASSES)
     assert speed["roofline_share"] == pytest.approx(speed["bound_ms"] / speed["latency_min_ms"], rel=1e-4)

@@ -16,6 +16,7 @@ from tvm.ir import GlobalVar
 
 from forge_pipeline.codegen.float32 import depthwise, direct, expand_depthwise
 from forge_pipeline.codegen.layout.builder import dtype_of, shape_of
+from forge_pipeline.codegen.layout.origins import Origins
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -29,7 +30,7 @@ class Pair:
     argument: int
 
 
-def pair_convolutions(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
+def pair_convolutions(module: tvm.IRModule, machine: Machine, origins: Origins) -> tvm.IRModule:
     """Return ``module``, whose groups of kernels are decided but not yet made, with one for each pair that pays."""
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
@@ -45,6 +46,7 @@ def pair_convolutions(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     for pair in found:
         calls[pair.second.var], first = _joined(builder, module, pair), pair.first.var
         gone.add(first)
+        origins.note(pair.second.var, origins.of(first))
     blocks = [
         type(block)([
             relax.VarBinding(binding.var, calls[binding.var]) if binding.var in calls else binding

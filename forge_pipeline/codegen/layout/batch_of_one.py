@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from forge_pipeline.codegen.layout.origins import Nodes
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_runtime.entries import MAIN
 
@@ -103,21 +104,30 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
     return False
 
 
-def join(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
-    """Return one module with the `main` of each under its name, and with the kernels that they call.
+def join(
+    modules: Mapping[str, tvm.IRModule], nodes: Mapping[str, Mapping[str, Nodes]]
+) -> tuple[tvm.IRModule, dict[str, Nodes]]:
+    """Return one module with the `main` of each under its name, and with the kernels that they call; and what of the
+    model each kernel computes, for which ``nodes`` says it of the kernels of each module.
 
     Kernels whose names are taken by others get what the name has behind `main` at their end.
     """
     first = next(iter(modules), None)
     builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
+    joined = dict(nodes[MAIN]) if first == MAIN else {}
     for name, module in modules.items():
         if name != MAIN:
-            _add(builder, name, module)
-    return builder.finalize()
+            for kernel, called in _add(builder, name, module).items():
+                own = nodes[name].get(kernel.name_hint, ())
+                joined[called.name_hint] = tuple(dict.fromkeys((*joined.get(called.name_hint, ()), *own)))
+    return builder.finalize(), joined
 
 
-def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
-    """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one."""
+def _add(builder: Any, name: str, module: tvm.IRModule) -> dict[Any, Any]:
+    """Add the `main` of ``module`` as ``name``, and its kernels; those that are there already stay one.
+
+    Return what its kernels are called there.
+    """
     suffix = name.removeprefix(MAIN) if name.startswith(MAIN) else ""
     renamed: dict[Any, Any] = {}
     for variable, function in module.functions_items():
@@ -136,3 +146,4 @@ def _add(builder: Any, name: str, module: tvm.IRModule) -> None:
         {**dict(main.attrs or {}), "global_symbol": name}
     )
     builder.add_func(entry, name)
+    return renamed

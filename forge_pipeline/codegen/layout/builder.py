@@ -74,7 +74,8 @@ class Deferred(Protocol):
 class Value:
     """A value of the graph in the forms that exist so far; at least one does.
 
-    ``channels`` is the true number of channels where there is a blocked form.
+    ``channels`` is the true number of channels where there is a blocked form. ``nodes`` are the model's that a deferred
+    value comes from.
     """
 
     plain: relax.Expr | None = None
@@ -83,6 +84,7 @@ class Value:
     constant: Array | None = None
     parts: tuple[Value, ...] | None = None
     deferred: Deferred | None = None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +129,9 @@ class Graph:
     def materialize(self, value: Value) -> Value:
         """Emit a deferred value."""
         if value.deferred is not None:
+            reader, self.builder.nodes = self.builder.nodes, value.nodes or self.builder.nodes
             done = value.deferred.emit(self)
+            self.builder.nodes = tuple(node for node in reader if node not in value.nodes)
             value.plain, value.blocked, value.channels = done.plain, done.blocked, done.channels
             value.deferred = None
         return value

@@ -19,6 +19,7 @@ from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.builder import Array, has_known_shape
 from forge_pipeline.codegen.layout.constants import FOLDED_SHAPES, array_view, constant, reshaped
+from forge_pipeline.codegen.layout.origins import Emitter, Origins
 
 HALF, SINGLE = "float16", "float32"
 LARGEST = float(np.finfo(np.float16).max)
@@ -38,11 +39,11 @@ FOLLOW = frozenset(
 """What is computed in halves wherever it reads one."""
 
 
-def in_halves(module: tvm.IRModule) -> tvm.IRModule:
+def in_halves(module: tvm.IRModule, origins: Origins) -> tvm.IRModule:
     """Return ``module`` with `main` computed in half precision where that is accurate; its interface stays."""
     main = module["main"]
     others = {key: function for key, function in module.functions_items() if key.name_hint != "main"}
-    builder = relax.BlockBuilder(tvm.IRModule(others))
+    builder = Emitter(origins, tvm.IRModule(others))
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     values = _Values(builder=builder, known=dict(zip(main.params, parameters, strict=True)))
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
@@ -66,6 +67,7 @@ class _Values:
     def bind(self, binding: Any) -> None:
         """Emit what a binding says, in the precision that suits it."""
         value, variable = binding.value, binding.var
+        self.builder.nodes = self.builder.origins.of(variable)
         if isinstance(binding, relax.MatchCast):
             inner = self.as_it_is(value)
             shape, kind = binding.ty, _kind(inner)

@@ -15,6 +15,8 @@ import tvm
 from tvm import relax, te
 from tvm.ir import GenericConst
 
+from forge_pipeline.codegen.layout.origins import Emitter, Origins
+
 SHIFT = 128
 MOVES = frozenset(
     f"relax.{name}"
@@ -26,13 +28,13 @@ MOVES = frozenset(
 """Operators whose results are among the values that they read, whatever these mean."""
 
 
-def without_signs(module: tvm.IRModule) -> tvm.IRModule:
+def without_signs(module: tvm.IRModule, origins: Origins) -> tvm.IRModule:
     """Return ``module`` with the int8 activations of `main` as uint8; itself where it has none."""
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     if not any(_is_about_signed(binding.value) for binding in bindings):
         return module
-    builder = relax.BlockBuilder(tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
+    builder = Emitter(origins, tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     values = _Values(builder=builder, known=dict(zip(main.params, parameters, strict=True)))
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
@@ -73,6 +75,7 @@ class _Values:
     def bind(self, binding: Any) -> None:
         """Emit what a binding says."""
         value, variable = binding.value, binding.var
+        self.builder.nodes = self.builder.origins.of(variable)
         if isinstance(binding, relax.MatchCast):
             self.known[variable] = self.builder.match_cast(self.clone(value), binding.ty)
             return

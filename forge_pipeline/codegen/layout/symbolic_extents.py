@@ -13,6 +13,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from forge_pipeline.codegen.layout.origins import Emitter, Origins
+
 
 @dataclass(slots=True, kw_only=True)
 class _Names:
@@ -52,19 +54,20 @@ class _Names:
         return next((made for found, made in self.known if tvm_ffi.structural_equal(found, extent)), None)
 
 
-def name_extents(module: tvm.IRModule) -> tvm.IRModule:
+def name_extents(module: tvm.IRModule, origins: Origins) -> tvm.IRModule:
     """Return ``module`` with a variable for every extent of `main` that is computed from others."""
     main, names = module["main"], _Names()
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     seen = _Names()  # another: a name stands for its expression only from where it is bound
     if all(seen.of(binding.var.ty) is binding.var.ty for binding in bindings):
         return module
-    builder = relax.BlockBuilder(tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
+    builder = Emitter(origins, tvm.IRModule({k: v for k, v in module.functions_items() if k.name_hint != "main"}))
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     new = dict(zip(main.params, parameters, strict=True))
     with builder.function("main", parameters, attrs=dict(main.attrs or {})):
         with builder.dataflow():
             for binding in bindings:
+                builder.nodes = origins.of(binding.var)
                 value = builder.emit(_clone(binding.value, new, names))
                 wanted = names.of(binding.ty if isinstance(binding, relax.MatchCast) else binding.var.ty)
                 if isinstance(wanted, relax.TensorType) and not tvm_ffi.structural_equal(wanted, value.ty):

@@ -18,6 +18,7 @@ from onnx import helper
 from tvm import relax
 from tvm.relax import op
 
+from forge_pipeline.codegen.layout.origins import Emitter, Origins
 from forge_pipeline.codegen.onnx_import.decompose import defined, expanded
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Extents, with_extents
 from forge_pipeline.codegen.onnx_import.node import NodeImport
@@ -34,6 +35,7 @@ from forge_pipeline.ir.sizes.encoding import to_json
 from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.value import UNKNOWN
 from forge_pipeline.ir.tensors import SMALL
+from forge_pipeline.quantization.network import layer
 
 if TYPE_CHECKING:
     from forge_pipeline.ir.sizes.analysis import Sizes
@@ -121,11 +123,16 @@ def check_supported(model: onnx.ModelProto) -> None:
         imported(part)
 
 
-def imported(model: onnx.ModelProto, progress: Progress = lambda step: None) -> Imported:
-    """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``."""
+def imported(
+    model: onnx.ModelProto, progress: Progress = lambda step: None, origins: Origins | None = None
+) -> Imported:
+    """Return the Relax module of a prepared ``model`` with its computed extents apart. Raises as ``import_model``.
+
+    ``origins`` is told which node each variable comes from.
+    """
     check_interface(model)
     for _ in range(ROUNDS):
-        found = _attempt(model, progress)
+        found = _attempt(model, progress, origins or Origins())
         if isinstance(found, Imported):
             return found
         refused, written_out = found, defined(model, [item.place for item in found])
@@ -158,9 +165,9 @@ def check_interface(model: onnx.ModelProto) -> None:
         raise _error(model, wrong)
 
 
-def _attempt(model: onnx.ModelProto, progress: Progress) -> Imported | list[Refused]:
+def _attempt(model: onnx.ModelProto, progress: Progress, origins: Origins) -> Imported | list[Refused]:
     """Return the imported model, or every node that its converter refuses."""
-    graph, builder = model.graph, relax.BlockBuilder()
+    graph, builder = model.graph, Emitter(origins)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     used = {value.name for value in graph.output} | {name for node in graph.node for name in node.input if name}
     scope = Scope(builder=builder, sizes=analyse(model), extents=Extents(), tensors=tensors, used=frozenset(used))
@@ -215,6 +222,7 @@ def _emit_all(model: onnx.ModelProto, scope: Scope, progress: Progress) -> Itera
             lost.update(output for output in node.output if output)
             continue
         progress(f"import {node.op_type} {name!r}")
+        scope.builder.nodes = (layer(node),)
         reason = _emit(node, opsets, scope, name)
         if reason:
             operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
