@@ -166,6 +166,15 @@ def test_flags_are_compared(generator: str, model_of: Make, stock: Options) -> N
     expect_equal(model, options, {"x": array(3, 64) > 0, "y": array(64, seed=2) > 0})
 
 
+@pytest.mark.parametrize("slopes", [(1,), (1, 1, 1), (4, 1), ("length",)])
+def test_a_slope_below_zero_is_for_an_axis_of_any_size(slopes: tuple[Any, ...], model_of: Make, stock: Options) -> None:
+    slope = (slopes, FLOAT) if "length" in slopes else array(*slopes)
+    model = model_of("PRelu", {"x": (["batch", 4, "length"], FLOAT), "s": slope})
+    options = dataclasses.replace(stock, generator="auto", opt_level=3)
+    given = {"s": array(7, seed=2)} if "length" in slopes else {}
+    expect_equal(model, options, {"x": array(2, 4, 7), **given})
+
+
 @pytest.mark.parametrize("shape", [[2, 8, 4, 6], ["N", 8, "H", "W"]])
 @pytest.mark.parametrize("case", REARRANGED)
 def test_blocks_of_pixels_and_channels_change_places_in_every_mode(

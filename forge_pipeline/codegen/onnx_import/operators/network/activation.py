@@ -56,12 +56,15 @@ def _leaky_relu(node: NodeImport) -> Any:
 
 
 def _prelu(node: NodeImport) -> Any:
-    """``slope x`` below 0; a slope for each index of one axis is Relax's operator."""
+    """``slope x`` below 0; a slope for each index of one axis is Relax's operator, where that axis is of a known size.
+
+    One slope is for channels, which a blocked image has beside each other.
+    """
     value, rank = node.input(0), node.rank()
     extents = (1,) * (rank - node.rank(1)) + node.shape(1)
     axes = [axis for axis, extent in enumerate(extents) if extent != 1]
-    if len(axes) <= 1 and node.dtype().startswith("float"):
-        axis = axes[0] if axes else rank - 1
+    axis = axes[0] if axes else min(1, rank - 1)
+    if len(axes) <= 1 and node.dtype().startswith("float") and (rank == 0 or isinstance(node.shape()[axis], int)):
         return op.nn.prelu(value, node.reshape(node.input(1), [extents[axis]] if rank else [1]), axis)
     scaled = node.emit(op.multiply(value, node.input(1)))
     return op.where(node.emit(op.less(value, node.const(0, node.dtype()))), scaled, value)
