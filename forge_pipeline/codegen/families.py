@@ -120,7 +120,7 @@ FAMILIES: Mapping[str, Family] = {
     float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
     open_matmul.NAME: Family(schedule=open_matmul.schedule),
     row_matmul.NAME: Family(schedule=row_matmul.schedule),
-    softmax.NAME: Family(handlers=softmax.HANDLERS, schedule=softmax.schedule, continues=False),
+    "softmax": Family(handlers=softmax.HANDLERS),
     trees.NAME: Family(schedule=trees.schedule, continues=False),
     concat.NAME: Family(schedule=elementwise.schedule, continues=False),
     pad.NAME: Family(handlers=pad.HANDLERS, schedule=elementwise.schedule, continues=False),

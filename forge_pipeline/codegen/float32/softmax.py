@@ -1,8 +1,9 @@
-"""Softmax along the last axis, of any length: a row at a time, whole vectors, the last one filled with -infinity.
+"""Softmax and its logarithm along the last axis, of any length: a row at a time, in whole vectors.
 
 Lanes have maxima and sums of their own, which are put together in halves: a chain of as many operations as the lanes'
-logarithm. Powers are multiplied by the reciprocal of their sum, as by every library that is fast: a division of
-vectors takes as long as the exponential does.
+logarithm. The last vector is moved back to end with the row; what it has in common with the one before is not added up
+again. Powers lie in the result until their sum is known, by whose reciprocal they are multiplied: a division of vectors
+takes as long as the exponential does.
 """
 
 from __future__ import annotations
@@ -10,91 +11,128 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax, te, tirx
-from tvm.s_tir import Schedule
+from tvm import relax, tirx
+from tvm.script import tirx as T
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, own
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "softmax"
-IN_LANES = ("maxima", "sums")
+KIND = "float32"
 
 
 def normalize(graph: Graph, call: relax.Call) -> Value | None:
     """Take softmax along the last axis of float32 tensors, unless its extent is known to fill no vector."""
     operand = call.args[0]
-    if not has_known_shape(operand, symbolic_axes=range(8)):
+    if not has_known_shape(operand, symbolic_axes=range(8)) or operand.ty.dtype != KIND:
         return None
-    shape, axis, lanes = shape_of(operand), int(call.attrs.axis), graph.machine.lanes
+    shape, axis, lanes = shape_of(operand), int(call.attrs.axis), graph.machine.computing(KIND).lanes
     if len(shape) < 2 or axis not in (-1, len(shape) - 1) or (isinstance(shape[-1], int) and shape[-1] < lanes):
         return None
-    tensor = graph.plain(graph.look(operand))
-    return Value(plain=graph.kernel(softmax, tensor, name="softmax", lanes=lanes))
-
-
-def softmax(x: te.Tensor, lanes: int) -> te.Tensor:
-    """Describe softmax along the last axis, with partial maxima and sums for each of ``lanes``."""
-    *rows, length = x.shape
-    whole = tirx.floordiv(length + (lanes - 1), lanes) * lanes
-
-    def filled(*index: Any) -> Any:
-        return tirx.if_then_else(index[-1] < length, x(*index), tirx.const(float("-inf"), x.dtype))
-
-    row = te.compute((*rows, whole), filled, name="row")
-    most = _over_lanes(row, lanes, te.max, tirx.max, ("maxima", "most"))
-    powers = te.compute((*rows, whole), lambda *i: te.exp(row(*i) - most(*i[:-1])), name="powers")
-    total = _over_lanes(powers, lanes, te.sum, lambda a, b: a + b, ("sums", "total"))
-    inverse = te.compute(tuple(rows), lambda *i: tirx.const(1, x.dtype) / total(*i), name="inverse")
-    return te.compute(x.shape, lambda *i: powers(*i) * inverse(*i[:-1]), name="shares", attrs={primitives.FAMILY: NAME})
-
-
-def _over_lanes(
-    values: te.Tensor,
-    lanes: int,
-    reduce: Callable[..., Any],
-    combine: Callable[[Any, Any], Any],
-    names: tuple[str, str],
-) -> te.Tensor:
-    """Describe a reduction of (..., whole vectors) to (...): each lane by itself, then the lanes by halves."""
-    *rows, whole = values.shape
-    vector = te.reduce_axis((0, tirx.floordiv(whole, lanes)), "vector")
-    partial = te.compute(
-        (*rows, lanes), lambda *i: reduce(values(*i[:-1], vector * lanes + i[-1]), axis=[vector]), name=names[0]
+    if 0 in shape:
+        return None
+    work = primitives.product(primitives.UNKNOWN if not isinstance(extent, int) else extent for extent in shape[1:])
+    work *= shape[0] if isinstance(shape[0], int) else 1
+    kernel = softmax_kernel(
+        shape, lanes, is_logarithm=call.op.name.endswith("log_softmax"), is_parallel=4 * work >= primitives.SERIAL_WORK
     )
-
-    def together(*row: Any) -> Any:
-        found = [partial(*row, lane) for lane in range(lanes)]
-        while len(found) > 1:
-            half = len(found) // 2
-            found = [combine(found[lane], found[lane + half]) for lane in range(half)]
-        return found[0]
-
-    return te.compute(tuple(rows), together, name=names[1])
+    (shares,) = called(graph.builder, kernel, [graph.plain(graph.look(operand))], [(shape, KIND)])
+    return Value(plain=shares)
 
 
-def schedule(sch: Schedule, machine: Machine) -> None:
-    """Compute everything that a row needs while that row is in the first cache."""
-    last = primitives.find(sch, NAME)
-    rows = sch.get_loops(last)[:-1]
-    extents = [primitives.extent(sch, loop) or primitives.UNKNOWN for loop in sch.get_loops(last)]
-    shared = primitives.fuse(sch, rows)
-    before = primitives.ancestors(sch, last)
-    for block in reversed(before):
-        sch.compute_at(block, shared, preserve_unit_loops=True)
-    primitives.parallel_if_worth(sch, shared, primitives.product(extents) * 4)
-    for block in before:
-        name = sch.get(block).name_hint
-        if name in IN_LANES:
-            lane, vector = sch.get_loops(block)[-2:]
-            sch.reorder(vector, lane)
-            sch.vectorize(lane)
-            sch.decompose_reduction(block, vector)
-        elif name == "powers":
-            sch.vectorize(sch.split(sch.get_loops(block)[-1], [None, machine.lanes])[1])
-    length = extents[-1]
-    if primitives.extent(sch, sch.get_loops(last)[-1]) is not None and length % machine.lanes == 0:
-        sch.vectorize(sch.split(sch.get_loops(last)[-1], [None, machine.lanes])[1])
+def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parallel: bool) -> tirx.PrimFunc:
+    """Return ``(data) -> (shares)`` of one shape, or their logarithms, along the last axis."""
+    (shape,) = own(tensor)
+    rows = Rows(shape, len(shape) - 1)
+    count, length = rows.outer, rows.length
+    whole, rest = length // lanes, length % lanes
+    loop = T.parallel if is_parallel else T.serial
+
+    def at(row: Any, place: Any) -> Any:
+        return rows.at(row, place, tirx.const(0, "int64"))
+
+    def powers(value: Any, most: Any) -> Any:
+        return tirx.exp(value - most)
+
+    def result(value: Any, power: Any, most: Any, total: Any) -> Any:
+        return (value - most) - total if is_logarithm else power * total
+
+    def finished(total: Any) -> Any:
+        return tirx.log(total) if is_logarithm else tirx.const(1, KIND) / total
+
+    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    def softmax(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
+        T.func_attr(attributes("log_softmax" if is_logarithm else NAME))
+        X = T.match_buffer(a, shape, KIND)
+        Y = T.match_buffer(b, shape, KIND)
+        for row in loop(count):
+            with T.sblock("row"):
+                r = T.axis.opaque(count, row)
+                T.reads()
+                T.writes()
+                most = T.sblock_alloc_buffer((lanes,), KIND, scope="local")
+                sums = T.sblock_alloc_buffer((lanes,), KIND, scope="local")
+                last = T.sblock_alloc_buffer((lanes,), KIND, scope="local")
+                top = T.sblock_alloc_buffer((1,), KIND, scope="local")
+                total = T.sblock_alloc_buffer((1,), KIND, scope="local")
+                if length >= lanes:
+                    for lane in T.vectorized(lanes):
+                        most[lane] = X[at(r, length - lanes + lane)]
+                    for turn in T.serial(whole):
+                        for lane in T.vectorized(lanes):
+                            most[lane] = T.max(most[lane], X[at(r, turn * lanes + lane)])
+                    top[0] = in_halves(most, lanes, tirx.max)
+                    for lane in T.vectorized(lanes):
+                        sums[lane] = T.float32(0)
+                    for turn in T.serial(whole):
+                        for lane in T.vectorized(lanes):
+                            last[lane] = powers(X[at(r, turn * lanes + lane)], top[0])
+                        for lane in T.vectorized(lanes):
+                            sums[lane] = sums[lane] + last[lane]
+                        if not is_logarithm:
+                            for lane in T.vectorized(lanes):
+                                Y[at(r, turn * lanes + lane)] = last[lane]
+                    if rest > 0:
+                        for lane in T.vectorized(lanes):
+                            last[lane] = powers(X[at(r, length - lanes + lane)], top[0])
+                        for lane in T.vectorized(lanes):
+                            sums[lane] = sums[lane] + T.Select(
+                                T.Cast("int64", lane) >= lanes - rest, last[lane], T.float32(0)
+                            )
+                    total[0] = finished(in_halves(sums, lanes, lambda left, right: left + right))
+                    for turn in T.serial(whole):
+                        for lane in T.vectorized(lanes):
+                            Y[at(r, turn * lanes + lane)] = result(
+                                X[at(r, turn * lanes + lane)], Y[at(r, turn * lanes + lane)], top[0], total[0]
+                            )
+                    if rest > 0:
+                        for lane in T.vectorized(lanes):
+                            Y[at(r, length - lanes + lane)] = result(
+                                X[at(r, length - lanes + lane)], last[lane], top[0], total[0]
+                            )
+                else:
+                    top[0] = T.float32("-inf")
+                    total[0] = T.float32(0)
+                    for i in T.serial(length):
+                        top[0] = T.max(top[0], X[at(r, i)])
+                    for i in T.serial(length):
+                        Y[at(r, i)] = powers(X[at(r, i)], top[0])
+                        total[0] = total[0] + Y[at(r, i)]
+                    total[0] = finished(total[0])
+                    for i in T.serial(length):
+                        Y[at(r, i)] = result(X[at(r, i)], Y[at(r, i)], top[0], total[0])
+
+    return softmax
 
 
-HANDLERS = {"relax.nn.softmax": normalize}
+def in_halves(buffer: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
+    """Return what ``lanes`` numbers of a buffer make together: the halves of them, then the halves of these."""
+    found: list[Any] = [tirx.BufferLoad(buffer, [tirx.const(lane, "int64")]) for lane in range(lanes)]
+    while len(found) > 1:
+        half = len(found) // 2
+        found = [combine(found[lane], found[lane + half]) for lane in range(half)]
+    return found[0]
+
+
+HANDLERS = {"relax.nn.log_softmax": normalize, "relax.nn.softmax": normalize}

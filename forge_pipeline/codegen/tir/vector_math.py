@@ -1,14 +1,17 @@
-"""exp, tanh and erf as vector arithmetic: the C library's take one number at a time, through a call for each lane.
+"""exp, log, sigmoid, tanh and erf as vector arithmetic: the C library's take one number at a time, by a call for each.
 
-Every one is within a few units in the last place of the exact value, as the C library's float32 functions are. exp is
-Cephes' (Moshier, expf.c: range reduction by ln 2 in two parts, then a polynomial); tanh and erf are the rational
-approximations of Eigen (GenericPacketMathFunctions.h). NaN stays NaN, exp overflows to infinity where it must, and what
-is below the smallest normal number is zero.
+Every one is within a few units in the last place of the exact value, as the C library's float32 functions are. exp and
+log are Cephes' (Moshier, expf.c and logf.c: range reduction by ln 2 in two parts, then a polynomial); tanh and erf are
+the rational approximations of Eigen (GenericPacketMathFunctions.h). NaN stays NaN, exp overflows to infinity where it
+must, and what is below the smallest normal number is zero.
+
+exp's whole number of powers of two is rounded by adding 1.5 * 2^23, of which it then is the last bits: shifted into the
+exponent, they are the power itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,9 +19,22 @@ from tvm import tirx
 from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
 
-EXP_HIGH, EXP_LOW = 88.72283172607422, -87.33654475055310
+EXP_HIGH, EXP_LOW = 89.0, -87.33654475055310
+"""What exp is clipped to: it is infinity above the one, and zero below the other."""
+MANTISSA = 23
+ROUNDS = 1.5 * 2**MANTISSA
+"""A number that has no fraction, and whose sum with one that does is rounded."""
+BIAS = 127
 LOG2_E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+SMALLEST_NORMAL = 1.17549435e-38
+ROOT_OF_HALF = 0x3F3504F3
+"""The bits of the square root of one half, from which on mantissas are taken."""
 
 TANH_BOUND = 7.90531110763549805
 TANH_ODD = (
@@ -49,17 +65,20 @@ def install() -> None:
     for name in ("tirx.erf", "tirx.isnan"):
         register_op_attr(name, "TVectorizable", True)
 
-    for name, expand in (("tirx.exp", _exp), ("tirx.tanh", _tanh), ("tirx.erf", _erf)):
+    for name, expand in FUNCTIONS.items():
         register_intrin_lowering(name, target="llvm", f=partial(_lower, expand), level=ABOVE_TVM)
 
 
 def _lower(expand: Callable[[Any], Any], call: Any) -> Any:
     (x,) = call.args
-    if not str(x.ty.dtype).startswith("float32"):
-        return tirx.call_llvm_pure_intrin(str(x.ty.dtype), f"llvm.{call.op.name.removeprefix('tirx.')}", x)
-    variable = tirx.Var("x", str(x.ty.dtype))
-    value = tirx.Select(variable == variable, expand(variable), variable)  # noqa: PLR0124 - false for NaN alone
-    return tirx.Let(variable, x, value)
+    dtype = str(x.ty.dtype)
+    if not dtype.startswith("float32"):
+        if call.op.name == "tirx.sigmoid":
+            one = tirx.const(1, dtype)
+            return one / (one + tirx.exp(-x))
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{call.op.name.removeprefix('tirx.')}", x)
+    variable = tirx.Var("x", dtype)
+    return tirx.Let(variable, x, expand(variable))
 
 
 def _number(x: Any, value: float) -> Any:
@@ -74,20 +93,58 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return total
 
 
+def _clipped(x: Any, low: float, high: float) -> Any:
+    """Return ``x`` within bounds; NaN stays NaN, since no comparison with it holds."""
+    least, most = _number(x, low), _number(x, high)
+    below = tirx.Var("below", str(x.ty.dtype))
+    return tirx.Let(below, tirx.Select(most < x, most, x), tirx.Select(least > below, least, below))
+
+
 def _exp(x: Any) -> Any:
+    return _power_of_e(_clipped(x, EXP_LOW, EXP_HIGH), 1)
+
+
+def _sigmoid(x: Any) -> Any:
+    return _number(x, 1.0) / (_number(x, 1.0) + _power_of_e(_clipped(x, -EXP_HIGH, -EXP_LOW), -1))
+
+
+def _power_of_e(x: Any, sign: int) -> Any:
+    """Return exp(sign x) of what is clipped: twice the curve, by half the power of two, as 2^128 has no float32."""
     dtype = str(x.ty.dtype)
     integers = dtype.replace("float", "int")
-    count, rest = tirx.Var("count", dtype), tirx.Var("rest", dtype)
-    clipped = tirx.max(tirx.min(x, _number(x, EXP_HIGH)), _number(x, EXP_LOW))
-    curve = _polynomial(rest, EXP) * rest * rest + rest + _number(x, 1.0)
-    half_scale = tirx.reinterpret(
-        dtype, (count.astype(integers) + tirx.const(126, integers)) << tirx.const(23, integers)
+    clipped, rounded, count, rest = (tirx.Var(name, dtype) for name in ("clipped", "rounded", "count", "rest"))
+    shifted = ROUNDS + BIAS - 1  # the last bits are the exponent
+    curve = _polynomial(rest, [2 * coefficient for coefficient in (*EXP, 1.0, 1.0)])
+    power = tirx.reinterpret(dtype, tirx.reinterpret(integers, rounded) << tirx.const(MANTISSA, integers))
+    reduced = clipped * _number(x, sign) - count * _number(x, LN2_HIGH) - count * _number(x, LN2_LOW)
+    value: Any = tirx.Let(rest, reduced, curve * power)
+    value = tirx.Let(count, rounded - _number(x, shifted), value)
+    return tirx.Let(clipped, x, tirx.Let(rounded, clipped * _number(x, sign * LOG2_E) + _number(x, shifted), value))
+
+
+def _log(x: Any) -> Any:
+    dtype = str(x.ty.dtype)
+    integers = dtype.replace("float", "int")
+
+    def whole(value: int) -> Any:
+        return tirx.const(value, integers)
+
+    bits, count, rest, square = (
+        tirx.Var(name, integers if name == "bits" else dtype) for name in ("bits", "count", "rest", "square")
     )
-    value = curve * half_scale * _number(x, 2.0)  # in two steps: 2^128 has no float32
-    value = tirx.Select(x > _number(x, EXP_HIGH), _number(x, float("inf")), value)
-    reduced = clipped - count * _number(x, LN2_HIGH) - count * _number(x, LN2_LOW)
-    nearest = tirx.floor(clipped * _number(x, LOG2_E) + _number(x, 0.5))
-    return tirx.Let(count, nearest, tirx.Let(rest, reduced, value))
+    is_small = x < _number(x, SMALLEST_NORMAL)
+    scaled = tirx.Select(is_small, x * _number(x, 2.0**MANTISSA), x)
+    offset = tirx.Select(is_small, _number(x, -float(MANTISSA)), _number(x, 0.0))
+    mantissa = tirx.reinterpret(dtype, (bits & whole((1 << MANTISSA) - 1)) + whole(ROOT_OF_HALF))
+    curve = _polynomial(rest, LOG) * rest * square + count * _number(x, LN2_LOW)
+    value: Any = (curve - _number(x, 0.5) * square) + rest + count * _number(x, LN2_HIGH)
+    value = tirx.Let(rest, mantissa - _number(x, 1.0), tirx.Let(square, rest * rest, value))
+    value = tirx.Let(count, (bits >> whole(MANTISSA)).astype(dtype) + offset, value)
+    value = tirx.Let(bits, tirx.reinterpret(integers, scaled) - whole(ROOT_OF_HALF), value)
+    infinite = _number(x, float("inf"))
+    value = tirx.Select(x < infinite, value, x)  # infinity, and NaN
+    value = tirx.Select(x == _number(x, 0.0), -infinite, value)
+    return tirx.Select(x < _number(x, 0.0), _number(x, float("nan")), value)
 
 
 def _rational(x: Any, bound: float, odd: Sequence[float], even: Sequence[float]) -> Any:
@@ -95,8 +152,7 @@ def _rational(x: Any, bound: float, odd: Sequence[float], even: Sequence[float])
     dtype = str(x.ty.dtype)
     clipped, square = tirx.Var("clipped", dtype), tirx.Var("square", dtype)
     value = clipped * _polynomial(square, odd) / _polynomial(square, even)
-    limited = tirx.max(tirx.min(x, _number(x, bound)), _number(x, -bound))
-    return tirx.Let(clipped, limited, tirx.Let(square, clipped * clipped, value))
+    return tirx.Let(clipped, _clipped(x, -bound, bound), tirx.Let(square, clipped * clipped, value))
 
 
 def _tanh(x: Any) -> Any:
@@ -105,3 +161,13 @@ def _tanh(x: Any) -> Any:
 
 def _erf(x: Any) -> Any:
     return _rational(x, ERF_BOUND, ERF_ODD, ERF_EVEN)
+
+
+FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "tirx.exp": _exp,
+    "tirx.log": _log,
+    "tirx.sigmoid": _sigmoid,
+    "tirx.tanh": _tanh,
+    "tirx.erf": _erf,
+}
+"""TVM's operator, and what computes it of float32."""

@@ -50,7 +50,31 @@ def test_softmax_leaves_out_what_is_masked_and_is_nan_where_all_is(axis: int) ->
     assert np.isnan(engine(nothing if axis else nothing.T.copy())[0]).all()
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((1, 12, 128, 128), 3), (("n", 12, "t", "t"), 3), ((1, 16, 4, 2100), 1)])
+def test_the_logarithm_of_softmax_is_that_of_onnx_runtime_and_finite_where_a_share_is_none() -> None:
+    source = model([helper.make_node("LogSoftmax", ["x"], ["y"], axis=-1)], {"x": ("rows", "columns")})
+    engine, session = compiled(source), onnxruntime.InferenceSession(source.SerializeToString())
+    for columns in LENGTHS[1:]:
+        x = np.random.default_rng(2).standard_normal((3, columns)).astype(np.float32) * 60
+        (expected,), (found,) = session.run(None, {"x": x}), engine(x)
+        assert np.isfinite(found).all()
+        assert_close(found, expected, within=1e-5)
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("shape", [(1, 12, 128, 128), (1, 12, 128, 100), ("n", 12, "t", "t")])
+def test_every_power_of_a_row_that_fills_a_vector_is_in_one(shape: Shape, operator: str, tmp_path: Path) -> None:
+    source = model([helper.make_node(operator, ["x"], ["y"], axis=-1)], {"x": shape})
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+    library = build(source, Target.from_tag("x86-64/v3"), options, dump=tmp_path)
+    assert library.metadata["compile"]["fallbacks"] == []
+    (scheduled,) = tmp_path.glob("*-schedule.txt")
+    lines = scheduled.read_text("utf-8").partition("else:")[0].splitlines()
+    places = [place for place, line in enumerate(lines) if "T.exp(" in line]
+    assert places
+    assert all("T.vectorized(" in lines[place - 1] for place in places)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((1, 16, 4, 2100), 1)])
 def test_powers_maxima_and_sums_are_vectors(shape: Shape, axis: int, tmp_path: Path) -> None:
     source = model([helper.make_node("Softmax", ["x"], ["y"], axis=axis)], {"x": shape})
     options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)

@@ -1,4 +1,4 @@
-"""exp, tanh, erf and sigmoid as vectors: close to the exact value everywhere, and right at the edges."""
+"""exp, log, tanh, erf and sigmoid as vectors: close to the exact value everywhere, and right at the edges."""
 
 from __future__ import annotations
 
@@ -61,10 +61,38 @@ def test_a_function_is_within_a_few_units_in_the_last_place(
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("exp", [np.nan, np.inf, 0, np.inf, 0]), ("tanh", [np.nan, 1, -1, 1, -1]), ("erf", [np.nan, 1, -1, 1, -1])],
+    [
+        ("exp", [np.nan, np.inf, 0, np.inf, 0]),
+        ("tanh", [np.nan, 1, -1, 1, -1]),
+        ("erf", [np.nan, 1, -1, 1, -1]),
+        ("sigmoid", [np.nan, 1, 0, 1, 0]),
+        ("log", [np.nan, np.inf, np.nan, np.log(200), np.nan]),
+    ],
 )
 def test_a_function_keeps_nan_and_reaches_its_limits(
     evaluate: Callable[[str, np.ndarray], np.ndarray], name: str, expected: list[float]
 ) -> None:
     found = evaluate(name, np.array([np.nan, np.inf, -np.inf, 200.0, -200.0]))
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-37)
+
+
+def test_exp_is_finite_up_to_the_largest_number_and_infinite_above(
+    evaluate: Callable[[str, np.ndarray], np.ndarray],
+) -> None:
+    largest = np.float32(np.log(np.finfo(np.float32).max))
+    x = np.array([88.3, 88.4, 88.7, np.nextafter(largest, np.float32(0)), np.nextafter(largest, np.float32(100))])
+    found = evaluate("exp", x)
+    np.testing.assert_allclose(found[:4], np.exp(x.astype(np.float32).astype(np.float64))[:4], rtol=2.5e-7)
+    assert found[4] == np.inf
+
+
+def test_log_is_within_two_units_from_the_smallest_number_to_the_largest(
+    evaluate: Callable[[str, np.ndarray], np.ndarray],
+) -> None:
+    x = np.concatenate([np.geomspace(1e-44, 3.4e38, 100_003), np.linspace(0.5, 2, 100_003), [0.0, -0.0, 1.0]])
+    x = x.astype(np.float32)
+    with np.errstate(divide="ignore"):
+        exact = np.log(x.astype(np.float64))
+    found = evaluate("log", x).astype(np.float64)
+    assert (found[-3:] == [-np.inf, -np.inf, 0]).all()
+    np.testing.assert_allclose(found[:-3], exact[:-3], rtol=2 * EPSILON, atol=0)
