@@ -41,6 +41,7 @@ from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.program.writer import program_of
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.regions.linkable import check_linkable
+from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Entry, Lowering
@@ -67,7 +68,7 @@ def import_onnx(work: Lowering) -> None:
     On a CPU, half precision is computed in single. A model with control flow, or with sizes that data decides, becomes
     a program of regions. Raises CompileError where such a model is asked for at several sizes.
     """
-    source = _model(work)
+    source = _model(work) if work.options.state is None else in_step(_model(work)).model
     work.states = states_of(source, work.options.state, work.options.state_max)
     check_states(work.states, work.options, work.target)
     work.model = with_states(prepare(source), work.states)

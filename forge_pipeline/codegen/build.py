@@ -14,6 +14,7 @@ from forge_pipeline.codegen.onnx_import.importer import Progress, check_supporte
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.regions.linkable import check_linkable
+from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Lowering
@@ -53,6 +54,8 @@ def check(model: onnx.ModelProto, target: Target, options: Options) -> None:
     """
     pick_generator(options, target)
     check_arithmetic(target, options)
+    if options.state is not None:
+        model = in_step(model).model
     states = states_of(model, options.state, options.state_max)
     check_states(states, options, target)
     for variant in entries(model, options.dims, open_form=options.open_form):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_pipeline.codegen.judge import Feed, Judge, reference_of
+from forge_pipeline.codegen.state.in_step import LAST, ONES, TOTAL, in_step
 from forge_pipeline.codegen.verify import MADE_UP, Checks, Trial, listed, precision, rounded
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.ir.sizes.keeping import keeping
@@ -61,7 +62,7 @@ class _Calls:
 
     def __init__(self, *, model: onnx.ModelProto, library: Library, checks: Checks, reference: Interpreter) -> None:
         self.model, self.checks, self.reference = model, checks, reference
-        self.states = library.metadata["states"]
+        self.states, self.steps = library.metadata["states"], in_step(model)
         self.length = next((str(row["input"]["shape"][0]) for row in self.states if row["max"]), None)
         self.most = min((int(row["max"]) for row in self.states if row["max"]), default=None)
         self.keeps = keeping(library.metadata["constraints"])
@@ -104,7 +105,9 @@ class _Calls:
             for found in self._sizes(before, count):
                 made = sample(inputs, found, seed=self.checks.seed + before, index=0, top=2, tops=tops)
                 feed = {
-                    name: kept.get(name, np.zeros_like(value)) if name in states else value
+                    name: kept.get(name, np.zeros_like(value))
+                    if name in states
+                    else self._value(name, value, before + count)
                     for name, value in made.items()
                 }
                 try:
@@ -120,11 +123,18 @@ class _Calls:
             fix="name sizes with compile.verify.dims, or compile unchecked with `compile.verify.enabled=false`",
         ) from reason
 
+    def _value(self, name: str, made: np.ndarray, total: int) -> np.ndarray:
+        """Return an input that is made up, or what it says where a session knows it: how many tokens there are."""
+        numbers = {ONES: 1, TOTAL: total, LAST: total - 1}
+        return np.full_like(made, numbers[self.steps.told[name]]) if name in self.steps.told else made
+
     def _sizes(self, before: int, count: int) -> Iterator[dict[str, int]]:
         """Yield sizes of the open extents for a call of ``count`` tokens, each that many, or all there are then."""
         from forge_pipeline.ir.dims import open_extents
 
-        given = {**self.checks.dims, **({} if self.length is None else {self.length: before})}
+        asked = [value for value in self.model.graph.input if value.name not in self.steps.told]
+        known = dict.fromkeys(set(open_extents(self.model.graph.input)) - set(open_extents(asked)), before + count)
+        given = {**self.checks.dims, **known, **self.steps.sizes, **dict.fromkeys(self.steps.lengths, before)}
         free = [name for name in open_extents(self.model.graph.input) if name not in given]
         for choice in itertools.product((count, before + count), repeat=len(free)):
             found = {**given, **dict(zip(free, choice, strict=True))}

@@ -23,5 +23,6 @@ SIZES: Final = "Sizes"
 APPEND: Final = "Append"
 """``(cache, new) -> cache``: tokens first; in a program the result lies where the cache lies that a session keeps."""
 CACHED_ATTENTION: Final = "CachedAttention"
-"""``(query, keys, values, mask)``: (batch, heads, tokens, size), keys and values as caches are, (keys, batch, groups,
-size); the mask, which may be left out, is added to the scores. Attribute ``scale``."""
+"""``(query, keys, values, mask, sink)``: (batch, heads, tokens, size), keys and values as caches are, (keys, batch,
+groups, size). The mask is added to the scores, a sink for each head is one more score without a value; both may be left
+out. Attributes ``scale``; ``cap``, that of scores, or 0; ``guarded``: zero where nothing counts."""

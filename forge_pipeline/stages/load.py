@@ -52,6 +52,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir import ONNXModule, checks
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.external_data.limits import check_bulk
+    from forge_pipeline.ir.external_data.resolve import within_reach
     from forge_pipeline.ir.labels import labels_of
     from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
@@ -60,7 +61,7 @@ def run(config: Config, source: Source) -> Result:
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
     imported = import_model(source, inputs=config.inputs, limits=limits)
-    written = written_out(imported.model)
+    written = written_out(within_reach(imported.model, imported.external))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     model = checks.with_own_opset(model, max_opset=config.max_opset)

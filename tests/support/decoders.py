@@ -65,8 +65,11 @@ class _Graph:
         return self("Reshape", wide, self.constant([1, HEADS, -1, SIZE]))
 
 
-def decoder(*, groups: int = HEADS, rotary: bool = False, layers: int = 2) -> onnx.ModelProto:
-    """Return a decoder of batch one: GPT-like with learned places, or Llama-like with turned heads and fewer keys."""
+def decoder(*, groups: int = HEADS, rotary: bool = False, layers: int = 2, guarded: bool = False) -> onnx.ModelProto:
+    """Return a decoder of batch one: GPT-like with learned places, or Llama-like with turned heads and fewer keys.
+
+    ``guarded``: the first two tokens see nothing, for which attention gives zero, as torch exports it.
+    """
     g = _Graph()
     before, tokens = g.extent("past.0.key", 2), g.extent("ids", 1)
     zero, one = g.constant(0), g.constant(1)
@@ -80,7 +83,9 @@ def decoder(*, groups: int = HEADS, rotary: bool = False, layers: int = 2) -> on
     else:
         x = g("Add", x, g("Gather", g.weight(64, WIDTH), places))
     seen = g("LessOrEqual", g("Range", zero, g("Add", before, tokens), one), column)
-    lowest = g.constant(np.finfo(np.float32).min, np.float32)
+    if guarded:
+        seen = g("And", seen, g("Greater", column, one))
+    lowest = g.constant(-np.inf if guarded else np.finfo(np.float32).min, np.float32)
     mask = g("Where", seen, g.constant(0, np.float32), lowest)
     for layer in range(layers):
         y = g("LayerNormalization", x, g.constant(np.ones(WIDTH), np.float32), axis=-1)
@@ -92,6 +97,8 @@ def decoder(*, groups: int = HEADS, rotary: bool = False, layers: int = 2) -> on
         keys = g("Transpose", g.repeated(key, groups), perm=[0, 1, 3, 2])
         scores = g("Div", g("MatMul", query, keys), g.constant(4, np.float32))
         shares = g("Softmax", g("Add", scores, mask), axis=-1)
+        if guarded:
+            shares = g("Where", g("IsNaN", shares), g.constant(0, np.float32), shares)
         mixed = g("Transpose", g("MatMul", shares, g.repeated(value, groups)), perm=[0, 2, 1, 3])
         joined = g("Reshape", mixed, g.constant([1, -1, WIDTH]))
         x = g("Add", x, g("MatMul", joined, g.weight(WIDTH, WIDTH)))

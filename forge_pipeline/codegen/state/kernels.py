@@ -8,8 +8,11 @@ arXiv 2305.13245).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
@@ -59,27 +62,39 @@ def append_kernel(new: Extents, cache: Extents, dtype: str) -> tirx.PrimFunc:
     return appended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Attention is softmax(mask + ``cap`` tanh(``scale`` q k)) v, without tanh where ``cap`` is 0. Of a query of which
+    nothing counts it is NaN, or zero where it is ``guarded``."""
+
+    scale: float
+    cap: float = 0.0
+    guarded: bool = False
+
+
 def cached_attention(
-    builder: Any, query: relax.Expr, keys: relax.Expr, values: relax.Expr, mask: relax.Expr | None, scale: float
+    builder: Any, operands: Sequence[relax.Expr], mask: relax.Expr | None, sink: relax.Expr | None, form: Form
 ) -> relax.Expr:
-    """Return softmax(scale q k + mask) v, (batch, heads, queries, size)."""
-    operands = [query, keys, values, *([] if mask is None else [mask])]
-    shapes = [extents_of(value) for value in operands]
-    result = (*shapes[0][:3], shapes[2][3])
-    kernel = attention_kernel(shapes[0], shapes[1], shapes[2], None if mask is None else shapes[3], scale)
-    (found,) = called(builder, kernel, operands, [(result, "float32")])
+    """Return attention of ``operands``, queries, keys and values, (batch, heads, queries, size); ``sink``: a number for
+    each head, one more term of the sum of its powers."""
+    if sink is not None and mask is None:
+        mask = relax.const(np.zeros(1, np.float32))
+    given = [*operands, *(value for value in (mask, sink) if value is not None)]
+    shapes = [extents_of(value) for value in given]
+    kernel = attention_kernel(shapes[0], shapes[1], shapes[2], shapes[3:], form)
+    (found,) = called(builder, kernel, given, [((*shapes[0][:3], shapes[2][3]), "float32")])
     return found
 
 
-def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Extents | None, scale: float) -> Any:
-    """Return ``(query, keys, values[, mask]) -> (result)``.
+def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Sequence[Extents], form: Form) -> Any:
+    """Return ``(query, keys, values[, mask[, sink]]) -> (result)``; ``more``: extents of mask and sink.
 
     ``query`` (batch, heads, queries, size), ``keys`` and ``values`` (keys, batch, groups, size); ``mask`` has at most
-    four axes, the last of which are the keys, and broadcasts to (batch, heads, queries, keys).
+    four axes, the last of which are the keys, or is one number, and broadcasts to (batch, heads, queries, keys).
     """
-    shapes = own(query, keys, values, *([] if mask is None else [mask]))
+    shapes = own(query, keys, values, *more)
     q_shape, k_shape, v_shape = shapes[:3]
-    m_shape = shapes[3] if mask is not None else (tirx.const(1, "int64"),)
+    m_shape = shapes[3] if more else (tirx.const(1, "int64"),)
     batch, heads, queries, depth = q_shape
     length, groups = k_shape[0], k_shape[2]
     inner, outer = int(depth), int(v_shape[3])
@@ -96,13 +111,26 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Exten
         return tirx.min(tile * tall + index, rows - 1)
 
     def masked(M: Any, b: Any, g: Any, r: Any, key: Any) -> Any:
-        if mask is None:
+        if not more:
             return tirx.const(0, "float32")
         place = (b, g * shared + r // queries, r % queries, key)[4 - len(m_shape) :]
         return M[tuple(0 if _is_one(extent) else at for at, extent in zip(place, m_shape, strict=True))]
 
+    def bent(score: Any) -> Any:
+        return tirx.tanh(score) * tirx.const(form.cap, "float32") if form.cap else score
+
+    def shared_out(sum_: Any, total: Any) -> Any:
+        ratio = sum_ / total
+        return tirx.if_then_else(total > 0, ratio, tirx.const(0, "float32")) if form.guarded else ratio
+
+    def at_first(S: Any, g: Any, r: Any) -> tuple[Any, Any]:
+        """Return maximum and sum before any key."""
+        if len(more) < 2:
+            return tirx.const(LOWEST, "float32"), tirx.const(0, "float32")
+        return S[0 if _is_one(shapes[4][0]) else g * shared + r // queries], tirx.const(1, "float32")
+
     @T.inline
-    def compute(Q, K, V, M, R):  # type: ignore[no-untyped-def]
+    def compute(Q, K, V, M, S, R):  # type: ignore[no-untyped-def]
         for task in T.parallel(batch * groups * tiles):
             with T.sblock("tile"):
                 b = T.axis.opaque(batch, task // (groups * tiles))
@@ -122,11 +150,11 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Exten
                     for d in T.serial(inner):
                         own_queries[i * inner + d] = Q[
                             b, g * shared + row(tile, i) // queries, row(tile, i) % queries, d
-                        ] * T.float32(scale)
+                        ] * T.float32(form.scale)
                     for d in T.serial(outer):
                         mixed[i * outer + d] = T.float32(0)
-                    most[i] = T.float32(LOWEST)
-                    total[i] = T.float32(0)
+                    most[i] = at_first(S, g, row(tile, i))[0]
+                    total[i] = at_first(S, g, row(tile, i))[1]
                 for block in T.serial(tirx.floordiv(length + (BLOCK - 1), BLOCK)):
                     # Scores: ``tokens`` keys by ``tall`` queries, lanes added up at the end.
                     for step in T.serial(tirx.floordiv(tirx.min(BLOCK, length - block * BLOCK) + (tokens - 1), tokens)):
@@ -157,7 +185,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Exten
                     # Their powers, and how much the maximum has changed.
                     for i in T.serial(tall):
                         for key in T.serial(tirx.min(BLOCK, length - block * BLOCK)):
-                            scores[i * BLOCK + key] = scores[i * BLOCK + key] + masked(
+                            scores[i * BLOCK + key] = bent(scores[i * BLOCK + key]) + masked(
                                 M, b, g, row(tile, i), block * BLOCK + key
                             )
                         for key in T.serial(BLOCK - tirx.min(BLOCK, length - block * BLOCK)):
@@ -208,11 +236,11 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Exten
                                     ]
                 for i in T.serial(tall):
                     for d in T.serial(outer):
-                        R[b, g * shared + row(tile, i) // queries, row(tile, i) % queries, d] = (
-                            mixed[i * outer + d] / total[i]
+                        R[b, g * shared + row(tile, i) // queries, row(tile, i) % queries, d] = shared_out(
+                            mixed[i * outer + d], total[i]
                         )
 
-    if mask is None:
+    if not more:
 
         @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
         def attention(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
@@ -221,21 +249,38 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, mask: Exten
             K = T.match_buffer(b, k_shape, "float32")
             V = T.match_buffer(c, v_shape, "float32")
             R = T.match_buffer(d, (batch, heads, queries, v_shape[3]), "float32")
-            compute(Q, K, V, Q, R)
+            compute(Q, K, V, Q, Q, R)
 
         return attention
 
+    if len(more) == 1:
+
+        @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+        def masked_attention(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+            T.func_attr(attributes("cached_attention"))
+            Q = T.match_buffer(a, q_shape, "float32")
+            K = T.match_buffer(b, k_shape, "float32")
+            V = T.match_buffer(c, v_shape, "float32")
+            M = T.match_buffer(d, m_shape, "float32")
+            R = T.match_buffer(e, (batch, heads, queries, v_shape[3]), "float32")
+            compute(Q, K, V, M, Q, R)
+
+        return masked_attention
+
+    s_shape = shapes[4]
+
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
-    def masked_attention(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
+    def attention_with_sink(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("cached_attention"))
         Q = T.match_buffer(a, q_shape, "float32")
         K = T.match_buffer(b, k_shape, "float32")
         V = T.match_buffer(c, v_shape, "float32")
         M = T.match_buffer(d, m_shape, "float32")
-        R = T.match_buffer(e, (batch, heads, queries, v_shape[3]), "float32")
-        compute(Q, K, V, M, R)
+        S = T.match_buffer(e, s_shape, "float32")
+        R = T.match_buffer(f, (batch, heads, queries, v_shape[3]), "float32")
+        compute(Q, K, V, M, S, R)
 
-    return masked_attention
+    return attention_with_sink
 
 
 def _is_one(extent: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.analysis import Sizes
@@ -134,6 +134,6 @@ def _cut(atoms: list[Atom], shape: Sequence[Whole]) -> tuple[tuple[Atom, ...], .
     return None if left else tuple(axes)
 
 
-def attribute(node: NodeProto, name: str, default: object) -> object:
-    """Return an attribute of a node."""
-    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+def whole(node: NodeProto, name: str, default: int = 0) -> int:
+    """Return an attribute of a node that is a whole number."""
+    return next((int(item.i) for item in node.attribute if item.name == name), default)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.external_data.mapped import MappedFile, check_place, mapped_file_of
+from forge_pipeline.ir.external_data.content import ExternalData
+from forge_pipeline.ir.external_data.mapped import MappedFile, check_place, mapped_file_of, refer
 from forge_pipeline.ir.external_data.rules import opened
 from forge_pipeline.ir.tensors import byte_count
 
@@ -69,6 +70,26 @@ class ExternalFiles:
             )
         with opened(self.folder, location) as descriptor:
             return OpenFile(os.dup(descriptor), self.folder / location)
+
+
+def within_reach(model: ModelProto, external: ExternalData | None) -> ModelProto:
+    """Return ``model`` with references to open files in the place of those to names of files, where these are good.
+
+    Operators that are written out as others read their weights: whoever does so needs no folder then. What is wrong
+    with a reference is said by whoever takes the weights in.
+    """
+    outside = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    if external is None or not outside:
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            try:
+                refer(tensor, *external.place(tensor))
+            except ModelError:
+                continue
+    return made
 
 
 def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from forge_pipeline.api.load import load
 from forge_pipeline.codegen.state.states import states_of
 from forge_pipeline.errors import CompileError, ConfigError
 from forge_pipeline.runtime.bundle import Library
@@ -16,6 +17,7 @@ from forge_pipeline.runtime.unpacked import loaded
 from forge_runtime.engine import Engine
 from forge_runtime.errors import DataError
 from tests.support.decoders import VOCABULARY, counter, decoder, kept
+from tests.support.genai_decoders import genai_decoder
 
 KINDS = {"gpt": {"groups": 4}, "llama": {"groups": 2, "rotary": True}, "one group": {"groups": 1, "rotary": True}}
 
@@ -151,12 +153,9 @@ def test_names_that_are_wrong_are_refused(wanted: object, kind: type[Exception],
 
 
 def test_a_batch_that_is_open_is_refused() -> None:
-    model = decoder()
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name.startswith("p"):
-            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    model = genai_decoder()
     with pytest.raises(CompileError, match=r"numbers along the others.*\nfix: .*model.dims=\{batch: 1\}"):
-        kept(model)
+        kept(load(model).mod)
 
 
 def test_objects_and_stock_kernels_are_refused() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.state.kernels import append, cached_attention
+from forge_pipeline.codegen.state.kernels import Form, append, cached_attention
 from forge_pipeline.ir.program_operators import APPEND, CACHED_ATTENTION
 
 
@@ -15,9 +15,11 @@ def _append(node: NodeImport) -> Any:
 
 
 def _attention(node: NodeImport) -> Any:
-    mask = node.input(3) if node.has(3) else None
-    operands = (node.input(0), node.input(1), node.input(2))
-    return cached_attention(node.scope.builder, *operands, mask, float(node.attributes["scale"]))
+    mask, sink = (node.input(place) if node.has(place) else None for place in (3, 4))
+    operands = [node.input(place) for place in range(3)]
+    settings = node.attributes
+    form = Form(scale=float(settings["scale"]), cap=float(settings["cap"]), guarded=bool(settings["guarded"]))
+    return cached_attention(node.scope.builder, operands, mask, sink, form)
 
 
 CONVERTERS: Mapping[str, Converter] = {APPEND: _append, CACHED_ATTENTION: _attention}
