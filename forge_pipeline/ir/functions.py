@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import onnx.checker
+import onnx.defs
 import onnx.inliner
 from onnx import FunctionProto, ModelProto
 
@@ -19,13 +20,14 @@ def inline_functions(model: ModelProto) -> ModelProto:
     """Return ``model`` without local functions: itself where it has none, else a new model.
 
     The inliner serialises the model twice, so it is given the weights' names without their content. Raises
-    ModelError for functions that call themselves, that grow past MAX_NODES, of another opset than the model's, with
-    one name for two of them, or called with more values than they take or give.
+    ModelError for functions that call themselves, that grow past MAX_NODES, of another opset than the model's in
+    which their operators are others, with one name for two of them, or called with more values than they take or give.
     """
     if not model.functions:
         return model
     _check_growth(model)
-    light = ModelProto(ir_version=model.ir_version, functions=model.functions, opset_import=model.opset_import)
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    light.functions.extend(_in_sets_of(model, function) for function in model.functions)
     light.graph.name = model.graph.name
     for field in ("node", "input", "output", "sparse_initializer"):
         getattr(light.graph, field).extend(getattr(model.graph, field))
@@ -44,13 +46,41 @@ def inline_functions(model: ModelProto) -> ModelProto:
         names = ", ".join(sorted(repr(function.name[:80]) for function in result.functions))
         raise ModelError(
             where="local functions",
-            expected="functions of the same opset as the model",
+            expected="functions whose operators are those of the model's opset",
             found=names,
             fix="export the model with one opset, or inline its functions with onnx.inliner",
         )
     del result.graph.initializer[:]
     result.graph.initializer.extend(model.graph.initializer)
     return result
+
+
+def _in_sets_of(model: ModelProto, function: FunctionProto) -> FunctionProto:
+    """Return ``function`` in the operator sets of ``model``, where all its operators are the same in both.
+
+    Converters write functions in the set that they know them in, and the inliner joins only what is of one set.
+    """
+    sets = {entry.domain: entry.version for entry in model.opset_import}
+    own = {entry.domain: entry.version for entry in function.opset_import}
+    others = {domain for domain in own.keys() & sets.keys() if own[domain] != sets[domain]}
+    if not others:
+        return function
+    used = {(node.domain, node.op_type) for node in nodes_below(function.node) if node.domain in others}
+    if not all(_since(domain, name, own[domain]) == _since(domain, name, sets[domain]) for domain, name in used):
+        return function
+    changed = FunctionProto()
+    changed.CopyFrom(function)
+    for entry in changed.opset_import:
+        entry.version = sets.get(entry.domain, entry.version)
+    return changed
+
+
+def _since(domain: str, name: str, version: int) -> int:
+    """Return the version of an operator that a set has; 0 where it has none."""
+    try:
+        return int(onnx.defs.get_schema(name, version, domain).since_version)
+    except onnx.defs.SchemaError:
+        return 0
 
 
 def _check_growth(model: ModelProto) -> None:

@@ -574,6 +574,20 @@ def test_functions_that_share_a_name_or_are_called_with_too_much_are_refused(mak
         canonical_model(model)
 
 
+@pytest.mark.parametrize("version", [14, 16])
+def test_a_function_of_another_set_in_which_its_operators_are_the_same_is_its_body(make, version):
+    model = make("functions")
+    model.functions[0].opset_import[0].version = version
+    assert fingerprint(model) == fingerprint(make("functions"))
+
+
+def test_a_function_of_a_set_in_which_its_operators_are_others_is_refused(make):
+    model = make("functions")
+    model.functions[0].opset_import[0].version = 12  # Relu and Mul are of 14
+    with pytest.raises(ModelError, match="functions whose operators are those of the model's opset, found 'Scaled'"):
+        canonical_model(model)
+
+
 def test_functions_that_grow_without_bound_are_refused_before_they_grow(make):
     model = make("functions")
     body = helper.make_opsetid("", 17), helper.make_opsetid("my", 1)

@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from forge_pipeline.codegen.layout.constants import constant
 from forge_pipeline.codegen.onnx_import.scope import Scope, element_name, element_type, same_extents
-from forge_pipeline.ir.sizes.expression import Whole
+from forge_pipeline.ir.sizes.expression import Whole, bounds
 from forge_pipeline.ir.sizes.value import Known
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class NodeImport:
 
         What two sizes must be when the model runs is checked then; here they may be different expressions.
         """
-        own, wanted = self.shape(index), self.result_shape()
-        rank = len(own)
-        return self.told(index, [a if a == 1 else b for a, b in zip(own, wanted[len(wanted) - rank :], strict=True)])
+        return self.told(index, broadcast_extents(self.shape(index), self.result_shape()))
 
     def told(self, index: int, extents: Sequence[Whole]) -> relax.Expr:
         """Return an operand, told that its extents are these."""
@@ -178,6 +176,15 @@ class NodeImport:
 
 Converter = Callable[[NodeImport], "relax.Expr | Sequence[relax.Expr | None]"]
 """Emits a node; returns its results, one expression where there is one. What raises NotImplementedError is refused."""
+
+
+def broadcast_extents(own: Sequence[Whole], wanted: Sequence[Whole]) -> list[Whole]:
+    """Return the extents of an operand that is broadcast to ``wanted``: 1, or what is wanted.
+
+    One that is at most 1 is 1 where another is wanted: ``Operation.broadcast`` has demanded that it is no less.
+    """
+    pairs = zip(own, wanted[len(wanted) - len(own) :], strict=True)
+    return [1 if a == 1 or (a != b and bounds(a)[1] == 1) else b for a, b in pairs]
 
 
 def _shape(known: Known, name: str) -> tuple[Whole, ...]:

@@ -164,3 +164,32 @@ def test_a_product_of_a_window_and_a_batch_is_a_size_and_infinity_fills_one() ->
     for size in (1, 63, 70):
         x = np.random.default_rng(size).standard_normal((2, size, 8)).astype(np.float32)
         np.testing.assert_array_equal(engine(x)[0], session.run(None, {"x": x})[0])
+
+
+BIAS = """
+<ir_version: 10, opset_import: ["" : 18]>
+biased (float[batch, 4, steps, steps] x) => (float[batch, 4, steps, steps] y)
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] most = {16}, int64[1] far = {99}>
+{
+    steps = Shape<start = 2, end = 3>(x)
+    less = Sub(one, steps)
+    row = Max(less, zero)
+    rows = Slice(bias, row, far, one, one)
+    missing = Sub(most, steps)
+    column = Max(missing, zero)
+    columns = Slice(rows, column, far, two, one)
+    y = Add(x, columns)
+}
+"""
+"""The last columns of a table, as an exporter writes it: the last ``steps`` rows, too, of the one that there is."""
+
+
+def test_a_slice_of_at_most_one_row_is_one_row_for_all() -> None:
+    made = onnx.parser.parse_model(BIAS)
+    bias = np.random.default_rng(1).standard_normal((4, 1, 16)).astype(np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    engine = loaded(build(made, Target.from_tag("host"), OPTIONS), threads=1)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    for batch, steps in ((1, 1), (2, 5), (3, 16)):
+        x = np.random.default_rng(2).standard_normal((batch, 4, steps, steps)).astype(np.float32)
+        np.testing.assert_array_equal(engine(x)[0], session.run(None, {"x": x})[0])

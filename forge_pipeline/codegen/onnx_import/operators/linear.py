@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.relax import op
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport, broadcast_extents
 from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
 from forge_pipeline.ir.sizes.expression import Whole, product
 
@@ -29,8 +29,7 @@ def _agreeing(node: NodeImport) -> tuple[Any, Any]:
     batch = wanted[: max(len(left), len(right)) - 2]
 
     def broadcast(shape: Sequence[Whole]) -> list[Whole]:
-        own = list(shape[:-2])
-        return [a if a == 1 else b for a, b in zip(own, batch[len(batch) - len(own) :], strict=True)] + list(shape[-2:])
+        return [*broadcast_extents(shape[:-2], batch), *shape[-2:]]
 
     return node.told(0, broadcast(left)), node.told(1, broadcast(right))
 
