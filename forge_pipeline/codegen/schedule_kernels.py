@@ -21,6 +21,7 @@ from forge_pipeline.codegen.tir import (
     half_sums,
     lane_reduction,
     middle_axis,
+    open_rows,
     peel_padding,
     prefetch,
     primitives,
@@ -46,6 +47,7 @@ REWRITES: tuple[Rewrite, ...] = (
     open_size.bound_groups,  # nor one without a result
     prefetch.prefetch_weights,  # the next panel's lines
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
+    open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
     half_sums.sum_in_parts,  # sums of halves that are not too long
 )

@@ -1,4 +1,4 @@
-"""Running sums and products along an axis: ONNX's CumSum and CumProd."""
+"""Running sums and products along an axis: ONNX's CumSum and CumProd. Rows that lie side by side go together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, own
 
 
 def cumulative_kernel(
@@ -29,21 +29,33 @@ def cumulative_kernel(
         T.func_attr(attributes("cumulative"))
         A = T.match_buffer(a, rows.shape, dtype)
         B = T.match_buffer(b, rows.shape, dtype)
-        for row in T.parallel(rows.outer * rows.inner):
-            with T.sblock("row"):
-                o = T.axis.opaque(rows.outer, rows.split(row)[0])
-                j = T.axis.opaque(rows.inner, rows.split(row)[1])
+        for group in T.parallel(rows.groups):
+            with T.sblock("rows"):
+                o = T.axis.opaque(rows.outer, rows.first(group)[0])
+                j = T.axis.opaque(rows.inner, rows.first(group)[1])
                 T.reads()
                 T.writes()
-                total = T.sblock_alloc_buffer((1,), dtype, scope="local")
-                total[0] = start
-                for step in T.serial(rows.length):
-                    if exclusive:
-                        B[rows.at(o, moment(step), j)] = total[0]
+                total = T.sblock_alloc_buffer((TOGETHER,), dtype, scope="local")
+                if rows.are_wide:
+                    for lane in T.vectorized(TOGETHER):
+                        total[lane] = start
+                    for step in T.serial(rows.length):
+                        if exclusive:
+                            for lane in T.vectorized(TOGETHER):
+                                B[rows.at(o, moment(step), j + lane)] = total[lane]
+                        for lane in T.vectorized(TOGETHER):
+                            total[lane] = joined(total[lane], A[rows.at(o, moment(step), j + lane)])
+                        if not exclusive:
+                            for lane in T.vectorized(TOGETHER):
+                                B[rows.at(o, moment(step), j + lane)] = total[lane]
+                else:
+                    total[0] = start
+                    for step in T.serial(rows.length):
+                        if exclusive:
+                            B[rows.at(o, moment(step), j)] = total[0]
                         total[0] = joined(total[0], A[rows.at(o, moment(step), j)])
-                    else:
-                        total[0] = joined(total[0], A[rows.at(o, moment(step), j)])
-                        B[rows.at(o, moment(step), j)] = total[0]
+                        if not exclusive:
+                            B[rows.at(o, moment(step), j)] = total[0]
 
     return cumulative
 

@@ -11,6 +11,9 @@ from tvm import relax, tirx
 KERNEL = "forge.kernel"
 """The attribute of a kernel whose loops are as they shall be; its value is what it is called."""
 
+TOGETHER = 16
+"""Rows side by side that are computed together, a lane for each."""
+
 Extents = Sequence[Any]
 """Extents of a tensor: numbers and expressions of TVM."""
 
@@ -54,6 +57,23 @@ class Rows:
     def split(self, row: Any) -> tuple[Any, Any]:
         """Return the two numbers of the row that is the ``row``-th of all."""
         return row // _divisor(self.inner), row % _divisor(self.inner)
+
+    @property
+    def groups(self) -> Any:
+        """How many groups of ``TOGETHER`` rows that lie side by side cover ``inner``; where it is less, single rows."""
+        return self.outer * tirx.Select(self.are_wide, (self.inner + (TOGETHER - 1)) // TOGETHER, self.inner)
+
+    @property
+    def are_wide(self) -> Any:
+        """Whether as many rows lie side by side as are computed together."""
+        return self.inner >= TOGETHER
+
+    def first(self, group: Any) -> tuple[Any, Any]:
+        """Return the two numbers of the first row of a group; the last one is moved back to end with ``inner``."""
+        per_outer = tirx.Select(self.are_wide, (self.inner + (TOGETHER - 1)) // TOGETHER, _divisor(self.inner))
+        place = group % per_outer
+        moved = tirx.min(place * TOGETHER, self.inner - TOGETHER)
+        return group // per_outer, tirx.Select(self.are_wide, moved, place)
 
     def resized(self, length: Any) -> Rows:
         """Return rows of another length."""

@@ -12,7 +12,7 @@ from tvm.ir import Call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.tir import rewriting, transposed_tiles
+from forge_pipeline.codegen.tir import open_rows, rewriting, transposed_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES, is_decided_along
 
@@ -298,8 +298,11 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         return
     if None in extents:
         rest, inner = loops[:-1], loops[-1]
-        if last is not None and not is_select(sch, block):
-            vectorize_short_row(sch, inner, lanes)
+        if not is_select(sch, block):
+            if last is not None:
+                vectorize_short_row(sch, inner, lanes)
+            elif is_costly(sch, block) or open_rows.chooses(sch, block):
+                open_rows.vectorize(sch, inner, lanes)
         if rest:
             parallel_if_worth(sch, fuse_where_provable(sch, rest), work)
         return

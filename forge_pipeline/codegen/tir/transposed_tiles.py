@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import DataType, s_tir, tirx
 from tvm.ir import Range, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -25,6 +25,12 @@ TILE = "forge.transposed"
 
 LEAST = 4
 KINDS = ("float32", "int32", "uint32", "float16")
+BYTES = ("uint8", "int8")
+BYTE_ROWS = 16
+"""Rows of a tile of bytes at most: it is as many registers of 16 bytes, which all CPUs have."""
+
+LINE = 64
+"""Bytes of a line of a cache."""
 
 
 def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] | None:
@@ -36,7 +42,8 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] 
     index, part = along
     lengths = [part or sch.get(loops[index]).extent, sch.get(loops[-1]).extent]
     known = [int(length) for length in lengths if isinstance(length, tirx.IntImm | int)]
-    rows = next((count for count in (machine.lanes, 8, LEAST) if count <= min([machine.lanes, *known])), 0)
+    lanes = BYTE_ROWS if str(sch.get(block).writes[0].source.ty.dtype) in BYTES else machine.lanes
+    rows = next((count for count in (lanes, 8, LEAST) if count <= min([lanes, *known])), 0)
     if not rows:
         return None
     outer = [loop for place, loop in enumerate(loops[:-1]) if place != index]
@@ -55,7 +62,8 @@ def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, i
     None where what it reads lies as what it writes.
     """
     regions = [*sch.get(block).reads, *sch.get(block).writes]
-    if any(str(region.source.ty.dtype) not in KINDS for region in regions):
+    kinds = {str(region.source.ty.dtype) for region in regions}
+    if not (kinds <= set(KINDS) or (len(kinds) == 1 and kinds <= set(BYTES))):
         return None
     found = []
     for region in sch.get(block).reads:
@@ -118,9 +126,10 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
         names = {loop.loop_var: along, row.loop_var: place}
         return rewriting.substitute(tree, lambda seen: next((n for v, n in names.items() if seen.same_as(v)), None))
 
-    tile, turn = tirx.Var("tile", kind), tirx.Var("turn", kind)
+    count = _beside(load, row.extent, rows)
+    tile, turn, beside = (tirx.Var(name, kind) for name in ("tile", "turn", "beside"))
     first = tirx.min(turn * rows, loop.extent - rows) + loop.min
-    start = tirx.min(tile * rows, row.extent - rows) + row.min
+    start = tirx.min((tile * count + beside) * rows, row.extent - rows) + row.min
     steps: list[Any] = []
     for number in range(rows):
         lane = tirx.Var("lane", kind)
@@ -135,13 +144,23 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
         places = [at(place, first + number, start + lane) for place in store.indices]
         content = tirx.BufferStore(store.buffer, at(value, first + number, start + lane), places)
         steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, content))
-    inner = tirx.For(turn, 0, _up(loop.extent, rows), tirx.ForKind.SERIAL, tirx.SeqStmt(steps))
-    tiles = tirx.For(tile, 0, _up(row.extent, rows), tirx.ForKind.SERIAL, inner)
+    whole = tirx.For(beside, 0, count, tirx.ForKind.SERIAL, tirx.SeqStmt(steps))
+    inner = tirx.For(turn, 0, _up(loop.extent, rows), tirx.ForKind.SERIAL, whole)
+    tiles = tirx.For(tile, 0, _up(row.extent, rows * count), tirx.ForKind.SERIAL, inner)
     enough = Analyzer().simplify(tirx.all(loop.extent >= rows, row.extent >= rows))
     if isinstance(enough, tirx.IntImm):
         return tiles if int(enough) else None
     plain = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, row)
     return tirx.IfThenElse(enough, tiles, plain)
+
+
+def _beside(load: Any, extent: Any, rows: int) -> int:
+    """Return how many tiles beside each other are written before those below: they fill lines of the cache together.
+
+    Rows that lie a multiple of a page apart share few lines, which are gone before the next tile fills its part.
+    """
+    wide = max(LINE // (rows * DataType(str(load.source.ty.dtype)).bits // 8), 1)
+    return wide if isinstance(extent, tirx.IntImm) and int(extent) % (wide * rows) == 0 else 1
 
 
 def _simplified(store: Any, loops: list[tirx.For]) -> Any:

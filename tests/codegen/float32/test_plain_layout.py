@@ -96,6 +96,20 @@ def test_transpositions(order: list[int]) -> None:
     at_all(model(nodes, {"x": (2, 20, "h", "w")}), terms=1)
 
 
+@pytest.mark.parametrize("shape", [(2, 33, 19, 40), (1, 32, 16, 48), (1, 3, 17, 16), (1, 5, 4, 9)])
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (0, 3, 1, 2), (0, 1, 3, 2)])
+def test_transpositions_of_bytes_and_of_floats_move_each_number_once(
+    shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    for dtype in (np.uint8, np.float32):
+        x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+        ends = [helper.make_tensor_value_info("x", kind, shape), helper.make_tensor_value_info("y", kind, None)]
+        graph = helper.make_graph([helper.make_node("Transpose", ["x"], ["y"], perm=order)], "t", ends[:1], ends[1:])
+        source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        np.testing.assert_array_equal(compiled(source)(x)[0], x.transpose(order))
+
+
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceMean", "ReduceL2"])
 @pytest.mark.parametrize("axes", [[3], [2, 3], [1, 3], [2], [0, 1, 2, 3]])
 def test_reductions(operator: str, axes: list[int]) -> None:

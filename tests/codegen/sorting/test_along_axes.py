@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.codegen.sorting.cumulative import cumulative
+from forge_pipeline.codegen.sorting.extreme import extreme
 from forge_pipeline.codegen.sorting.rows import extents_of
 from forge_pipeline.codegen.sorting.scatter import REDUCTIONS, scatter_elements, scatter_nd
 from tests.support.kernels import of_onnx_runtime, run
@@ -83,3 +84,36 @@ def _first_column(value: object) -> object:
 
     assert len(extents_of(value)) == 2
     return op.strided_slice(value, [1], [0], [1])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_running_sums_of_rows_that_lie_side_by_side_are_those_of_each(reverse: bool) -> None:
+    data = RANDOM.standard_normal((2, 7, 37)).astype(np.float32)
+    for is_open in (True, False):
+        (found,) = run(lambda builder, x: [cumulative(builder, x, axis=1, reverse=reverse)], [data], is_open=is_open)
+        summed = data[:, ::-1].cumsum(1)[:, ::-1] if reverse else data.cumsum(1)
+        assert_close(found, summed, within=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 61), (3, 5, 37)])
+def test_the_place_of_an_extreme_is_the_first_or_the_last_of_equal_ones(shape: tuple[int, ...], dtype: str) -> None:
+    data = RANDOM.integers(0, 4, shape).astype(dtype)
+    if dtype == "float32":
+        data[0, :-1] = np.nan  # never chosen before a number
+    numbers = np.nan_to_num(data.astype(np.float64), nan=-1)
+    for axis in range(len(shape)):
+        places = np.arange(shape[axis]).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+        is_greatest = numbers == numbers.max(axis, keepdims=True)
+        first = np.where(is_greatest, places, shape[axis]).min(axis, keepdims=True)
+        last = np.where(is_greatest, places, -1).max(axis, keepdims=True)
+        for is_open in (True, False):
+            found = run(
+                lambda builder, x, axis=axis: [
+                    extreme(builder, x, axis=axis, largest=True, last=is_last) for is_last in (False, True)
+                ],
+                [data],
+                is_open=is_open,
+            )
+            np.testing.assert_array_equal(found[0], first)
+            np.testing.assert_array_equal(found[1], last)
