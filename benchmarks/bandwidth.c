@@ -9,10 +9,6 @@ uint64_t read_all(const vector *start, size_t size) {
     vector sums[4] = {{0}, {0}, {0}, {0}};
     const vector *end = start + size / sizeof(vector);
     for (; start + 8 <= end; start += 8) {
-        __builtin_prefetch((const char *)start + 2048);
-        __builtin_prefetch((const char *)start + 2112);
-        __builtin_prefetch((const char *)start + 2176);
-        __builtin_prefetch((const char *)start + 2240);
         for (int i = 0; i < 8; i++) sums[i % 4] ^= start[i];
     }
     vector all = sums[0] ^ sums[1] ^ sums[2] ^ sums[3];

@@ -75,7 +75,7 @@ def bandwidth(threads: int, pieces: int = 400) -> float:
         subprocess.run([compiler, "-O3", "-march=native", "-shared", "-fPIC", source, "-o", path], check=True)
         read = ctypes.CDLL(str(path)).read_all
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
-    memory = mmap.mmap(-1, READ)
+    memory = mmap.mmap(-1, READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     numbers = np.frombuffer(memory, np.uint8)
     numbers[:] = 1
