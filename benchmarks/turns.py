@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks import llama_cpp
 from benchmarks.others import OTHERS
 
 EXTENTS = {"length": 58, "height": 320, "width": 320}
@@ -202,6 +203,8 @@ RUNTIMES = {
     "ours": _ours,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "decoder": llama_cpp.ours,
+    "llama.cpp": llama_cpp.llama_cpp,
     **{name: run for name, (_, run) in OTHERS.items()},
 }
 

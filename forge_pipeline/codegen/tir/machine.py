@@ -93,6 +93,11 @@ class Machine:
         """Whether float arithmetic takes one element of a vector: activations are loaded by vectors, and stay."""
         return self.arch in ("aarch64", "arm64")
 
+    @property
+    def reads_halves(self) -> bool:
+        """Whether vectors of halves are widened by an instruction, as on any x86 with 256 bits and 64-bit ARM."""
+        return self.has_fma_by_element or (self.arch == "x86_64" and self.fused)
+
     def fma_cycles(self, vectors: float) -> float:
         """Cycles of that many vectors multiplied and added, at best."""
         return vectors / self.fma_ports * (1 if self.fused else 2)

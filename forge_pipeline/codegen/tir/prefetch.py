@@ -4,6 +4,9 @@ Tiles of one panel read it from the second cache, many times, and arithmetic hid
 cache, in memory for a model of any size, and the CPU's own prefetcher starts anew with each of them: the first tile of
 a panel would wait for every few lines. So each tile fetches its share of the next panel into the second cache while it
 computes, one line a step or less. An address behind the last panel is harmless: a prefetch does not fault.
+
+A tile that is the only one to read its weights asks, as it goes, for what comes a little later: a CPU that computes
+between two loads has fewer of them on the way than memory could bring.
 """
 
 from __future__ import annotations
@@ -25,13 +28,19 @@ from forge_pipeline.codegen.tir.machine import Machine
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles share the work, which is a guess where a call decides."""
 
+AHEAD = "forge.ahead"
+"""The annotation of a loop along which weights are read once, in order."""
+
+DISTANCE = 2048
+"""Bytes that are asked for ahead: what memory brings while one line is on its way (measured on a Zen 3)."""
+
 TYPICAL = 4
 """The tiles that an open extent is taken for: with fewer, the CPU asks for the rest as it would have for all."""
 
 LINE = 64
 """Bytes of a line of the cache."""
 
-READ, SECOND_CACHE, DATA = 0, 2, 1
+READ, SECOND_CACHE, FIRST_CACHE, DATA = 0, 2, 3, 1
 """What `llvm.prefetch` is told."""
 
 
@@ -45,18 +54,27 @@ def ask_for_next(sch: Schedule, tiles: LoopRV, machine: Machine, most: int | Non
         sch.annotate(tiles, ASKS, most or primitives.extent(sch, tiles) or TYPICAL)
 
 
+def ask_ahead(sch: Schedule, steps: LoopRV, machine: Machine) -> None:
+    """Mark a loop that reads weights, with all loops around it, once and in order. On x86 only, as above."""
+    if machine.arch == "x86_64":
+        sch.annotate(steps, AHEAD, True)
+
+
 def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``function`` with prefetches in the loops over steps of the tiles that are marked."""
     nests = sorted(((loop, rewriting.loops(loop.body)) for loop in rewriting.loops(function.body)), key=_depth)
-    if not any(ASKS in loop.annotations for loop, _ in nests):
+    if not any({ASKS, AHEAD} & set(loop.annotations) for loop, _ in nests):
         return function
     around = {inner.loop_var: loop.loop_var for loop, inside in reversed(nests) for inner in inside}
     weights = set(function.params)
 
     def mutate(loop: tirx.For, mutator: Any) -> Any:
+        notes = {name: note for name, note in loop.annotations.items() if name not in (ASKS, AHEAD)}
+        if AHEAD in loop.annotations:
+            body = tirx.SeqStmt([*_asked_ahead(loop, around.get(loop.loop_var), weights), loop.body])
+            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
         if ASKS not in loop.annotations:
             return mutator.default_mutate(loop)
-        notes = {name: note for name, note in loop.annotations.items() if name != ASKS}
         panel = _panel(loop, around.get(loop.loop_var), weights)
         body = loop.body if panel is None else panel.asked_for_in(loop)
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
@@ -66,6 +84,34 @@ def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _depth(nest: tuple[tirx.For, list[tirx.For]]) -> int:
     return len(nest[1])
+
+
+def _asked_ahead(steps: tirx.For, around: Any, weights: set[Any]) -> list[tirx.Evaluate]:
+    """Return prefetches of what a later turn of a loop reads of weights, which the loop around it moves along, too."""
+    inside = rewriting.loops(steps.body)
+    if around is None:
+        return []
+    loops = frozenset({around, steps.loop_var, *(loop.loop_var for loop in inside)})
+    read: dict[Any, tuple[int, _Read]] = {}
+    for realize in rewriting.realizes(steps.body):
+        values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
+        for region in realize.block.reads:
+            indices = [rewriting.substitute(part.min, values.get) for part in region.region]
+            found = _Read(buffer=region.source, indices=indices, loops=loops)
+            if region.source in weights and found.moved_by(around) != 0:
+                bits = DataType(str(region.source.ty.dtype)).bits
+                read[region.source] = (found.moved_by(steps.loop_var) or 0) * bits // 8, found
+    turns = -(-DISTANCE // max((size for size, _ in read.values()), default=DISTANCE))
+    zero = {loop.loop_var: 0 for loop in inside} | {steps.loop_var: steps.loop_var + turns}
+    asked = []
+    for size, found in read.values():
+        *outer, last = (rewriting.substitute(at, zero.get) for at in found.indices)
+        line = LINE * 8 // DataType(str(found.buffer.ty.dtype)).bits
+        for start in range(0, -(-size // LINE) * line, line):
+            address = tirx.address_of(tirx.BufferLoad(found.buffer, [*outer, last + start]))
+            call = tirx.call_llvm_intrin("void", "llvm.prefetch", address, READ, FIRST_CACHE, DATA)
+            asked.append(tirx.Evaluate(call))
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +206,11 @@ class _Read:
         self, tiles: tirx.For, around: Any, inside: Sequence[tirx.For], steps: Sequence[tirx.For]
     ) -> _Panel | None:
         """Return the panel that this reads, None where it is none: whole vectors, for step after step."""
-        if self._moved_by(tiles.loop_var) != 0 or self._moved_by(around) == 0:
+        if self.moved_by(tiles.loop_var) != 0 or self.moved_by(around) == 0:
             return None
         if not all(isinstance(loop.extent, tirx.IntImm) for loop in steps):
             return None
-        moves = [(loop, self._moved_by(loop.loop_var)) for loop in inside]
+        moves = [(loop, self.moved_by(loop.loop_var)) for loop in inside]
         lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
         known = {loop.loop_var for loop in (*lanes, *steps)}
         vectors = [(int(loop.extent), by) for loop, by in moves if by != 0 and loop.loop_var not in known]
@@ -173,7 +219,7 @@ class _Read:
         width, (count, apart) = int(lanes[0].extent), vectors[0] if vectors else (1, 0)
         step, number = width * count if apart == width else width, 1
         for loop in reversed(steps):
-            if self._moved_by(loop.loop_var) != step * number:
+            if self.moved_by(loop.loop_var) != step * number:
                 return None
             number *= int(loop.extent)
         if apart is None:
@@ -189,7 +235,7 @@ class _Read:
         new = {loop.loop_var: 0 for loop in (tiles, *inside)} | {around: around + 1}
         return rewriting.substitute(at, new.get)
 
-    def _moved_by(self, variable: Any) -> int | None:
+    def moved_by(self, variable: Any) -> int | None:
         """Return how many elements on a loop's second turn reads; None where that is no number."""
         first, second = (self._offset(variable, at) for at in (0, 1))
         distance = Analyzer().simplify(second - first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forge_pipeline.codegen.int8.isa.chain import Chain
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, Operands
 from forge_pipeline.codegen.int8.isa.instruction import Instruction, add_modulo, add_products
 from forge_pipeline.codegen.int8.isa.instruction_set import InstructionSet
@@ -55,10 +56,11 @@ DOT = DotProduct(
     name="pmaddwd", instructions=(PMADDWD,), emit=_pmaddwd, k_inner=2, activation="int16", others=1, latency=1,
     scratch=1,
 )  # fmt: skip
+CHAIN = Chain(steps=8, multiply=PMADDUBSW, widen=PMADDWD)
 NIBBLES = DotProduct(
     name="pmaddubsw_nibbles", instructions=(PMADDUBSW, PMADDWD), emit=_pmaddubsw, k_inner=4, activation="int8",
     weights="uint8", multiplies=2, others=1, latency=1, scratch=2,
 )  # fmt: skip
 INSTRUCTION_SET = InstructionSet(
-    dot=DOT, int16=DOT, saturating_pairs=True, packs=True, nibbles=NIBBLES, signed=DOT
+    dot=DOT, int16=DOT, saturating_pairs=True, packs=True, nibbles=NIBBLES, signed=DOT, chain=CHAIN
 )  # fmt: skip

@@ -8,14 +8,16 @@ so that none is negative comes back by the sum of a row's block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from forge_pipeline.codegen.int8.isa import chain as chains
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
@@ -24,20 +26,24 @@ from forge_pipeline.codegen.layout.quantized_values import BlockWeight, Quantize
 from forge_pipeline.codegen.onnx_import.operators.integers.quantization import DEQUANTIZE_BLOCKS
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.prefetch import ask_ahead
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
 
 NAME, TOTALS = "block_matmul", "block_totals"
 ROWS, BITS_OF = "forge.rows", "forge.bits"
 """The annotations with the rows of a tile, and the bits of a weight."""
 
-SUMS, UNPACKED, TILED = "sums", "unpacked", "tiles"
-"""The names of the blocks that add up products, take weights apart, and copy tiles of rows."""
+SUMS, PARTS, UNPACKED, TILED = "sums", "parts", "unpacked", "tiles"
+"""The names of the blocks that add up products, do so in int16, take weights apart, and copy tiles of rows."""
 
 BITS, NIBBLE, BYTE = 8, 16, 256
 """The bits of a byte, how many numbers four bits hold, and eight."""
 
 VECTORS = 4
 """Vectors in a panel at most."""
+
+CHAINED = 6, 2
+"""Rows and vectors of a tile that is added up in chains. Fewer LLVM unrolls, and orders so that each sum waits."""
 
 SIZE = 32
 """Steps that a block is taken to have where threads and caches are considered."""
@@ -58,6 +64,7 @@ class Form:
     size: int
     rows: int
     columns: int
+    chain: int = 0
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
@@ -78,20 +85,28 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if size * BYTE * (BYTE + int(abs(lowest).max())) >= SUM_LIMIT:
         return None
     rows = math.prod(leading)
-    mr, nr = choose_tile(graph.machine, dot, rows, -(-columns // graph.machine.lanes), size // dot.k_inner)
-    form, width = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns), nr * graph.machine.lanes
+    chain = INSTRUCTION_SETS[graph.machine.dot_product].chain if bits < BITS else None
+    vectors, length = -(-columns // graph.machine.lanes), chain.length(size // dot.k_inner) if chain else 0
+    if chain and rows != 1:
+        mr, nr = (min(rows, CHAINED[0]) if isinstance(rows, int) else CHAINED[0]), min(vectors, CHAINED[1])
+    else:
+        mr, nr = choose_tile(graph.machine, dot, rows, vectors, size // dot.k_inner)
+    form = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns, chain=length)
+    width = nr * graph.machine.lanes
     offset = offsets(lowest, highest, form)
     codes = (parted - offset[:, None].astype(parted.dtype)).reshape(steps, columns).astype(dot.weights)
     operands = [
         left.integers if len(leading) == 1 else graph.emit(relax.op.reshape(left.integers, (rows, steps))),
         left.scales if len(leading) == 1 else graph.emit(relax.op.reshape(left.scales, (rows, blocks))),
         graph.constant(pack(codes, width, form)),
-        graph.constant(in_panels(scales[:, 0], width)),
+        graph.constant(in_panels(narrowed(scales[:, 0], graph.machine), width)),
     ]
     if offset.any():
+        times = int(offset.flat[0]) if offset.size == 1 else 1
+        operands.append(graph.kernel(add_up, operands[0], name="add_up", size=size, times=times))
+    if offset.size > 1:
         offset = offset.astype(np.min_scalar_type(-1 - int(abs(offset).max())))
-        taken = offset if offset.size == 1 else in_panels(offset, width)
-        operands += [graph.kernel(add_up, operands[0], name="add_up", size=size), graph.constant(taken)]
+        operands.append(graph.constant(in_panels(offset, width)))
     result = graph.kernel(by_panels, *operands, name="dense_blocks", form=form)
     return Value(plain=result if len(leading) == 1 else graph.emit(relax.op.reshape(result, (*leading, columns))))
 
@@ -153,13 +168,20 @@ def choose_tile(machine: Machine, dot: DotProduct, rows: Extent, vectors: int, g
     return best[1:]
 
 
-def add_up(left: te.Tensor, size: int) -> te.Tensor:
-    """Describe the sum of each block of a row."""
+def narrowed(scales: Array, machine: Machine) -> Array:
+    """Return scales in half precision where that holds them all, and the machine reads it."""
+    with np.errstate(over="ignore"):
+        halves = scales.astype(np.float16)
+    return halves if machine.reads_halves and np.array_equal(halves, scales) else scales
+
+
+def add_up(left: te.Tensor, size: int, times: int) -> te.Tensor:
+    """Describe the sum of each block of a row, some ``times``."""
     step = te.reduce_axis((0, size), "step")
     rows, steps = left.shape
 
     def total(row: Any, block: Any) -> Any:
-        return te.sum(left(row, block * size + step).astype("int32"), axis=[step])
+        return te.sum(left(row, block * size + step).astype("int32") * times, axis=[step])
 
     return te.compute((rows, steps // size), total, name="total", attrs={primitives.FAMILY: TOTALS})
 
@@ -169,7 +191,7 @@ def by_panels(
 ) -> te.Tensor:
     """Describe (rows, steps) times packed weights.
 
-    ``offset``: the sums of the blocks of each row, and what was taken from weights.
+    ``offset``: what the blocks of each row lack, or their sums and what was taken from the weights of each.
     """
     (rows,) = ints(left.shape[:1]) if isinstance(left.shape[0], tirx.IntImm) else left.shape[:1]
     panels, blocks, width = ints(scales.shape)
@@ -186,14 +208,17 @@ def by_panels(
         weight = weights(panel, at * groups + group, column, inner)
         return te.sum(products(source(row, at, group * k_inner + inner), weight), axis=[group, inner])
 
-    sums = te.compute((whole, panels, blocks, width), part, name=SUMS)
+    if form.chain:
+        sums = _in_chains(source, weights, (whole, panels, blocks, width), groups, form)
+    else:
+        sums = te.compute((whole, panels, blocks, width), part, name=SUMS)
 
     def scaled(row: Any, panel: Any, column: Any) -> Any:
         total = sums(row, panel, block, column)
         if offset:
-            taken = offset[1](panel, block, column) if len(offset[1].shape) > 2 else offset[1](0, 0)
-            total = total + total_of[0](row, block, 0) * taken.astype("int32")
-        factor = factor_of(row, block, 0) * scales(panel, block, column)
+            lacking = total_of[0](row, block, 0)
+            total += lacking * offset[1](panel, block, column).astype("int32") if len(offset) > 1 else lacking
+        factor = factor_of(row, block, 0) * scales(panel, block, column).astype("float32")
         return te.sum(total.astype("float32") * factor, axis=[block])
 
     attributes = {primitives.FAMILY: NAME, ROWS: form.rows, BITS_OF: form.bits}
@@ -201,6 +226,28 @@ def by_panels(
     return te.compute(
         (rows, form.columns), lambda row, column: product(row, column // width, column % width), name="finish"
     )
+
+
+def _in_chains(
+    source: Callable[[Any, Any, Any], Any], weights: te.Tensor, shape: Sequence[Any], groups: int, form: Form
+) -> te.Tensor:
+    """Describe the sums of (rows, panels, blocks, columns), made in int16 along chains of steps of each block."""
+    links, k_inner, pair = groups // form.chain, form.dot.k_inner, form.dot.k_inner // chains.PAIRS
+    group, two = te.reduce_axis((0, form.chain), "group"), te.reduce_axis((0, pair), "two")
+
+    def part(row: Any, panel: Any, at: Any, link: Any, column: Any, half: Any) -> Any:
+        step, place = link * form.chain + group, half * pair + two
+        weight = weights(panel, at * groups + step, column, place)
+        value = source(row, at, step * k_inner + place)
+        return te.sum(value.astype("int16") * weight.astype("int16"), axis=[group, two])
+
+    parts = te.compute((*shape[:3], links, shape[3], chains.PAIRS), part, name=PARTS)
+    link, half = te.reduce_axis((0, links), "link"), te.reduce_axis((0, chains.PAIRS), "half")
+
+    def total(row: Any, panel: Any, at: Any, column: Any) -> Any:
+        return te.sum(parts(row, panel, at, link, column, half).astype("int32"), axis=[link, half])
+
+    return te.compute(shape, total, name=SUMS)
 
 
 def _tiled(tensor: te.Tensor, tile: int, size: int, dtype: str) -> Callable[[Any, Any, Any], Any]:
@@ -246,7 +293,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     assert dot is not None  # noqa: S101 - there is a product
     before, last = primitives.split_around(sch, anchor)
     sums = next(block for block in before if sch.get(block).name_hint == SUMS)
-    unpacked = [block for block in before if sch.get(block).name_hint == UNPACKED]
     for block in before:
         if sch.get(block).name_hint.startswith(TILED):
             primitives.schedule_elementwise(sch, block, machine)
@@ -271,11 +317,35 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         shared = at = sch.fuse(panel, m_out)
     sch.reverse_compute_at(last, at)
     primitives.parallel_if_worth(sch, shared, work * steps * SIZE)
+    if rows == 1:
+        ask_ahead(sch, block, machine)
     for loop in (m_in, vector):
         sch.unroll(loop)
     sch.vectorize(lane)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
-    sch.compute_at(sums, block, preserve_unit_loops=True)
+    names = {sch.get(found).name_hint: found for found in before}
+    place = _Place(block=block, machine=machine, is_open=is_open)
+    if PARTS in names:
+        _add_up_in_chains(sch, sums, names[PARTS], names[UNPACKED], place)
+    else:
+        _add_up_steps(sch, sums, names.get(UNPACKED), place, dot)
+    result = sch.decompose_reduction(anchor, block)
+    primitives.vectorize_and_unroll(sch, result, below=2 if is_open else 1, lanes=machine.lanes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The loop over blocks of steps, inside of which sums of a tile are made."""
+
+    block: LoopRV
+    machine: Machine
+    is_open: bool
+
+
+def _add_up_steps(sch: Schedule, sums: SBlockRV, unpacked: SBlockRV | None, place: _Place, dot: DotProduct) -> None:
+    """Add up in int32, two steps in a turn."""
+    machine = place.machine
+    sch.compute_at(sums, place.block, preserve_unit_loops=True)
     sch.set_scope(sums, 0, "local")
     row, _, _, wide, group, inner = sch.get_loops(sums)[-6:]
     wide, lane = sch.split(wide, [None, machine.lanes])
@@ -283,21 +353,54 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.reorder(pair, half, row, wide, lane, inner)
     for loop in (half, row, wide):
         sch.unroll(loop)
-    for weights in unpacked:
-        sch.compute_at(weights, pair, preserve_unit_loops=True)
-        sch.set_scope(weights, 0, "local")
-        halves, columns, four = sch.get_loops(weights)[-3:]
-        columns, lane_in = sch.split(columns, [None, machine.lanes])
-        sch.vectorize(sch.fuse(lane_in, four))
-        sch.unroll(halves)
-        sch.unroll(columns)
+    if unpacked is not None:
+        _take_apart(sch, unpacked, pair, machine)
     start = sch.decompose_reduction(sums, pair)
-    primitives.vectorize_and_unroll(sch, start, below=3 if is_open else 2, lanes=machine.lanes)
-    result = sch.decompose_reduction(anchor, block)
-    primitives.vectorize_and_unroll(sch, result, below=2 if is_open else 1, lanes=machine.lanes)
-    tensorize(
-        sch, lane, machine, dot, BYTES, dot.weights, full=True, later=is_open, scope="local" if unpacked else "global"
-    )
+    primitives.vectorize_and_unroll(sch, start, below=3 if place.is_open else 2, lanes=machine.lanes)
+    scope = "local" if unpacked is not None else "global"
+    tensorize(sch, lane, machine, dot, BYTES, dot.weights, full=True, later=place.is_open, scope=scope)
+
+
+def _add_up_in_chains(sch: Schedule, sums: SBlockRV, parts: SBlockRV, unpacked: SBlockRV, place: _Place) -> None:
+    """Add up in int16, two steps in a turn, and widen what a chain of steps gives."""
+    machine = place.machine
+    chain = INSTRUCTION_SETS[machine.dot_product].chain
+    assert chain is not None  # noqa: S101 - there are parts
+    sch.compute_at(sums, place.block, preserve_unit_loops=True)
+    row, _, _, wide, link, half = sch.get_loops(sums)[-6:]
+    wide, lane = sch.split(wide, [None, machine.lanes])
+    sch.reorder(link, row, wide, lane, half)
+    sch.compute_at(parts, link, preserve_unit_loops=True)
+    row_in, _, _, _, wide_in, half_in, group, two = sch.get_loops(parts)[-8:]
+    wide_in, lane_in = sch.split(wide_in, [None, machine.lanes])
+    pair, nibble = sch.split(group, [None, 2])
+    sch.reorder(pair, nibble, row_in, wide_in, lane_in, half_in, two)
+    for block in (sums, parts):
+        sch.set_scope(block, 0, "local")
+    for loop in (row, wide, nibble, row_in, wide_in):
+        sch.unroll(loop)
+    _take_apart(sch, unpacked, pair, machine)
+    for block, loop in ((parts, pair), (sums, link)):
+        start = sch.decompose_reduction(block, loop)
+        inner = sch.get_loops(start)[-6:] if block is parts else sch.get_loops(start)[-4:]
+        column = 4 if block is parts else 3
+        vectors, vector = sch.split(inner[column], [None, machine.lanes])
+        sch.vectorize(primitives.fuse(sch, [vector, *inner[column + 1 :]]))
+        for each in (*inner[:column], vectors):
+            sch.unroll(each)
+    for loop, name in zip((lane_in, lane), chains.intrinsics(chain, machine.lanes), strict=True):
+        chains.tensorize(sch, loop, name, later=place.is_open)
+
+
+def _take_apart(sch: Schedule, unpacked: SBlockRV, loop: LoopRV, machine: Machine) -> None:
+    """Unpack the weights of two steps once for a tile of rows."""
+    sch.compute_at(unpacked, loop, preserve_unit_loops=True)
+    sch.set_scope(unpacked, 0, "local")
+    halves, columns, four = sch.get_loops(unpacked)[-3:]
+    columns, lane = sch.split(columns, [None, machine.lanes])
+    sch.vectorize(sch.fuse(lane, four))
+    sch.unroll(halves)
+    sch.unroll(columns)
 
 
 def schedule_totals(sch: Schedule, machine: Machine) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.int8.conv import convolution
-from forge_pipeline.codegen.int8.isa import amx, dot_product, pmaddubsw
+from forge_pipeline.codegen.int8.isa import amx, chain, dot_product, pmaddubsw
 from forge_pipeline.codegen.int8.isa.instruction import Instruction
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.int8.ops import matmul
@@ -118,6 +118,38 @@ def test_products_of_activations_with_a_sign_are_added_exactly_at_both_ends(
             buffers = buffers_of(function, lambda buffer, *_, filled=contents: filled[buffer].copy())
             Interpreter(buffers, numbers(dot.instructions)).run(function)
             np.testing.assert_array_equal(buffers["C"].memory, wanted.astype(np.int32))
+
+
+CHAINS = {name: isa.chain for name, isa in INSTRUCTION_SETS.items() if isa.chain is not None}
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_of_steps_is_added_exactly_in_int16(name: str, lanes: int) -> None:
+    """Where all weights are the largest, and all activations at one end, too, and none has room for a step more."""
+    from tvm.s_tir import TensorIntrin
+
+    random, isa = np.random.default_rng(lanes), CHAINS[name]
+    step, widen = chain.intrinsics(isa, lanes)
+    instructions = (isa.multiply, isa.widen)
+    for activations, weights in (([-128], [15]), ([127], [15]), ([-128, -1, 0, 5, 127], [0, 1, 7, 15])):
+        given = random.choice(activations, (isa.steps, 4)), random.choice(weights, (isa.steps, lanes, 4))
+        wanted = (given[0][:, None].astype(np.int64) * given[1]).reshape(isa.steps, lanes, 2, 2).sum(axis=(0, 3))
+        start = random.integers(-(1 << 20), 1 << 20, lanes)
+        for kind in ("desc", "impl"):
+            sums = np.zeros((lanes, 2), np.int16)
+            for a, b in zip(*given, strict=True):
+                sums = _computed(getattr(TensorIntrin.get(step), kind), instructions, A=a, B=b, C=sums)
+            np.testing.assert_array_equal(sums.reshape(lanes, 2), wanted)
+            total = _computed(getattr(TensorIntrin.get(widen), kind), instructions, B=sums, C=start)
+            np.testing.assert_array_equal(total, start + wanted.sum(axis=1))
+    assert (isa.steps + 1) * 2 * 15 * 128 > np.iinfo(np.int16).max
+
+
+def _computed(function: Any, instructions: tuple[Instruction, ...], **given: np.ndarray) -> np.ndarray:
+    buffers = buffers_of(function, lambda buffer, _, shape: given[buffer].reshape(shape))
+    Interpreter(buffers, numbers(instructions)).run(function)
+    return buffers["C"].memory.copy()
 
 
 MICRO_KERNELS = {kernel.name: kernel for isa in INSTRUCTION_SETS.values() for kernel in isa.micro_kernels}
