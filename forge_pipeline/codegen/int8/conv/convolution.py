@@ -12,7 +12,7 @@ ALGORITHMS = (
     Algorithm("amx", "`compile.amx`, one group, and half of the tiles would be filled", amx.emit),
     Algorithm("micro_kernel", "NEON, where four pixels share what they load in fewer cycles", kernels.emit),
     Algorithm("winograd", "x86, 3x3 with stride 1, where transformed products take fewer cycles", winograd.emit),
-    Algorithm("pmaddubsw", "x86 without VNNI, one group, and few steps need masks", pmaddubsw.emit),
+    Algorithm("pmaddubsw", "x86 without VNNI, one group, and steps that pair, or need few masks", pmaddubsw.emit),
     Algorithm("direct", "always", direct.emit),
 )
 """All take an image, its zero point, int8 weights or int16 ones, what surrounds them, and how sums are requantized."""

@@ -2,8 +2,9 @@
 
 Where activations up to 255 times a pair of weights might exceed int16, one of the two has its sign flipped: w x is
 (-w)(255 - x) + 255 w. Weights of different signs fit for sure, 255 - x is the complement of a byte, and the last term
-is a constant, which goes into the filter's bias. So results are exact for all activations. Steps that need
-complements in a panel of filters come last in it: only they pay for them, with one more instruction.
+is a constant, which goes into the filter's bias. So results are exact for all activations. Most steps go in pairs
+(`step_pairs`), which are added up in int16 first. Steps that need complements in a panel of filters come last in it:
+only they pay for them, with one more instruction.
 """
 
 from __future__ import annotations
@@ -19,26 +20,34 @@ from forge_pipeline.codegen.int8.isa.instruction import (
     reinterpret,
 )
 from forge_pipeline.codegen.int8.isa.pmaddwd import PMADDUBSW, PMADDWD
+from forge_pipeline.codegen.int8.isa.step_pairs import LEAST, MOST, find_pairs
 from forge_pipeline.codegen.layout.affine import LEVELS
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 K_INNER = 4
 """Channels of a step: two pairs."""
-MOST = np.iinfo(np.int16).max // LEVELS
-"""Largest sum of the weights of one sign of a pair: 255 times as much fits int16."""
-ROUND = 16
-"""Parts of the steps of which a whole number has masks: layers of one shape then often share a kernel."""
+ROUND = 32
+"""Parts of the steps of which a whole number is paired, or has masks: layers of one shape then often share a kernel."""
 
 MOST_VECTORS = 3
 """Vectors of filters in a tile at most: the more, the more steps need complements."""
 SCRATCH = 3
-"""Registers beside sums and weights: ones, an activation, a product."""
+"""Registers beside sums and what a step reads of weights and masks: ones, and two activations or products."""
+READS = 3
+"""Vectors that a pair of steps reads for each vector of filters: weights of both, and a mask."""
 LOAD_CYCLES = 0.1
 """Cycles of a load beside arithmetic, of which a vector of sums takes one a step."""
 STEP_CYCLES = 0.6
 """Cycles of a step besides: its place is read, and steps are counted."""
 TILE_CYCLES = 5
+WIDER = 0.05
+"""Part of its cycles that a sum takes more for each vector of filters beside the first: fewer steps can be paired."""
+
+PAIR, MASKED_PAIR, SINGLE, MASKED = 0.9, 1.0, 1.09, 1.28
+"""Cycles of a vector of sums for a step, where it is one of a pair or alone, as it is or (one of it) with masks."""
+WIDENED = 1.36
+"""Likewise where bytes are widened instead."""
 
 
 INSTRUCTIONS = (PMADDUBSW, PMADDWD)
@@ -88,11 +97,11 @@ def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even:
     for nr in divisors(-(-filters // machine.lanes), MOST_VECTORS):
         for mr in range(1, width + 1):
             sums = mr * nr
-            if mr > 1 and sums + nr + SCRATCH > machine.registers:
+            if mr > 1 and sums + READS * nr + SCRATCH > machine.registers:
                 break
             if even and width % mr:
                 continue
-            step = STEP_CYCLES + sums + LOAD_CYCLES * (mr + nr)
+            step = STEP_CYCLES + sums * (1 + WIDER * (nr - 1)) + LOAD_CYCLES * (mr + nr)
             cycles = -(-width // mr) * (step * steps + TILE_CYCLES) / nr
             if best is None or cycles <= best[0]:
                 best = cycles, mr, nr
@@ -101,23 +110,45 @@ def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panels:
-    """Packed weights: panels of ``width`` filters, each with its own order of steps.
+class Parts:
+    """How many of a panel's steps are what, in this order: pairs, pairs whose second has masks, single, with masks."""
 
-    ``weights`` (panels, steps, width, 4) are int8, ``masks`` (panels, complemented, width, 4) what activations are
-    xor-ed with in the last steps, ``order`` (panels, steps) the number of each step; ``bias`` (filters) is to be added
-    to sums, int64.
+    pairs: int
+    masked_pairs: int
+    single: int
+    masked: int
+
+    @property
+    def masks(self) -> int:
+        """Steps that have masks."""
+        return self.masked_pairs + self.masked
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all steps, for a vector of sums."""
+        two = PAIR * self.pairs + MASKED_PAIR * self.masked_pairs
+        return 2 * two + SINGLE * self.single + MASKED * self.masked
+
+    @property
+    def widened_cycles(self) -> float:
+        """Cycles where bytes are widened."""
+        return WIDENED * (2 * (self.pairs + self.masked_pairs) + self.single + self.masked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """Packed weights: panels of ``width`` filters, each with its own order of steps, which ``parts`` divides.
+
+    ``weights`` (panels, steps, width, 4) are int8, ``masks`` (panels, parts.masks, width, 4) what activations are
+    xor-ed with in steps that have some, ``order`` (panels, steps) the number of each step; ``bias`` (filters) is to be
+    added to sums, int64.
     """
 
     weights: Array
     masks: Array
     order: Array
     bias: Array
-
-    @property
-    def complemented(self) -> int:
-        """Steps of every panel whose activations are complemented where masks say so."""
-        return int(self.masks.shape[1])
+    parts: Parts
 
 
 def flips(weight: Array) -> Array | None:
@@ -127,7 +158,7 @@ def flips(weight: Array) -> Array | None:
     """
     pairs = weight.astype(np.int32).reshape(*weight.shape[:2], K_INNER // 2, 2)
     largest = np.maximum(np.maximum(pairs, 0).sum(axis=-1), -np.minimum(pairs, 0).sum(axis=-1))
-    lowest = pairs == np.iinfo(np.int8).min
+    lowest = pairs == LEAST
     if lowest.all(axis=-1).any():
         return None
     chosen = np.zeros(pairs.shape, bool)
@@ -139,24 +170,40 @@ def flips(weight: Array) -> Array | None:
 def pack(weight: Array, width: int) -> Panels | None:
     """Pack (filters, steps, 4), int8; missing filters are zero. None where ``flips`` is."""
     filters, steps, _ = weight.shape
-    chosen = flips(weight)
-    if chosen is None:
+    if (chosen := flips(weight)) is None:
         return None
-    bias = LEVELS * np.where(chosen, weight.astype(np.int64), 0).sum(axis=(1, 2))
-    panels = -(-filters // width)
-    shape = (panels, width, steps, K_INNER)
-    full, flipped = np.zeros(shape, np.int8), np.zeros(shape, bool)
-    full.reshape(-1, steps, K_INNER)[:filters] = np.where(chosen, -weight, weight)
-    flipped.reshape(-1, steps, K_INNER)[:filters] = chosen
-    needs = flipped.any(axis=(1, 3))
-    order = np.argsort(needs, axis=1, kind="stable")
-    unit = max(1, steps // ROUND)
-    last = min(steps, -(-int(needs.sum(axis=1).max(initial=0)) // unit) * unit)
-    weights = np.take_along_axis(full.transpose(0, 2, 1, 3), order[:, :, None, None], axis=1)
-    masks = np.take_along_axis(flipped.transpose(0, 2, 1, 3), order[:, steps - last :, None, None], axis=1)
+    panels, unit = -(-filters // width), max(1, steps // ROUND)
+    rows = np.arange(panels)[:, None]
+    full, flipped = _by_panels(weight, panels, width), _by_panels(chosen, panels, width)
+    needs = np.asarray(flipped.any(axis=(2, 3)), np.int8)
+    pairs = find_pairs(full, unit)
+    paired = pairs.steps.reshape(panels, -1)
+    flipped[rows, paired] = False
+    flipped[rows, pairs.steps[:, :, 1]] = pairs.flipped
+    needs[rows, paired] = -1
+    alone = np.argsort(needs, axis=1, kind="stable")[:, paired.shape[1] :]
+    order = np.concatenate([paired, alone], axis=1)
+    masked = min(alone.shape[1], -(-int((needs > 0).sum(axis=1).max(initial=0)) // unit) * unit)
+    parts = Parts(
+        pairs=pairs.plain,
+        masked_pairs=pairs.steps.shape[1] - pairs.plain,
+        single=alone.shape[1] - masked,
+        masked=masked,
+    )
+    with_masks = np.concatenate([pairs.steps[:, pairs.plain :, 1], alone[:, parts.single :]], axis=1)
+    signed = np.where(flipped, -full, full)
+    bias = LEVELS * np.where(flipped, full.astype(np.int64), 0).sum(axis=(1, 3)).reshape(-1)[:filters]
     return Panels(
-        weights=np.ascontiguousarray(weights),
-        masks=np.where(masks, LEVELS, 0).astype(np.uint8),
+        weights=np.ascontiguousarray(signed[rows, order]),
+        masks=np.where(flipped[rows, with_masks], LEVELS, 0).astype(np.uint8),
         order=order,
         bias=bias,
+        parts=parts,
     )
+
+
+def _by_panels(values: Array, panels: int, width: int) -> Array:
+    """Return (filters, steps, 4) as (panels, steps, width, 4), filled up with zeros."""
+    full = np.zeros((panels * width, *values.shape[1:]), values.dtype)
+    full[: len(values)] = values
+    return full.reshape(panels, width, *values.shape[1:]).transpose(0, 2, 1, 3).copy()

@@ -80,7 +80,11 @@ def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilog
 ALGORITHMS = (
     Algorithm("amx", "`compile.amx`, and half of the tiles would be filled", amx.emit_product),
     Algorithm("micro_kernel", "NEON, where four rows share what they load in fewer cycles", kernels.emit_product),
-    Algorithm("pmaddubsw", "x86 without VNNI, four rows at least, and few steps need masks", pmaddubsw.emit_product),
+    Algorithm(
+        "pmaddubsw",
+        "x86 without VNNI, four rows at least, and steps that pair, or need few masks",
+        pmaddubsw.emit_product,
+    ),
     Algorithm("panels", "always", emit_panels),
 )
 """Asked in this order, with (.., rows, steps), ones before, the number of rows, and weights (steps, columns)."""
