@@ -38,7 +38,7 @@ STAGES = Registry(
                 folder="plain/{target}", wants=("key", "dump"), joint=Joint(code="combine", version=1),
             ),
             Stage(
-                name="evaluate", version=10,
+                name="evaluate", version=11,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),
