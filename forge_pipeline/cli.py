@@ -456,6 +456,7 @@ def targets(as_json: bool, config_dir: Path | None) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each has its turn.")
 @click.option("--threads", type=click.IntRange(min=1), help="For throughput; else all of this machine's cores.")
 @click.option("--size", multiple=True, metavar="NAME=N", help="The size of an open extent; else 1.")
+@click.option("--prompt", type=click.IntRange(min=1), help="Tokens of a prompt, where a library keeps states; else 64.")
 @click.option("--password", multiple=True, help="Of what is encrypted, its key beside it: file:PATH, env:NAME.")
 @click.option("--profile", is_flag=True, help="Show what each kernel takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

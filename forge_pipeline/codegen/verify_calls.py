@@ -34,9 +34,9 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
     """
     from forge_pipeline.codegen.device import results
 
-    reference = reference_of(model)
-    calls = _Calls(model=model, library=library, checks=checks, reference=reference)
-    feeds, wanted, sizes = calls.made()
+    metadata = library.metadata
+    calls = Calls(model=model, metadata=metadata, dims=checks.dims, seed=checks.seed, reference=reference_of(model))
+    feeds, wanted, sizes = calls.made(PROMPTS, CALLS)
     limit_name = precision(model, float16=float16)
     judge = Judge(model=model, limit=getattr(checks.tolerance, limit_name), limit_name=limit_name)
     names = [row["name"] for row in library.metadata["outputs"]]
@@ -57,28 +57,43 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
     return report
 
 
-class _Calls:
-    """Makes inputs for calls that go on from each other."""
+class Calls:
+    """Makes inputs for calls that go on from each other, of a model whose library keeps states."""
 
-    def __init__(self, *, model: onnx.ModelProto, library: Library, checks: Checks, reference: Interpreter) -> None:
-        self.model, self.checks, self.reference = model, checks, reference
-        self.states, self.steps = library.metadata["states"], in_step(model)
-        self.length = next((str(row["input"]["shape"][0]) for row in self.states if row["max"]), None)
+    def __init__(
+        self,
+        *,
+        model: onnx.ModelProto,
+        metadata: Mapping[str, Any],
+        dims: Mapping[str, int],
+        seed: int,
+        reference: Interpreter,
+    ) -> None:
+        self.model, self.dims, self.seed, self.reference = model, dims, seed, reference
+        self.states, self.steps = metadata["states"], in_step(model)
         self.most = min((int(row["max"]) for row in self.states if row["max"]), default=None)
-        self.keeps = keeping(library.metadata["constraints"])
+        self.keeps = keeping(metadata["constraints"])
+        self.counts: list[int] = []
 
-    def made(self) -> tuple[list[Feed], list[Mapping[str, np.ndarray]], list[Mapping[str, int]]]:
-        """Return the inputs of the model for each call, states among them, what is wanted, and sizes."""
+    def made(
+        self, prompts: Sequence[int], calls: int, *, later: Sequence[int] = (1, *PROMPTS)
+    ) -> tuple[list[Feed], list[Mapping[str, np.ndarray]], list[Mapping[str, int]]]:
+        """Return the inputs of the model for each call, states among them, what is wanted, and sizes.
+
+        The first call has as many tokens as ONNX Runtime takes first of ``prompts``, the others of ``later``: they are
+        in ``counts`` then. Raises CompileError where it takes none.
+        """
         feeds: list[Feed] = []
         wanted: list[Mapping[str, np.ndarray]] = []
         sizes: list[Mapping[str, int]] = []
         kept: dict[str, np.ndarray] = {}
         before = 0
-        for number in range(CALLS):
-            tokens = PROMPTS if number == 0 else (1, *PROMPTS)
+        for number in range(calls):
+            tokens = prompts if number == 0 else later
             feed, outputs, found, count = self._call(kept, before, [n for n in tokens if not self._is_full(before + n)])
             kept = {row["input"]["name"]: outputs[row["output"]["name"]] for row in self.states}
             before += count
+            self.counts.append(count)
             feeds.append(feed)
             wanted.append(outputs)
             sizes.append(found)
@@ -87,7 +102,7 @@ class _Calls:
         return feeds, wanted, sizes
 
     def _is_full(self, total: int) -> bool:
-        return self.length is not None and self.most is not None and total > self.most
+        return self.most is not None and total > self.most
 
     def _call(
         self, kept: Mapping[str, np.ndarray], before: int, tokens: Sequence[int]
@@ -103,7 +118,7 @@ class _Calls:
         reason: Exception | None = None
         for count in tokens:
             for found in self._sizes(before, count):
-                made = sample(inputs, found, seed=self.checks.seed + before, index=0, top=2, tops=tops)
+                made = sample(inputs, found, seed=self.seed + before, index=0, top=2, tops=tops)
                 feed = {
                     name: kept.get(name, np.zeros_like(value))
                     if name in states
@@ -134,7 +149,7 @@ class _Calls:
 
         asked = [value for value in self.model.graph.input if value.name not in self.steps.told]
         known = dict.fromkeys(set(open_extents(self.model.graph.input)) - set(open_extents(asked)), before + count)
-        given = {**self.checks.dims, **known, **self.steps.sizes, **dict.fromkeys(self.steps.lengths, before)}
+        given = {**self.dims, **known, **self.steps.sizes, **dict.fromkeys(self.steps.lengths, before)}
         free = [name for name in open_extents(self.model.graph.input) if name not in given]
         for choice in itertools.product((count, before + count), repeat=len(free)):
             found = {**given, **dict(zip(free, choice, strict=True))}

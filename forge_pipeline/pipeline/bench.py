@@ -19,6 +19,7 @@ from forge_pipeline.crypto import keyfile
 from forge_pipeline.crypto.envelope import MAGIC, is_encrypted, read_header
 from forge_pipeline.crypto.keys import read_password
 from forge_pipeline.errors import ArtifactError, ConfigError
+from forge_pipeline.pipeline.bench_calls import timed_calls
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
 from forge_pipeline.pipeline.listener import timing
@@ -36,6 +37,7 @@ Row = Mapping[str, Any]
 Turn = Callable[..., Row]
 """One turn, with so many threads: forge-run's words for what is measured, and for its options."""
 
+NOTHING: Final[Mapping[str, Path]] = {}
 COLUMNS: Final = ("least_ms", "p50_ms", "p90_ms", "p99_ms", "a_second", "first_ms", "open_ms", "peak_kib")
 WARM_UP: Final = 5
 ROW, NAME, BAR = 24, 300, 420
@@ -57,6 +59,7 @@ class Bench:
     as_json: bool
     svg: Path | None
     password: tuple[str, ...] = ()
+    prompt: int | None = None
 
 
 def bench(artifacts: Sequence[Path], asked: Bench) -> str:
@@ -64,26 +67,37 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
 
     Of all rounds: the least time, the median of the rounds' medians and of their 90th and 99th percentiles, on one
     thread; ``a_second`` is by the median on all threads; opening, the first run and the memory are the least of them.
+    Of a library that keeps states, a prompt and a token behind it have rows of their own, and ``a_second`` is tokens.
     """
     if asked.against is not None and asked.device is not None:
         raise ConfigError("--against", "no --device: ONNX Runtime runs here", asked.device, "leave one of them out")
     threads = asked.threads or available_cores()
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as folder:
         entrants: dict[str, Turn] = {}
+        tokens: dict[str, int] = {}
         for path in artifacts:
-            seal, triple = _opened(path, asked)
-            entrants[str(path)] = _forge_run(_place(asked, triple), path, seal, Path(folder), asked)
+            seal, triple, metadata = _opened(path, asked)
+            place = _place(asked, triple)
+            if not metadata.get("states"):
+                entrants[str(path)] = _forge_run(place, path, seal, Path(folder), asked)
+                continue
+            inner = Path(tempfile.mkdtemp(dir=folder))
+            for timed in timed_calls(metadata, inner, _sizes(asked), asked.prompt):
+                tokens[f"{path}: {timed.name}"] = timed.tokens
+                entrants[f"{path}: {timed.name}"] = _forge_run(place, path, seal, inner, asked, timed.files)
+        theirs = f"{asked.against} (ONNX Runtime)"
         if asked.against is not None:
-            entrants[f"{asked.against} (ONNX Runtime)"] = _onnx_runtime(asked.against, asked)
+            entrants[theirs] = _onnx_runtime(asked.against, asked)
         turns: dict[str, list[tuple[Row, Row]]] = {name: [] for name in entrants}
         with timing() if asked.device is None else nullcontext():
             for _ in range(asked.rounds):
                 for name, turn in entrants.items():
                     turns[name].append((turn(1), turn(threads)))
-            rows = {name: _row(found) for name, found in turns.items()}
+            rows = {name: _row(found, tokens.get(name, 1)) for name, found in turns.items()}
             if asked.profile:
-                for name in map(str, artifacts):
-                    rows[name]["kernels"] = entrants[name](1, "--profile")["kernels"]
+                for name in entrants:
+                    if name != theirs:
+                        rows[name]["kernels"] = entrants[name](1, "--profile")["kernels"]
     if asked.svg is not None:
         write_atomically(asked.svg, _svg(rows))
     if asked.as_json:
@@ -91,12 +105,14 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
     return _table(rows, threads)
 
 
-def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str]:
-    """Return what opens a library, None for one in clear, and its triple, which a seal leaves readable."""
+def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str, Mapping[str, Any]]:
+    """Return what opens a library, None for one in clear; its triple, which a seal leaves readable; and its metadata,
+    of which a seal leaves nothing."""
     try:
         with path.open("rb") as file:
             if not is_encrypted(file.read(len(MAGIC))):
-                return None, str(Library.from_file(path).metadata["target"]["triple"])
+                metadata = Library.from_file(path).metadata
+                return None, str(metadata["target"]["triple"]), metadata
             seal = Seal(key=path.with_name(KEY), password=_password(path, asked))
             wrapped, size = seal.key.read_bytes(), file.seek(0, os.SEEK_END)
             file.seek(0)
@@ -105,7 +121,7 @@ def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str]:
     except OSError as error:
         found = f"{error.strerror or type(error).__name__}: {error.filename}"
         raise ArtifactError(str(path), "a library, and its key beside it", found, "give a model_library.so") from error
-    return seal, str(json.loads(header.meta)["target"]["triple"])
+    return seal, str(json.loads(header.meta)["target"]["triple"]), {}
 
 
 def _password(path: Path, asked: Bench) -> Secret:
@@ -124,15 +140,21 @@ def _place(asked: Bench, triple: str) -> Place:
     return Board(device=device, triple=triple)
 
 
-def _forge_run(place: Place, path: Path, seal: Seal | None, folder: Path, asked: Bench) -> Turn:
-    sizes = tuple(word for size in asked.size for word in ("--size", size))
+def _forge_run(
+    place: Place, path: Path, seal: Seal | None, folder: Path, asked: Bench, files: Mapping[str, Path] = NOTHING
+) -> Turn:
+    sizes = () if files else tuple(word for size in asked.size for word in ("--size", size))
 
     def turn(threads: int, *extra: str) -> Row:
         options = ("--threads", str(threads), *sizes, *extra)
-        job = Job(library=path, inputs={}, outputs=0, folder=folder, runs=asked.runs, options=options, seal=seal)
+        job = Job(library=path, inputs=files, outputs=0, folder=folder, runs=asked.runs, options=options, seal=seal)
         return place.run(job)
 
     return turn
+
+
+def _sizes(asked: Bench) -> dict[str, int]:
+    return {name: int(size) for name, _, size in (word.partition("=") for word in asked.size)}
 
 
 def _onnx_runtime(path: Path, asked: Bench) -> Turn:
@@ -144,8 +166,7 @@ def _onnx_runtime(path: Path, asked: Bench) -> Turn:
     from forge_pipeline.ir import ONNXModule
 
     preparation = Preparation(calibration_samples=1, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
-    sizes = {name: int(size) for name, _, size in (word.partition("=") for word in asked.size)}
-    chosen = feeds_for(ONNXModule.from_file(path), None, preparation, sizes)
+    chosen = feeds_for(ONNXModule.from_file(path), None, preparation, _sizes(asked))
     if chosen.missing is not None:
         raise ArtifactError(str(path), "a model that runs with made-up inputs", chosen.missing, "give --size NAME=N")
     feed = next(iter(chosen.feeds))
@@ -172,11 +193,11 @@ def _onnx_runtime(path: Path, asked: Bench) -> Turn:
     return turn
 
 
-def _row(turns: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
+def _row(turns: Sequence[tuple[Row, Row]], tokens: int) -> dict[str, Any]:
     one = [first for first, _ in turns]
     row: dict[str, Any] = {"least_ms": min(turn["least_ms"] for turn in one)}
     row |= {name: statistics.median(turn[name] for turn in one) for name in ("p50_ms", "p90_ms", "p99_ms")}
-    row["a_second"] = round(1000 / max(1e-6, statistics.median(turn["p50_ms"] for _, turn in turns)), 1)
+    row["a_second"] = round(1000 * tokens / max(1e-6, statistics.median(turn["p50_ms"] for _, turn in turns)), 1)
     row |= {name: min(turn[name] for turn in one) for name in ("first_ms", "open_ms", "peak_kib") if name in one[0]}
     return row
 

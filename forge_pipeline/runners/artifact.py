@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -64,7 +64,8 @@ class Artifact:
     """``model`` runs it on the feeds, in their order; None where nothing does, and ``why_not`` says what refused it.
 
     ``where`` names the place; ``is_emulated`` that its time is no time of the target. ``advice``: why no
-    emulator runs it, where one was looked for.
+    emulator runs it, where one was looked for. ``facts`` and ``profile`` are of the last of some feeds, behind the
+    others where a library keeps states.
     """
 
     model: Callable[[Feed], Mapping[str, NDArray[Any]]] | None = None
@@ -72,8 +73,8 @@ class Artifact:
     is_emulated: bool = False
     why_not: tuple[str, str] = ("", "")
     advice: str | None = None
-    facts: Callable[[Feed], Facts] = lambda feed: {}
-    profile: Callable[[Feed], list[KernelTime]] = lambda feed: []
+    facts: Callable[[Sequence[Feed]], Facts] = lambda feeds: {}
+    profile: Callable[[Sequence[Feed]], list[KernelTime]] = lambda feeds: []
 
 
 @contextmanager
@@ -117,17 +118,24 @@ def _ran(place: Place, library: Library, feeds: Callable[[bool], Iterable[Feed]]
     linked, seconds = _linked(library, wanted.target), wanted.latency_seconds
     with ran(place, linked, feeds(is_emulated), runs=runs, seconds=seconds, is_sealed=is_sealed) as run:
         facts = {} if is_emulated else _timed(run.facts)
-        yield Artifact(model=run, where=place.name, is_emulated=is_emulated, facts=lambda feed: facts)
+        yield Artifact(model=run, where=place.name, is_emulated=is_emulated, facts=lambda feeds: facts)
 
 
 def _here(engine: Engine, library: Library, wanted: Wanted) -> Artifact:
-    def facts(feed: Feed) -> Facts:
+    def facts(feeds: Sequence[Feed]) -> Facts:
         """Time a process of its own: what it takes to start and at most is not lost among what a build has."""
         linked = _linked(library, Target.from_tag(HOST))
-        with ran(Here(), linked, [feed], runs=wanted.latency_runs, seconds=wanted.latency_seconds) as run:
+        with ran(Here(), linked, feeds, runs=wanted.latency_runs, seconds=wanted.latency_seconds) as run:
             return {"cpu": cpu_name(), **_timed(run.facts)}
 
-    return Artifact(model=engine.run, where=HOST, facts=facts, profile=engine.profile)
+    def profile(feeds: Sequence[Feed]) -> list[KernelTime]:
+        if engine.states:
+            engine.reset()
+        for feed in feeds[:-1]:
+            engine.run(feed)
+        return engine.profile(feeds[-1])
+
+    return Artifact(model=engine.run, where=HOST, facts=facts, profile=profile)
 
 
 def _timed(facts: Facts) -> Facts:

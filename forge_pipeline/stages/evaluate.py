@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
     from forge_pipeline.runners.artifact import Artifact, Wanted
+    from forge_pipeline.runners.contract import Facts
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
+    from forge_pipeline.stages.generation import Generation
     from forge_runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
@@ -119,20 +121,24 @@ def run(
     from forge_pipeline.ir.reference.interpreter import Interpreter
     from forge_pipeline.ir.sizes.keeping import keeping
     from forge_pipeline.runners.artifact import Wanted, opened
+    from forge_pipeline.stages.generation import generation
     from forge_runtime.entries import Entries
 
     if _is_same(reference, model):
         model = reference  # nothing was quantized: no second one is opened
     served = Entries.of(library.metadata, where="library")
-    chosen = feeds_for(reference, data, config.data, served.only, keeping(library.metadata["constraints"]))
+    calls = generation(reference, library.metadata) if library.metadata.get("states") else None
+    chosen = (
+        feeds_for(reference, data, config.data, served.only, keeping(library.metadata["constraints"]))
+        if calls is None
+        else calls.feeds
+    )
     sizes: dict[str, Value] = {
         "size_float_bytes": size(reference),
         "size_quantized_bytes": size(model),
         "size_library_bytes": len(library.content()),
     }
     metric = scores.resolve(config.metric, chosen.labels)
-    if library.metadata.get("states"):
-        return _unmeasured(metric, sizes, KEEPS_STATES, "it was compared call by call by `compile.verify`")
     if chosen.missing is not None:
         return _unmeasured(metric, sizes, chosen.missing)
     new_score = scores.factory(metric)
@@ -141,14 +147,15 @@ def run(
         FLOAT: interpreter,
         QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
     }
-    outputs = reference.output_names
+    outputs = reference.output_names if calls is None else [str(row["name"]) for row in library.metadata["outputs"]]
 
     def limit(is_emulated: bool) -> int | None:
         given = (config.samples, config.emulated_samples if is_emulated else None)
         return min((most for most in given if most is not None), default=None)
 
     def feeds(is_emulated: bool) -> Iterator[Feed]:
-        return comparison.taken(chosen.feeds, chosen.labels, limit(is_emulated))
+        found = comparison.taken(chosen.feeds, chosen.labels, limit(is_emulated))
+        return found if calls is None else map(calls.asked, found)
 
     wanted = Wanted(
         runner=config.runner,
@@ -161,13 +168,14 @@ def run(
     )
     with opened(library, feeds, wanted) as artifact:
         if artifact.model is not None:
-            models[COMPILED] = artifact.model
+            models[COMPILED] = artifact.model if calls is None else calls.of_library(artifact.model)
         most = limit(artifact.is_emulated)
         found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
         with quiet() if artifact.where == HOST else nullcontext():
-            speed = _speed(artifact, next(iter(chosen.feeds)), config.machine, library.layers)
+            timed = list(islice(chosen.feeds, 1 if calls is None else 2))
+            speed = _speed(artifact, timed, config.machine, library.layers, calls)
     del interpreter, models  # not in memory beside those that give inner values
-    speed |= _roofline(artifact, model, next(iter(chosen.feeds)), speed, quiet)
+    speed |= _roofline(artifact, model, timed[-1], speed, quiet)
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
     is_gain = new_score().higher_is_better
@@ -208,9 +216,6 @@ def run(
     return Result(output=Metrics(values=values, latency=speed, layers=rows), report=report)
 
 
-KEEPS_STATES = "the library keeps states, so that samples are no calls by themselves"
-
-
 def _is_same(reference: ONNXModule, model: ONNXModule) -> bool:
     from forge_pipeline.ir.external_data.mapped import same_content
 
@@ -230,23 +235,48 @@ def _unmeasured(
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 
 
-def _speed(artifact: Artifact, feed: Feed, machine: str, layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run."""
+def _speed(
+    artifact: Artifact,
+    feeds: Sequence[Feed],
+    machine: str,
+    layers: Mapping[str, Sequence[str]],
+    calls: Generation | None,
+) -> dict[str, Any]:
+    """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run.
+
+    They are of the last of ``feeds``; of ``calls``, of a token behind a prompt, and times of the prompt beside them.
+    """
     if artifact.model is None:
         return {}
     if artifact.is_emulated:
         return {"not_timed": f"{artifact.where}: an emulator's time is not the target's"}
-    facts = artifact.facts(feed).items()
-    rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in facts}
-    kernels = artifact.profile(feed)
+    is_here = artifact.where == HOST
+    feeds = list(feeds) if calls is None else [calls.asked(feed) for feed in feeds]
+    facts = dict(artifact.facts(feeds))
+    if calls is not None:
+        facts |= _rates(facts, artifact.facts(feeds[:1]) if is_here else {}, calls.counts)
+    rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in facts.items()}
+    kernels = artifact.profile(feeds)
     slow = [kernel for kernel in kernels if kernel.is_fallback]
     shares = {
         "kernels": [_row(kernel, layers.get(kernel.name, ())) for kernel in kernels[:KERNELS]],
         "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
         "slowest_fallback": slow[0].name if slow else None,
     }
-    is_here = artifact.where == HOST
     return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
+
+
+def _rates(token: Facts, prompt: Facts, counts: Sequence[int]) -> dict[str, Value]:
+    """Return how many tokens a second there are, of a prompt and behind it."""
+    last = counts[min(1, len(counts) - 1)]
+    rates: dict[str, Value] = {"prompt_tokens": counts[0]}
+    for word, facts, count in (("", token, last), ("prompt_", prompt, counts[0])):
+        median = facts.get("latency_median_ms")
+        if isinstance(median, float) and median > 0:
+            rates[f"{word}tokens_per_second"] = 1000 * count / median
+    if "latency_median_ms" in prompt:
+        rates["prompt_median_ms"] = prompt["latency_median_ms"]
+    return rates
 
 
 def _row(kernel: KernelTime, layers: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from forge_pipeline.runtime.bundle import Library
 from forge_runtime.engine import Engine
 from forge_runtime.library import SAME, Call
 from tests.support import forge as codes
+from tests.support.decoders import decoder, kept
 from tests.support.forge import CANCELLED, DAMAGED, FILE, INPUT, UNSUPPORTED, USAGE, Array, Forge, Time
 from tests.support.native import ROOT, RUNTIME
 
@@ -66,6 +67,32 @@ def test_the_documented_commands_build_an_example(
     assert [float.fromhex(line) for line in done.stdout.split()] == [float(value) for value in wanted[0]]
     done = subprocess.run([tmp_path / "run", RUNTIME / "build.py"], check=False, **options)
     assert (done.returncode, done.stderr.count("expected a library of forge-pipeline")) == (1, 1)
+
+
+def test_a_prompt_is_written_on_in_c_as_in_python(runtime: Path, tmp_path: Path) -> None:
+    command = re.search(
+        r"^    (cc .*examples/generate\.c .*)$", (ROOT / "docs" / "runtime.md").read_text(), re.MULTILINE
+    )
+    assert command is not None
+    words = shlex.split(command[1].replace("ARCH", runtime.name))
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    build = [*words, "-o", str(tmp_path / "generate"), "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=120)
+    path, prompt, wanted = tmp_path / "model_library.so", [3, 17, 42], []
+    path.write_bytes(kept(decoder(layers=1)).to_bytes())
+    engine, tokens = Engine(path, threads=1), np.array([prompt])
+    for _ in range(12):
+        (scores,) = engine(tokens)
+        tokens = scores[:, -1:].argmax(-1)
+        wanted.append(int(tokens[0, 0]))
+    run = [str(tmp_path / "generate"), str(path), "12", *map(str, prompt)]
+    done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=60)
+    assert [int(line) for line in done.stdout.split()] == wanted
+    run[2] = "40"
+    done = subprocess.run(run, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "at most 32 along its axis" in done.stderr
 
 
 def test_the_numbers_of_errors_are_those_of_the_header() -> None:

@@ -21,6 +21,7 @@ from forge_pipeline.locate import conf_dir
 from forge_pipeline.runners.samples import CHUNK, QUICK
 from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
+from tests.support.decoders import decoder, kept
 from tests.support.native import convolutions, library_of
 from tests.support.sshd import serving
 
@@ -112,3 +113,22 @@ def test_what_is_no_library_is_refused(bench: Callable[..., tuple[Any, str, str]
     code, _, err = bench(files[0], "--device", "nowhere")
     assert code != 0
     assert "nowhere" in err
+
+
+def test_a_prompt_and_a_token_behind_it_are_timed_of_what_keeps_states(
+    bench: Callable[..., tuple[Any, str, str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "model_library.so"
+    path.write_bytes(kept(decoder(layers=1)).to_bytes())
+    code, out, err = bench(path, "--json", "--prompt", 7, "--profile")
+    assert (code or 0, err) == (0, "")
+    rows = json.loads(out)["rows"]
+    assert list(rows) == [f"{path}: 7 tokens", f"{path}: a token behind 7"]
+    for row, tokens in zip(rows.values(), (7, 1), strict=True):
+        assert 0 < row["least_ms"] <= row["p50_ms"]
+        assert row["a_second"] > 0
+        assert tokens == 1 or row["a_second"] > 1000 / row["p99_ms"]
+        assert any("cached_attention" in kernel["name"] for kernel in row["kernels"])
+    code, _, err = bench(path, "--prompt", 40)
+    assert code == 1
+    assert "at most 32 along its axis" in err

@@ -26,6 +26,7 @@ from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages import compile as compiling
 from forge_pipeline.stages import evaluate
 from forge_pipeline.target import Target
+from tests.support.decoders import decoder, kept
 
 SAMPLES, CALIBRATION, FEATURES, CLASSES = 120, 20, 12, 6
 DATA = Preparation(calibration_samples=CALIBRATION, shuffle=False, seed=0, scale=1.0, offset=0.0, image=None)
@@ -336,3 +337,17 @@ def test_a_loss_by_compilation_fails_the_build_where_it_is_limited(
     evaluate.run(config(), **models, library=library, data=data)
     with pytest.raises(VerificationError, match=r"by compilation.*no layer: compiled once more, the model is right"):
         evaluate.run(config(max_compiled_drop=1.0), **models, library=library, data=data)
+
+
+def test_a_library_that_keeps_states_is_measured_over_calls_that_go_on_from_each_other() -> None:
+    model = ONNXModule(decoder(layers=1))
+    result = evaluate.run(config(), reference=model, model=model, library=kept(model.mod), data=None)
+    values, times = result.output.values, result.output.latency
+    assert (values["samples"], values["ran_in"]) == (9, "host")
+    assert values["compiled"] == pytest.approx(1.0, abs=1e-6)
+    assert values["compiled_sqnr_db.logits"] > 100
+    assert "compiled_sqnr_db.present.0.key" not in values
+    assert times["prompt_tokens"] == 16, "the longest prompt of those that are tried that the library has room for"
+    for prefix in ("", "prompt_"):
+        assert times[f"{prefix}tokens_per_second"] > 0
+    assert any(str(row["name"]).startswith("cached_attention") for row in times["kernels"])

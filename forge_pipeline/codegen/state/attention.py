@@ -7,6 +7,7 @@ of which nothing counts are zero where the model says so; a sink is one more ter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,9 @@ from forge_pipeline.ir.values import unused
 
 EXCLUDED = -9999.0
 """The greatest number in the place of a score that keeps a key from counting."""
+
+PLAIN = {"is_causal": 0, "softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
+"""What ONNX's Attention has where it does no more than to add a mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,8 @@ class Attentions:
     def read_in_place(self) -> None:
         """Have attention read caches where they lie."""
         for node in self.graph.node:
-            if node.op_type != "MatMul" or not self._is_attention(node):
+            is_found = {"MatMul": self._is_attention, "Attention": self._is_one_operator}.get(node.op_type)
+            if is_found is None or node.domain not in ("", "ai.onnx") or not is_found(node):
                 self.nodes.append(node)
         copies = [NodeProto.FromString(node.SerializeToString()) for node in self.nodes]
         del self.graph.node[:]
@@ -108,6 +113,38 @@ class Attentions:
         if is_grouped:
             regrouped = self._constant(np.array([0, groups, -1, value[3]]))
             self.nodes.append(helper.make_node("Reshape", [result, regrouped], list(last.output)))
+        return True
+
+    def _is_one_operator(self, node: NodeProto) -> bool:
+        """Have ONNX's Attention, without a cache of its own and not causal by itself, read caches where they lie."""
+        keys, values = (seen(name, self._own, self.producers, self.sizes) for name in node.input[1:3])
+        if keys is None or values is None or values.factor != 1.0 or any(node.input[4:]) or any(node.output[1:]):
+            return False
+        settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        shapes = [self.sizes.shape(name) for name in (node.input[0], keys.source, values.source)]
+        if any(settings.get(name, plain) != plain for name, plain in PLAIN.items()) or "softmax_precision" in settings:
+            return False
+        if any(shape is None or len(shape) != 4 for shape in shapes):
+            return False
+        query, key, value = (shape or () for shape in shapes)
+        heads, groups, size = query[1], key[1], query[3]
+        if key[:3] != value[:3] or query[0] != key[0] or any(self.caches[c.source] != 2 for c in (keys, values)):
+            return False
+        if not (isinstance(heads, int) and isinstance(groups, int) and isinstance(size, int)) or heads % groups:
+            return False
+        rows, own = [0] if query[0] != 1 else [], [1] if groups != 1 else []
+        ways = [[rows, way, [2], [3]] for way in (own, *([[*own, COPIES]] if heads != groups else []))]
+        mask = tuple(node.input[3:4]) if len(node.input) > 3 and node.input[3] else ()
+        is_bool = bool(mask) and getattr(self.sizes.values.get(mask[0]), "dtype", 0) == TensorProto.BOOL
+        masks = [(mask[0], str(-np.inf)) if is_bool else mask] if mask else []
+        if keys.order not in ways or values.order not in ways:
+            return False
+        if not all(self._fits(one, (*query[:3], key[2])) for one in masks):
+            return False
+        scale = (settings.get("scale") or 1 / math.sqrt(size)) * keys.factor
+        operands = [node.input[0], keys.source, values.source, self._mask(masks), ""]
+        form = {"scale": float(scale), "cap": 0.0, "guarded": int(is_bool)}
+        self.nodes.append(helper.make_node(CACHED_ATTENTION, operands, [node.output[0]], domain=DOMAIN, **form))
         return True
 
     @property
