@@ -53,4 +53,6 @@ def generation(reference: ONNXModule, metadata: Mapping[str, Any]) -> Generation
         return Generation(feeds=nothing, own=own, counts=())
     first, *others = calls.counts
     origin = f"a call of {first} tokens and {len(others)} that go on from it, made up"
-    return Generation(feeds=Feeds(feeds=list(map(dict, made)), labels=None, origin=origin), own=own, counts=calls.counts)
+    return Generation(
+        feeds=Feeds(feeds=list(map(dict, made)), labels=None, origin=origin), own=own, counts=calls.counts
+    )
