@@ -11,6 +11,7 @@ from forge_pipeline.frontends.table import import_model
 from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import canonical
 from forge_pipeline.ir.display.describe import describe
+from forge_pipeline.ir.external_data.resolve import within_reach
 from forge_pipeline.ir.ml.to_standard import written_out
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
 from forge_pipeline.ir.qdq.to_standard import in_standard, kept
@@ -23,7 +24,7 @@ def inspect(source: Source) -> dict[str, Any]:
     damaged, unsafe or no model.
     """
     imported = import_model(source)
-    written = written_out(imported.model)
+    written = written_out(within_reach(imported.model, imported.external))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
     model = checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version())

@@ -520,6 +520,16 @@ def test_a_model_with_onnx_runtimes_operators_is_described_as_it_is_loaded(loade
     assert set(described["operators"]) == {"DequantizeLinear", "Transpose", "MatMul"}
 
 
+def test_weights_in_blocks_are_read_from_the_file_beside_the_model(loaded, tmp_path):
+    """As onnxruntime-genai's builder writes every model: what is written out as others reads its weights."""
+    net = weight_in_blocks(21)
+    expected = loaded(net).output.to_bytes()
+    onnx.save(net, tmp_path / "outside.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    outside = Source(tmp_path / "outside.onnx")
+    assert load.run(CONFIG, outside).output.to_bytes() == expected
+    assert "MatMulNBits" not in inspect(outside)["operators"]
+
+
 def test_an_operator_that_stays_is_refused_with_what_keeps_it(loaded, tmp_path):
     net = weight_in_blocks(21, inputs=["x", "w", "s", "z"], z=np.full((8, 1), 8.5, np.float32))
     reason = r"com.microsoft.MatMulNBits' in '.*' \(zero points that are no integers\)"
