@@ -11,10 +11,12 @@ exponent, they are the power itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
@@ -77,6 +79,11 @@ def _lower(expand: Callable[[Any], Any], call: Any) -> Any:
             one = tirx.const(1, dtype)
             return one / (one + tirx.exp(-x))
         return tirx.call_llvm_pure_intrin(dtype, f"llvm.{call.op.name.removeprefix('tirx.')}", x)
+    value = x.value if isinstance(x, tirx.Broadcast) else x
+    if isinstance(value, tirx.FloatImm):  # such as what fills padding: TVM cannot bind a variable to a number twice
+        with np.errstate(all="ignore"):
+            known = float(np.float32(EXACT[call.op.name](np.float64(value.value))))
+        return _number(x, known)
     variable = tirx.Var("x", dtype)
     return tirx.Let(variable, x, expand(variable))
 
@@ -171,3 +178,11 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "tirx.erf": _erf,
 }
 """TVM's operator, and what computes it of float32."""
+EXACT: Mapping[str, Callable[[Any], Any]] = {
+    "tirx.exp": np.exp,
+    "tirx.log": np.log,
+    "tirx.sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tirx.tanh": np.tanh,
+    "tirx.erf": math.erf,
+}
+"""The same of a number that is known."""

@@ -68,6 +68,19 @@ def test_a_window_that_stands_in_padding_alone_has_no_number() -> None:
     np.testing.assert_array_equal(found, np.full((2, 5, 2, 2), -3.0, np.float32))
 
 
+@pytest.mark.parametrize(
+    ("operator", "filling"), [("Sigmoid", 0.0), ("Exp", 0.0), ("Log", 1.0), ("Tanh", -1.0), ("Erf", 0.5)]
+)
+def test_functions_of_what_fills_padding(operator: str, filling: float) -> None:
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"]),
+        helper.make_node("Pad", ["a", "p", "v"], ["b"]),
+        helper.make_node(operator, ["b"], ["y"]),
+    ]
+    pads = {"p": np.array([0, 0, 2, 3, 0, 0, 1, 2]), "v": np.float32(filling)}
+    at_all(model(nodes, {"x": IMAGE}, pads), terms=20, least=(3, 5))
+
+
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize("pads", [[0, 0, 2, 3, 0, 0, 1, 2], [0, 1, 0, 0, 0, 2, 0, 4], [1, 0, 2, 0, 0, 0, 0, 0]])
 def test_pads(mode: str, pads: list[int]) -> None:
