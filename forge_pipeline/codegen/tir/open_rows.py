@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
@@ -17,6 +18,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import detect_linear_equation
 
 from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.vector_math import FUNCTIONS
 
 ROW = "forge.row"
 """The annotation of a loop along a row of open length: how many lanes a vector has."""
@@ -54,6 +56,8 @@ def _by_vectors(loop: tirx.For, lanes: int) -> Any:
         return None
     bound = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
     store = rewriting.substitute(realize.block.body, bound.get)
+    if any(_divides(value) for value in realize.iter_values) and _calls(store.value):
+        return None
     loads: list[Any] = []
     tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
     if not all(_in_order(list(item.indices), loop.loop_var) for item in (store, *loads)):
@@ -70,6 +74,20 @@ def _by_vectors(loop: tirx.For, lanes: int) -> Any:
     last = tirx.IfThenElse(extent % lanes > 0, vector(extent - lanes), None)
     plain = tirx.For(loop.loop_var, loop.min, extent, loop.kind, realize)
     return tirx.IfThenElse(extent >= lanes, tirx.SeqStmt([whole, last]), plain)
+
+
+def _divides(place: Any) -> bool:
+    """Return whether a place is worked out by division: in vectors, TVM takes seconds to simplify a few of them."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(place, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
+    return bool(found)
+
+
+def _calls(value: Any) -> bool:
+    """Return whether a function is called, such as exp."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, [(tvm.ir.Call, found.append)])
+    return any(getattr(call.op, "name", "") in FUNCTIONS for call in found)
 
 
 def _in_order(places: list[Any], variable: Any) -> bool:

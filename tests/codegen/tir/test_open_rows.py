@@ -22,9 +22,10 @@ SLOPES = np.linspace(0.1, 0.5, 4, dtype=np.float32).reshape(4, 1, 1)
 @pytest.mark.parametrize("operator", ["PRelu", "ThresholdedRelu", "Sigmoid", "Log"])
 def test_a_row_of_any_length_is_computed_by_vectors(operator: str, tmp_path: Path) -> None:
     constants = {"slopes": SLOPES} if operator == "PRelu" else {}
+    shape = ("h", "w") if operator in ("Sigmoid", "Log") else (2, 4, "h", "w")
     given = ["x", *constants] if operator != "Log" else ["exp"]
     before = [helper.make_node("Exp", ["x"], ["exp"])] if operator == "Log" else []
-    source = model([*before, helper.make_node(operator, given, ["y"])], {"x": (2, 4, "h", "w")}, constants)
+    source = model([*before, helper.make_node(operator, given, ["y"])], {"x": shape}, constants)
     assert_same(source, [{"h": 3, "w": width} for width in WIDTHS], terms=10)
     options = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
     build(source, Target.from_tag("x86-64/v3"), options, dump=tmp_path)
