@@ -177,9 +177,8 @@ def vectorize_and_unroll(sch: Schedule, block: SBlockRV, *, below: int, lanes: i
 
 def _is_shared(sch: Schedule, loop: LoopRV, block: SBlockRV) -> bool:
     """Return whether a loop around ``block`` is around other blocks as well."""
-    variable, own = sch.get(loop).loop_var, sch.get(block).name_hint
-    others = (other for other in blocks(sch) if sch.get(other).name_hint != own)
-    return any(sch.get(outer).loop_var.same_as(variable) for other in others for outer in sch.get_loops(other))
+    own = sch.get(block).name_hint
+    return any(realize.block.name_hint != own for realize in rewriting.realizes(sch.get(loop)))
 
 
 def vectorize_where_filled(sch: Schedule, block: SBlockRV, lanes: int) -> None:

@@ -88,13 +88,17 @@ def intrinsic(lanes: int, *, masked: bool) -> str:
     return name
 
 
-def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even: bool = False) -> tuple[int, int]:
+def choose_tile(
+    machine: Machine, width: int, filters: int, steps: int, *, even: bool = False, copying: float = 0.0
+) -> tuple[int, int]:
     """Return the cheapest tile: pixels, and vectors of filters.
 
-    The last of a row computes pixels that nobody stores, unless all are to be ``even``.
+    The last of a row computes pixels that nobody stores, unless all are to be ``even``. ``copying``: cycles a row that
+    it takes to give the image room for that.
     """
     best: tuple[float, int, int] | None = None
-    for nr in divisors(-(-filters // machine.lanes), MOST_VECTORS):
+    vectors = -(-filters // machine.lanes)
+    for nr in divisors(vectors, MOST_VECTORS):
         for mr in range(1, width + 1):
             sums = mr * nr
             if mr > 1 and sums + READS * nr + SCRATCH > machine.registers:
@@ -102,7 +106,7 @@ def choose_tile(machine: Machine, width: int, filters: int, steps: int, *, even:
             if even and width % mr:
                 continue
             step = STEP_CYCLES + sums * (1 + WIDER * (nr - 1)) + LOAD_CYCLES * (mr + nr)
-            cycles = -(-width // mr) * (step * steps + TILE_CYCLES) / nr
+            cycles = -(-width // mr) * (step * steps + TILE_CYCLES) * (vectors // nr) + (copying if width % mr else 0)
             if best is None or cycles <= best[0]:
                 best = cycles, mr, nr
     assert best is not None  # noqa: S101 - one by one always fits

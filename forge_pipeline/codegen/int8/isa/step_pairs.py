@@ -40,10 +40,10 @@ def find_pairs(weight: Array, unit: int) -> StepPairs:
     panels, steps, width, channels = weight.shape
     lanes = weight.astype(np.int16).reshape(panels, steps, -1, 2)
     size = abs(lanes)
-    positive, negative = np.maximum(lanes, 0).sum(axis=-1), np.maximum(-lanes, 0).sum(axis=-1)
+    positive, negative = (np.maximum(signed, 0).sum(axis=-1, dtype=np.int16) for signed in (lanes, -lanes))
     alone = (np.maximum(positive, negative) <= MOST).all(axis=-1)
     keeps = (lanes == LEAST).any(axis=(-1, -2))
-    heavy = size.sum(axis=-1).max(axis=-1)
+    heavy = size.sum(axis=-1, dtype=np.int16).max(axis=-1)
     free = np.ones((panels, steps), bool)
     found: list[tuple[Array, Array, Array, Array]] = []
     for turn in range(ROUNDS):

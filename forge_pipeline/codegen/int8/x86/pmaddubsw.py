@@ -27,7 +27,7 @@ from forge_pipeline.codegen.int8.isa import pmaddubsw as isa
 from forge_pipeline.codegen.int8.isa.dot_product import products
 from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER, Panels, Parts
 from forge_pipeline.codegen.int8.isa.table import instruction_set
-from forge_pipeline.codegen.int8.register_tile import STEPS
+from forge_pipeline.codegen.int8.register_tile import COPY_CYCLES, STEPS
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
@@ -62,7 +62,10 @@ def emit(
     full[:, :channels] = weight
     split = full.reshape(filters, blocks, lanes // K_INNER, K_INNER, height, width)
     steps = split.transpose(0, 1, 4, 5, 2, 3).reshape(filters, -1, K_INNER)
-    pixels, vectors = isa.choose_tile(graph.machine, geometry.output[1], filters, len(steps[0]))
+    copied = 0 if any(geometry.padding) else blocks * geometry.size[0] * geometry.size[1]  # else they are anyway
+    pixels, vectors = isa.choose_tile(
+        graph.machine, geometry.output[1], filters, len(steps[0]), copying=COPY_CYCLES * copied / geometry.output[0]
+    )
     out_h, out_w = _padded_size(_with_whole_tiles(geometry, pixels))
     at = np.unravel_index(np.arange(steps.shape[1]), (blocks, height, width, lanes // K_INNER))
     block, kernel_h, kernel_w, k_outer = at
