@@ -7,10 +7,9 @@ way, which leaves each rounding to chance (non-subtractive dither: Lipshitz, Wan
 Dither, J. Audio Eng. Soc. 40(5), 1992). Saturation, scales and weights are what they are in both: only rounding is
 measured, not what quantization costs. Wrong code is off by more than that, as far as the outputs say anything at all.
 
-In a model of floats it is its inputs, and the weights of its products, that fall otherwise, by the spacing of their
-type: what this moves an output by, no order of sums can tell (the condition of a result, and the backward error of a
-product: Higham, Accuracy and Stability of Numerical Algorithms, 1.5 and 3.1). The distance of a point to itself, as a
-root of what cancels, is such a one. What the sums inside lose beside their largest
+In a model of floats it is its inputs that fall otherwise, by the spacing of their type: what this moves an output by,
+no order of sums can tell (the condition of a result: Higham, Accuracy and Stability of Numerical Algorithms, 1.6). The
+distance of a point to itself, as a root of what cancels, is such a one. What the sums inside lose beside their largest
 terms shows in double precision alone: the logarithm of a spectrum where it is silent.
 """
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 DRAWS: Final = 3
 """Times that the roundings are drawn; the largest difference counts."""
-
-PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"})
-"""Operators that sum products with weights; a constant of another one may be a size, or a number that is compared."""
 
 
 def dithered(model: ModelProto, seed: int) -> ModelProto:
@@ -53,24 +49,10 @@ def nudged(feed: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
             return values
         most = np.finfo(values.dtype).max  # a mask's value that stands for minus infinity stays finite
         step = np.where(np.abs(values) < most, draw.integers(-1, 2, values.shape), 0)
-        towards = np.where(step == 0, values, np.copysign(np.inf, step).astype(values.dtype))
-        return np.asarray(np.nextafter(values, towards))
+        towards = np.copysign(np.inf, step).astype(values.dtype)
+        return np.where(step == 0, values, np.nextafter(values, towards))
 
     return {name: moved(np.asarray(values)) for name, values in feed.items()}
-
-
-def nudged_weights(model: ModelProto, seed: int) -> ModelProto:
-    """Return ``model`` whose products have weights that are each the next float, the one before, or what they were."""
-    from forge_pipeline.ir.external_data.mapped import array_of, tensor_of
-    from forge_pipeline.ir.external_data.writer import without_initializers
-
-    read = {name for node in model.graph.node if node.op_type in PRODUCTS for name in node.input}
-    changed = without_initializers(model)
-    for tensor in model.graph.initializer:
-        values = {tensor.name: array_of(tensor)} if tensor.name in read else {}
-        kept = [tensor_of(moved, name) for name, moved in nudged(values, seed).items()]
-        changed.graph.initializer.extend(kept or [tensor])
-    return changed
 
 
 def _dither(graph: GraphProto, tag: str, seed: float) -> None:

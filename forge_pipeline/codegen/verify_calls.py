@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from forge_pipeline.codegen.judge import Feed, Judge, reference_of
 from forge_pipeline.codegen.state.in_step import LAST, ONES, TOTAL, in_step
 from forge_pipeline.codegen.verify import MADE_UP, Checks, Trial, listed, precision, rounded
 from forge_pipeline.errors import CompileError, DataError
-from forge_pipeline.ir.sizes.keeping import keeping
+from forge_pipeline.ir.sizes.keeping import call_sizes, keeping
 from forge_pipeline.runtime.bundle import Library
 
 if TYPE_CHECKING:
@@ -150,8 +149,4 @@ class Calls:
         asked = [value for value in self.model.graph.input if value.name not in self.steps.told]
         known = dict.fromkeys(set(open_extents(self.model.graph.input)) - set(open_extents(asked)), before + count)
         given = {**self.dims, **known, **self.steps.sizes, **dict.fromkeys(self.steps.lengths, before)}
-        free = [name for name in open_extents(self.model.graph.input) if name not in given]
-        for choice in itertools.product((count, before + count), repeat=len(free)):
-            found = {**given, **dict(zip(free, choice, strict=True))}
-            if self.keeps(found):
-                yield found
+        yield from call_sizes(open_extents(self.model.graph.input), given, before, count, self.keeps)

@@ -45,3 +45,8 @@ class Metrics:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def rounded(value: Any) -> float | None:
+    """Return six significant digits: more than any of these figures carries from one kind of machine to another."""
+    return None if value is None else float(f"{value:.6g}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from forge_pipeline.errors import ConfigError
-from forge_pipeline.ir.sizes.keeping import keeping
+from forge_pipeline.ir.sizes.keeping import call_sizes, keeping
 
 PROMPT: Final = 64
 """Tokens of a prompt, where nothing else is asked for and there is room."""
@@ -50,27 +49,17 @@ def timed_calls(metadata: Mapping[str, Any], folder: Path, sizes: Mapping[str, i
 
 
 def _call(metadata: Mapping[str, Any], sizes: Mapping[str, int], before: int, count: int) -> dict[str, np.ndarray]:
-    keeps, random = keeping(metadata["constraints"]), np.random.default_rng(0)
-    for found in _sizes(metadata, sizes, before, count):
-        if keeps(found):
-            shapes = {row["name"]: [found.get(size, size) for size in row["shape"]] for row in metadata["inputs"]}
-            values = {name: random.normal(size=shape) for name, shape in shapes.items()}
-            kinds = {row["name"]: np.dtype(row["dtype"]) for row in metadata["inputs"]}
-            return {
-                name: (value if kinds[name].kind == "f" else np.ones(value.shape)).astype(kinds[name])
-                for name, value in values.items()
-            }
+    named = (size for row in metadata["inputs"] for size in row["shape"] if isinstance(size, str))
+    found = next(call_sizes(named, sizes, before, count, keeping(metadata["constraints"])), None)
+    if found is not None:
+        random, feed = np.random.default_rng(0), {}
+        for row in metadata["inputs"]:
+            shape, dtype = [found.get(size, size) for size in row["shape"]], np.dtype(row["dtype"])
+            feed[row["name"]] = (random.normal(size=shape) if dtype.kind == "f" else np.ones(shape)).astype(dtype)
+        return feed
     raise ConfigError(
         where="bench",
         expected=f"sizes that the library takes for {count} tokens behind {before}",
         found=f"none with {dict(sizes)}",
         fix="give --size NAME=N for the others, or another --prompt",
     )
-
-
-def _sizes(metadata: Mapping[str, Any], sizes: Mapping[str, int], before: int, count: int) -> Iterator[dict[str, int]]:
-    """Yield sizes of open extents, each that of the call, or of all tokens there are then."""
-    named = (size for row in metadata["inputs"] for size in row["shape"] if isinstance(size, str))
-    free = [name for name in dict.fromkeys(named) if name not in sizes]
-    for choice in itertools.product((count, before + count), repeat=len(free)):
-        yield {**sizes, **dict(zip(free, choice, strict=True))}

@@ -7,7 +7,7 @@ apart, with the name of the CPU they were seen on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,27 +17,23 @@ from forge_pipeline.data import Dataset, Feed, Preparation
 from forge_pipeline.errors import ConfigError, ForgeError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
-from forge_pipeline.evaluation.results import Metrics, Value
+from forge_pipeline.evaluation.results import Metrics, Value, rounded
 from forge_pipeline.runners.choice import DECIDING, RUNNERS, Runner, described, place_of
 from forge_pipeline.stages.contract import Rest, Result, Slice
+from forge_pipeline.stages.speed import roofline, speed_of
 from forge_pipeline.target import HOST, Target
 
 if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.runners.artifact import Artifact, Wanted
-    from forge_pipeline.runners.contract import Facts
+    from forge_pipeline.runners.artifact import Wanted
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
-    from forge_pipeline.stages.generation import Generation
-    from forge_runtime.profile import KernelTime
 
 __all__ = ["Config", "Metrics", "run"]
 
 WORST = 3
-KERNELS = 20
-"""How many kernels are told, those that take most time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +169,9 @@ def run(
         found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
         with quiet() if artifact.where == HOST else nullcontext():
             timed = list(islice(chosen.feeds, 1 if calls is None else 2))
-            speed = _speed(artifact, timed, config.machine, library.layers, calls)
+            speed = speed_of(artifact, timed, config.machine, library.layers, calls)
     del interpreter, models  # not in memory beside those that give inner values
-    speed |= _roofline(artifact, model, timed[-1], speed, quiet)
+    speed |= roofline(artifact, model, timed[-1], speed, quiet)
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)
     is_gain = new_score().higher_is_better
@@ -187,8 +183,8 @@ def run(
     values: dict[str, Value] = {
         "metric": metric,
         "samples": found.samples,
-        "drop": _rounded(drop),
-        **{name: _rounded(value) for name, value in found.scores.items()},
+        "drop": rounded(drop),
+        **{name: rounded(value) for name, value in found.scores.items()},
         **_noise(found),
         **sizes,
         "worst_layer": worst[0].layer if worst else None,
@@ -235,95 +231,13 @@ def _unmeasured(
     return Result(output=Metrics(values=values, latency={}, layers=()), report=report)
 
 
-def _speed(
-    artifact: Artifact,
-    feeds: Sequence[Feed],
-    machine: str,
-    layers: Mapping[str, Sequence[str]],
-    calls: Generation | None,
-) -> dict[str, Any]:
-    """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run.
-
-    They are of the last of ``feeds``; of ``calls``, of a token behind a prompt, and times of the prompt beside them.
-    """
-    if artifact.model is None:
-        return {}
-    if artifact.is_emulated:
-        return {"not_timed": f"{artifact.where}: an emulator's time is not the target's"}
-    is_here = artifact.where == HOST
-    feeds = list(feeds) if calls is None else [calls.asked(feed) for feed in feeds]
-    facts = dict(artifact.facts(feeds))
-    if calls is not None:
-        facts |= _rates(facts, artifact.facts(feeds[:1]) if is_here else {}, calls.counts)
-    rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in facts.items()}
-    kernels = artifact.profile(feeds)
-    slow = [kernel for kernel in kernels if kernel.is_fallback]
-    shares = {
-        "kernels": [_row(kernel, layers.get(kernel.name, ())) for kernel in kernels[:KERNELS]],
-        "fallback_time_share": _rounded(sum(kernel.share for kernel in slow)),
-        "slowest_fallback": slow[0].name if slow else None,
-    }
-    return {**rounded, "machine": machine if is_here else artifact.where, **(shares if is_here else {})}
-
-
-def _rates(token: Facts, prompt: Facts, counts: Sequence[int]) -> dict[str, Value]:
-    """Return how many tokens a second there are, of a prompt and behind it."""
-    last = counts[min(1, len(counts) - 1)]
-    rates: dict[str, Value] = {"prompt_tokens": counts[0]}
-    for word, facts, count in (("", token, last), ("prompt_", prompt, counts[0])):
-        median = facts.get("latency_median_ms")
-        if isinstance(median, float) and median > 0:
-            rates[f"{word}tokens_per_second"] = 1000 * count / median
-    if "latency_median_ms" in prompt:
-        rates["prompt_median_ms"] = prompt["latency_median_ms"]
-    return rates
-
-
-def _row(kernel: KernelTime, layers: Sequence[str]) -> dict[str, Any]:
-    times = {"milliseconds": _rounded(kernel.milliseconds), "share": _rounded(kernel.share)}
-    return {"name": kernel.name, "calls": kernel.calls, **times, **({"layers": list(layers)} if layers else {})}
-
-
-def _roofline(
-    artifact: Artifact,
-    model: ONNXModule,
-    feed: Feed,
-    speed: Mapping[str, object],
-    quiet: Callable[[], AbstractContextManager[None]],
-) -> dict[str, Value]:
-    """Return what of the least time this machine's peaks explain, or why that is not known."""
-    from forge_pipeline.evaluation.work import work_of
-    from forge_pipeline.runners.peaks import peaks
-
-    least = speed.get("latency_min_ms")
-    if not isinstance(least, float):
-        return {}
-    if artifact.where != HOST:
-        return {"no_roofline": f"the peaks of {artifact.where} are not measured"}
-    work = work_of(model, feed)
-    try:
-        with quiet():
-            known = peaks()
-            if known.bound_ms(work) > least:
-                known = peaks(again=True)
-    except ForgeError as error:
-        return {"no_roofline": f"the peaks of this machine are not known: {error.found}"}
-    bound = known.bound_ms(work)
-    return {
-        "float_operations": work.float_operations,
-        "int8_operations": work.byte_operations,
-        "bound_ms": _rounded(bound),
-        "roofline_share": _rounded(bound / least),
-    }
-
-
 def _noise(found: Comparison) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, outputs in found.noise.items():
         for output, noise in outputs.items():
-            values[f"{name}_sqnr_db.{output}"] = _rounded(noise.sqnr_db)
-            values[f"{name}_max_abs_error.{output}"] = _rounded(noise.max_abs)
-            values[f"{name}_max_rel_error.{output}"] = _rounded(noise.max_rel)
+            values[f"{name}_sqnr_db.{output}"] = rounded(noise.sqnr_db)
+            values[f"{name}_max_abs_error.{output}"] = rounded(noise.max_abs)
+            values[f"{name}_max_rel_error.{output}"] = rounded(noise.max_rel)
     return values
 
 
@@ -386,8 +300,3 @@ def _check_compiled(
         found=f"{drop:.6g} ({scores}); the first layer that differs: {first}",
         fix="report it with the model, or raise evaluate.max_compiled_drop",
     )
-
-
-def _rounded(value: Any) -> float | None:
-    """Return six significant digits: more than any of these figures carries from one kind of machine to another."""
-    return None if value is None else float(f"{value:.6g}")

@@ -82,7 +82,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
                     for turn in T.serial(whole):
                         for lane in T.vectorized(lanes):
                             most[lane] = T.max(most[lane], X[at(r, turn * lanes + lane)])
-                    top[0] = in_halves(most, lanes, tirx.max)
+                    top[0] = over_lanes(most, lanes, tirx.max)
                     for lane in T.vectorized(lanes):
                         sums[lane] = T.float32(0)
                     for turn in T.serial(whole):
@@ -100,7 +100,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
                             sums[lane] = sums[lane] + T.Select(
                                 T.Cast("int64", lane) >= lanes - rest, last[lane], T.float32(0)
                             )
-                    total[0] = finished(in_halves(sums, lanes, lambda left, right: left + right))
+                    total[0] = finished(over_lanes(sums, lanes, lambda left, right: left + right))
                     for turn in T.serial(whole):
                         for lane in T.vectorized(lanes):
                             Y[at(r, turn * lanes + lane)] = result(
@@ -126,7 +126,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
     return softmax
 
 
-def in_halves(buffer: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
+def over_lanes(buffer: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
     """Return what ``lanes`` numbers of a buffer make together: the halves of them, then the halves of these."""
     found: list[Any] = [tirx.BufferLoad(buffer, [tirx.const(lane, "int64")]) for lane in range(lanes)]
     while len(found) > 1:

@@ -9,18 +9,20 @@ of the row itself would grow threefold with each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import GenericConst, GlobalVar, Op
+
+NAMES: Final = ("maximum", "minimum")
+"""TVM's operators, and how the names of their kernels begin."""
 
 
 def bounds() -> Mapping[str, Callable[[Any, relax.Call], relax.Expr]]:
     """Return how ``LegalizeOps`` lowers Relu, maximum and minimum."""
     return {
         "relax.nn.relu": _relu,
-        "relax.maximum": _Bound("relax.maximum", topi.maximum),
-        "relax.minimum": _Bound("relax.minimum", topi.minimum),
+        **{f"relax.{name}": _Bound(f"relax.{name}", getattr(topi, name)) for name in NAMES},
     }
 
 
@@ -56,4 +58,4 @@ def _is_bounded(builder: Any, operand: Any) -> bool:
     """Return whether an operand is a maximum or a minimum of others itself."""
     value = builder.lookup_binding(operand) if isinstance(operand, relax.Var) else None
     kernel = value.args[0] if isinstance(value, relax.Call) and len(value.args) else None
-    return isinstance(kernel, GlobalVar) and kernel.name_hint.startswith(("maximum", "minimum"))
+    return isinstance(kernel, GlobalVar) and kernel.name_hint.startswith(NAMES)

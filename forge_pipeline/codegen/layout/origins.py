@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import tvm
 from tvm import relax
-from tvm.ir import GenericConst, GlobalVar
+from tvm.ir import GenericConst, GlobalVar, Op
 
 from forge_pipeline.quantization.network import layer
 
@@ -134,7 +134,7 @@ class _Numbers:
         if isinstance(value, relax.TupleGetItem):
             return "part", self.of(value.tuple_value), value.index
         if isinstance(value, relax.Call):
-            return "call", str(value.op), *map(self.of, value.args)
+            return "call", value.op.name if isinstance(value.op, Op) else str(value.op), *map(self.of, value.args)
         return value if isinstance(value, GenericConst) else str(value)
 
 

@@ -37,6 +37,17 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
 
     name, vectors = "arg_max" if largest else "arg_min", T.vectorized if dtype in VECTORS else T.serial
 
+    @T.inline
+    def one_row(A, P, best, place, o, j):  # type: ignore[no-untyped-def]
+        place[0] = 0
+        if rows.length > 0:  # a row of nothing has no extreme
+            best[0] = A[rows.at(o, T.int64(0), j)]
+        for i in T.serial(rows.length - 1):
+            if is_better(A[rows.at(o, i + 1, j)], best[0]):
+                best[0] = A[rows.at(o, i + 1, j)]
+                place[0] = T.Cast("int32", i + 1)
+        P[single.at(o, T.int64(0), j)] = T.Cast("int64", place[0])
+
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def side_by_side(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(name))
@@ -53,7 +64,7 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                 if rows.are_wide:
                     for lane in vectors(TOGETHER):
                         place[lane] = 0
-                    if rows.length > 0:  # a row of nothing has no extreme
+                    if rows.length > 0:
                         for lane in vectors(TOGETHER):
                             best[lane] = A[rows.at(o, T.int64(0), j + lane)]
                     for i in T.serial(rows.length - 1):
@@ -72,14 +83,7 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                     for lane in vectors(TOGETHER):
                         P[single.at(o, T.int64(0), j + lane)] = T.Cast("int64", place[lane])
                 else:
-                    place[0] = 0
-                    if rows.length > 0:
-                        best[0] = A[rows.at(o, T.int64(0), j)]
-                    for i in T.serial(rows.length - 1):
-                        if is_better(A[rows.at(o, i + 1, j)], best[0]):
-                            best[0] = A[rows.at(o, i + 1, j)]
-                            place[0] = T.Cast("int32", i + 1)
-                    P[single.at(o, T.int64(0), j)] = T.Cast("int64", place[0])
+                    one_row(A, P, best, place, o, j)
 
     @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
     def along(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
@@ -116,15 +120,9 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                         if is_chosen(best[lane + 1], place[lane + 1] + lane + 1, best[0], place[0]):
                             best[0] = best[lane + 1]
                             place[0] = place[lane + 1] + lane + 1
+                    P[single.at(o, T.int64(0), none)] = T.Cast("int64", place[0])
                 else:
-                    place[0] = 0
-                    if rows.length > 0:
-                        best[0] = A[rows.at(o, T.int64(0), none)]
-                    for i in T.serial(rows.length - 1):
-                        if is_better(A[rows.at(o, i + 1, none)], best[0]):
-                            best[0] = A[rows.at(o, i + 1, none)]
-                            place[0] = T.Cast("int32", i + 1)
-                P[single.at(o, T.int64(0), none)] = T.Cast("int64", place[0])
+                    one_row(A, P, best, place, o, none)
 
     return along if rows.axis == len(shape) - 1 else side_by_side
 

@@ -61,7 +61,7 @@ class Rows:
     @property
     def groups(self) -> Any:
         """How many groups of ``TOGETHER`` rows that lie side by side cover ``inner``; where it is less, single rows."""
-        return self.outer * tirx.Select(self.are_wide, (self.inner + (TOGETHER - 1)) // TOGETHER, self.inner)
+        return self.outer * self._in_inner
 
     @property
     def are_wide(self) -> Any:
@@ -70,10 +70,13 @@ class Rows:
 
     def first(self, group: Any) -> tuple[Any, Any]:
         """Return the two numbers of the first row of a group; the last one is moved back to end with ``inner``."""
-        per_outer = tirx.Select(self.are_wide, (self.inner + (TOGETHER - 1)) // TOGETHER, _divisor(self.inner))
-        place = group % per_outer
-        moved = tirx.min(place * TOGETHER, self.inner - TOGETHER)
-        return group // per_outer, tirx.Select(self.are_wide, moved, place)
+        count = _divisor(self._in_inner)
+        moved = tirx.min(group % count * TOGETHER, self.inner - TOGETHER)
+        return group // count, tirx.Select(self.are_wide, moved, group % count)
+
+    @property
+    def _in_inner(self) -> Any:
+        return tirx.Select(self.are_wide, (self.inner + (TOGETHER - 1)) // TOGETHER, self.inner)
 
     def resized(self, length: Any) -> Rows:
         """Return rows of another length."""

@@ -1,12 +1,25 @@
-"""Whether sizes keep what a library demands of them, by the constraints in its metadata."""
+"""Whether sizes keep what a library demands of them, by the constraints in its metadata, and such as do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from forge_pipeline.ir.sizes.encoding import from_json
 from forge_pipeline.ir.sizes.expression import Overgrown, evaluate, names
+
+
+def call_sizes(
+    free: Iterable[str], given: Mapping[str, int], before: int, count: int, keeps: Callable[[Mapping[str, int]], bool]
+) -> Iterator[dict[str, int]]:
+    """Yield sizes that a library takes for a call of ``count`` tokens behind ``before``: ``given``, and of the ``free``
+    extents each that many, or all there are then."""
+    names = [name for name in dict.fromkeys(free) if name not in given]
+    for choice in itertools.product((count, before + count), repeat=len(names)):
+        found = {**given, **dict(zip(names, choice, strict=True))}
+        if keeps(found):
+            yield found
 
 
 def keeping(constraints: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, int]], bool]:

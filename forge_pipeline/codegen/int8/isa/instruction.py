@@ -57,8 +57,8 @@ def fence(sums: str, lanes: int, dtype: str = "int32", parts: int = 1) -> str:
     """Return the script of sums that LLVM must have as they are at this place.
 
     Behind an addition, a fence keeps LLVM from adding up the products of several steps first, for which registers do
-    not suffice. ``parts`` of ``dtype`` are in a lane of 32 bits.
-    Before it, sums are read in the type in which they are written: else LLVM leaves some in memory.
+    not suffice. Before it, sums are read in the type in which they are written: else LLVM leaves some in memory.
+    ``parts`` of ``dtype`` are in a lane of 32 bits.
     """
     floats = f"float32x{lanes}"
     return reinterpret(call("llvm.arithmetic.fence", floats, reinterpret(sums, floats)), f"{dtype}x{parts * lanes}")

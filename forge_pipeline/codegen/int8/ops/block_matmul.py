@@ -14,39 +14,38 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
-from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.int8.isa import chain as chains
-from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
+from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, products
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
+from forge_pipeline.codegen.int8.ops.block_schedule import (
+    BITS,
+    BITS_OF,
+    NAME,
+    PARTS,
+    ROWS,
+    SUMS,
+    TILED,
+    UNPACKED,
+    dot_product,
+)
 from forge_pipeline.codegen.layout.affine import SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Unchanged, Value, ints, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, QuantizedBlocks
 from forge_pipeline.codegen.onnx_import.operators.integers.quantization import DEQUANTIZE_BLOCKS
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_ahead
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
 
-NAME, TOTALS = "block_matmul", "block_totals"
-ROWS, BITS_OF = "forge.rows", "forge.bits"
-"""The annotations with the rows of a tile, and the bits of a weight."""
+TOTALS = "block_totals"
 
-SUMS, PARTS, UNPACKED, TILED = "sums", "parts", "unpacked", "tiles"
-"""The names of the blocks that add up products, do so in int16, take weights apart, and copy tiles of rows."""
-
-BITS, NIBBLE, BYTE = 8, 16, 256
-"""The bits of a byte, how many numbers four bits hold, and eight."""
+NIBBLE, BYTE = 16, 256
+"""How many numbers four bits hold, and eight."""
 
 VECTORS = 4
 """Vectors in a panel at most."""
 
 CHAINED = 6, 2
 """Rows and vectors of a tile that is added up in chains. Fewer LLVM unrolls, and orders so that each sum waits."""
-
-SIZE = 32
-"""Steps that a block is taken to have where threads and caches are considered."""
 
 ROWS_OF_CALLS = (8, 20, 50, 128, 197)
 """Numbers of rows that tiles are chosen for where a call brings them."""
@@ -79,7 +78,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     lowest, highest = parted.min(axis=1), parted.max(axis=1)
     widest = int((highest - lowest).max())
     bits = BITS // 2 if widest < NIBBLE else BITS
-    dot = _dot_product(graph.machine, bits)
+    dot = dot_product(graph.machine, bits)
     if not leading or dot is None or widest >= BYTE or size % (2 * dot.k_inner) or (scales != scales[:, :1]).any():
         return None
     if size * BYTE * (BYTE + int(abs(lowest).max())) >= SUM_LIMIT:
@@ -109,12 +108,6 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         operands.append(graph.constant(in_panels(offset, width)))
     result = graph.kernel(by_panels, *operands, name="dense_blocks", form=form)
     return Value(plain=result if len(leading) == 1 else graph.emit(relax.op.reshape(result, (*leading, columns))))
-
-
-def _dot_product(machine: Machine, bits: int) -> DotProduct | None:
-    """Return what a machine has for weights of four bits or eight."""
-    isa = INSTRUCTION_SETS.get(machine.dot_product)
-    return None if isa is None else isa.signed if bits == BITS else isa.nibbles
 
 
 def offsets(lowest: Array, highest: Array, form: Form) -> Array:
@@ -283,128 +276,6 @@ def _unpacked(packed: te.Tensor, dtype: str) -> te.Tensor:
         return (byte >> (step % 2 * 4).astype("uint8") & tirx.const(NIBBLE - 1, "uint8")).astype(dtype)
 
     return te.compute((panels, 2 * pairs, *rest), element, name=UNPACKED)
-
-
-def schedule(sch: Schedule, machine: Machine) -> None:
-    """Hold a tile of rows by a panel in registers along all blocks."""
-    anchor = primitives.find(sch, NAME)
-    mr, bits = (int(sch.get(anchor).annotations[name]) for name in (ROWS, BITS_OF))
-    dot = _dot_product(machine, bits)
-    assert dot is not None  # noqa: S101 - there is a product
-    before, last = primitives.split_around(sch, anchor)
-    sums = next(block for block in before if sch.get(block).name_hint == SUMS)
-    for block in before:
-        if sch.get(block).name_hint.startswith(TILED):
-            primitives.schedule_elementwise(sch, block, machine)
-    m, panel, column, block = sch.get_loops(anchor)
-    rows, steps = primitives.extent(sch, m), primitives.static(sch, block)
-    is_open = rows is None
-    work = primitives.product(
-        (rows or primitives.UNKNOWN, primitives.static(sch, panel), primitives.static(sch, column))
-    )
-    vector, lane = sch.split(column, [None, machine.lanes])
-    if is_open:
-        mr = 1 if is_narrow(sch) else mr
-        m_block, m_out, m_in = split_blocks(sch, m, max(1, machine.l2 // 2 // (steps * SIZE * mr)), mr)
-        if mr > 1:
-            sch.annotate(m_out, TILES, mr)
-        sch.annotate(m_out, MARGIN, mr)
-        sch.reorder(m_block, panel, m_out, block, m_in, vector, lane)
-        shared, at = sch.fuse(m_block, panel), m_out
-    else:
-        m_out, m_in = sch.split(m, [None, mr])
-        sch.reorder(panel, m_out, block, m_in, vector, lane)
-        shared = at = sch.fuse(panel, m_out)
-    sch.reverse_compute_at(last, at)
-    primitives.parallel_if_worth(sch, shared, work * steps * SIZE)
-    if rows == 1:
-        ask_ahead(sch, block, machine)
-    for loop in (m_in, vector):
-        sch.unroll(loop)
-    sch.vectorize(lane)
-    primitives.vectorize_where_filled(sch, last, machine.lanes)
-    names = {sch.get(found).name_hint: found for found in before}
-    place = _Place(block=block, machine=machine, is_open=is_open)
-    if PARTS in names:
-        _add_up_in_chains(sch, sums, names[PARTS], names[UNPACKED], place)
-    else:
-        _add_up_steps(sch, sums, names.get(UNPACKED), place, dot)
-    result = sch.decompose_reduction(anchor, block)
-    primitives.vectorize_and_unroll(sch, result, below=2 if is_open else 1, lanes=machine.lanes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """The loop over blocks of steps, inside of which sums of a tile are made."""
-
-    block: LoopRV
-    machine: Machine
-    is_open: bool
-
-
-def _add_up_steps(sch: Schedule, sums: SBlockRV, unpacked: SBlockRV | None, place: _Place, dot: DotProduct) -> None:
-    """Add up in int32, two steps in a turn."""
-    machine = place.machine
-    sch.compute_at(sums, place.block, preserve_unit_loops=True)
-    sch.set_scope(sums, 0, "local")
-    row, _, _, wide, group, inner = sch.get_loops(sums)[-6:]
-    wide, lane = sch.split(wide, [None, machine.lanes])
-    pair, half = sch.split(group, [None, 2])
-    sch.reorder(pair, half, row, wide, lane, inner)
-    for loop in (half, row, wide):
-        sch.unroll(loop)
-    if unpacked is not None:
-        _take_apart(sch, unpacked, pair, machine)
-    start = sch.decompose_reduction(sums, pair)
-    primitives.vectorize_and_unroll(sch, start, below=3 if place.is_open else 2, lanes=machine.lanes)
-    scope = "local" if unpacked is not None else "global"
-    tensorize(sch, lane, machine, dot, BYTES, dot.weights, full=True, later=place.is_open, scope=scope)
-
-
-def _add_up_in_chains(sch: Schedule, sums: SBlockRV, parts: SBlockRV, unpacked: SBlockRV, place: _Place) -> None:
-    """Add up in int16, two steps in a turn, and widen what a chain of steps gives."""
-    machine = place.machine
-    chain = INSTRUCTION_SETS[machine.dot_product].chain
-    assert chain is not None  # noqa: S101 - there are parts
-    sch.compute_at(sums, place.block, preserve_unit_loops=True)
-    row, _, _, wide, link, half = sch.get_loops(sums)[-6:]
-    wide, lane = sch.split(wide, [None, machine.lanes])
-    sch.reorder(link, row, wide, lane, half)
-    sch.compute_at(parts, link, preserve_unit_loops=True)
-    row_in, _, _, _, wide_in, half_in, group, two = sch.get_loops(parts)[-8:]
-    wide_in, lane_in = sch.split(wide_in, [None, machine.lanes])
-    pair, nibble = sch.split(group, [None, 2])
-    sch.reorder(pair, nibble, row_in, wide_in, lane_in, half_in, two)
-    for block in (sums, parts):
-        sch.set_scope(block, 0, "local")
-    for loop in (row, wide, nibble, row_in, wide_in):
-        sch.unroll(loop)
-    _take_apart(sch, unpacked, pair, machine)
-    for block, loop in ((parts, pair), (sums, link)):
-        start = sch.decompose_reduction(block, loop)
-        inner = sch.get_loops(start)[-6:] if block is parts else sch.get_loops(start)[-4:]
-        column = 4 if block is parts else 3
-        vectors, vector = sch.split(inner[column], [None, machine.lanes])
-        sch.vectorize(primitives.fuse(sch, [vector, *inner[column + 1 :]]))
-        for each in (*inner[:column], vectors):
-            sch.unroll(each)
-    for loop, name in zip((lane_in, lane), chains.intrinsics(chain, machine.lanes), strict=True):
-        chains.tensorize(sch, loop, name, later=place.is_open)
-
-
-def _take_apart(sch: Schedule, unpacked: SBlockRV, loop: LoopRV, machine: Machine) -> None:
-    """Unpack the weights of two steps once for a tile of rows."""
-    sch.compute_at(unpacked, loop, preserve_unit_loops=True)
-    sch.set_scope(unpacked, 0, "local")
-    halves, columns, four = sch.get_loops(unpacked)[-3:]
-    columns, lane = sch.split(columns, [None, machine.lanes])
-    sch.vectorize(sch.fuse(lane, four))
-    sch.unroll(halves)
-    sch.unroll(columns)
-
-
-def schedule_totals(sch: Schedule, machine: Machine) -> None:
-    """Leave the loops as they are: they are few, and LLVM knows sums of bytes."""
 
 
 def dequantize(graph: Graph, call: relax.Call) -> Value | None:
