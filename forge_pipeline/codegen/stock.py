@@ -14,6 +14,7 @@ from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.layout.bounds import bounds
+from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
@@ -63,7 +64,11 @@ def _run(work: Lowering, passes: list[Any]) -> None:
 
 def _graph_passes(options: Options, kind: str) -> list[Any]:
     """Return the passes that ``options`` ask for on the graph of operators."""
-    passes: list[Any] = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    passes: list[Any] = [
+        SpellOutGroupNorm(),
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+    ]
     if options.channel_layout is not None:
         passes.append(relax.transform.ConvertLayout(LAYOUTS[options.channel_layout]))
     if options.float16 and kind == "cuda":  # on a CPU, weights are halves and sums are not: see ``halves``

@@ -18,6 +18,7 @@ from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.bounds import bounds
+from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
 from forge_pipeline.codegen.layout.fusion import (
     FUSABLE_OUTPUT,
     OPAQUE,
@@ -128,6 +129,7 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
 def legalize(work: Lowering, entry: Entry) -> None:
     """Make kernels of the operators that are left."""
     passes = [
+        SpellOutGroupNorm(),
         relax.transform.DecomposeOpsForInference(),
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
         *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),

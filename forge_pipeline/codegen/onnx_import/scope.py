@@ -96,6 +96,13 @@ class Scope:
                 return self.builder.emit(relax.op.reshape(value, wanted.shape))
         return self.builder.match_cast(value, wanted)
 
+    def before_reshape(self, value: relax.Expr) -> relax.Expr | None:
+        """Return what a value is in another shape; None where no Reshape made it."""
+        while isinstance(value, relax.Var):
+            value = self.builder.lookup_binding(value)
+        is_reshape = isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.reshape"
+        return value.args[0] if is_reshape else None
+
     def is_made_of_sizes(self, name: str) -> bool:
         """Return whether a value is known, number by number, from sizes alone, and has few that are computed."""
         contents = self.known(name).contents

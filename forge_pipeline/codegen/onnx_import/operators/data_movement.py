@@ -15,12 +15,17 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.onnx_import.scope import same_extents
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
 
 def _reshaped(node: NodeImport) -> Any:
     """Reshape, Flatten, Squeeze and Unsqueeze: the elements in the same order, in the shape that is known."""
-    return node.reshape(node.input(0), node.result_shape())
+    value, wanted = node.input(0), node.result_shape()
+    before = node.scope.before_reshape(value)
+    if before is not None and same_extents(before.ty.shape, node.sizes(wanted)):
+        return before
+    return node.reshape(value, wanted)
 
 
 def _transpose(node: NodeImport) -> Any:

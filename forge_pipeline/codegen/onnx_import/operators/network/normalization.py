@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import op
 
@@ -39,11 +40,39 @@ def _centred(node: NodeImport, value: Any, axes: Sequence[int], epsilon: float) 
 
 
 def _instance(node: NodeImport) -> Any:
-    rank = node.rank()
-    found, _, _ = _centred(node, node.input(0), range(2, rank), float(node.attributes.get("epsilon", 1e-5)))
-    shape = (1, *node.shape(1), *(1,) * (rank - 2))
-    scaled = node.emit(op.multiply(found, node.reshape(node.input(1), shape)))
-    return op.add(scaled, node.reshape(node.input(2), shape))
+    """InstanceNormalization; of an image reshaped to a row for each group of its channels, as exporters write
+    GroupNormalization, that of the image."""
+    value, shape, epsilon = node.input(0), node.shape(), float(node.attributes.get("epsilon", 1e-5))
+    image, groups = node.scope.before_reshape(value), shape[1]
+    if node.dtype() != "float32" or not isinstance(groups, int) or len(shape) < 3:
+        found, _, _ = _centred(node, value, range(2, len(shape)), epsilon)
+    elif image is None or not _has_groups(image, value):
+        return op.nn.group_norm(value, node.input(1), node.input(2), groups, 1, list(range(2, len(shape))), epsilon)
+    else:
+        found = node.emit(op.reshape(_normalized(node, image, groups, epsilon), value.ty.shape))
+    wide = (1, *node.shape(1), *(1,) * (len(shape) - 2))
+    for operator, index, neutral in ((op.multiply, 1, 1), (op.add, 2, 0)):
+        numbers = node.constant(index)
+        if numbers is None or (numbers != neutral).any():
+            found = node.emit(operator(found, node.reshape(node.input(index), wide)))
+    return found
+
+
+def _has_groups(image: Any, rows: Any) -> bool:
+    """Return whether ``rows`` (N, groups, ...) are an image (N, C, ...) with a row for each group of its channels."""
+    own, wanted = image.ty.shape.values, rows.ty.shape.values
+    if len(own) < 3 or not tvm_ffi.structural_equal(own[0], wanted[0]):
+        return False
+    numbers = [int(extent) if isinstance(extent, tirx.IntImm) else 0 for extent in (own[1], wanted[1])]
+    return numbers[0] > 0 and numbers[1] > 0 and numbers[0] % numbers[1] == 0
+
+
+def _normalized(node: NodeImport, image: Any, groups: int, epsilon: float) -> Any:
+    """Emit an image (N, C, ...) of float32 with the mean and the deviation of each group of channels taken out."""
+    _, channels, *space = image.ty.shape.values
+    factors = (np.ones(int(channels), np.float32), np.zeros(int(channels), np.float32))
+    ones, zeros = (node.const(array, "float32") for array in factors)
+    return node.emit(op.nn.group_norm(image, ones, zeros, groups, 1, list(range(2, 2 + len(space))), epsilon))
 
 
 def _layer(node: NodeImport) -> Any:
@@ -87,18 +116,25 @@ def _rms(node: NodeImport) -> Any:
 def _group(node: NodeImport) -> Any:
     """GroupNormalization; scale and bias are one for each group before opset 21, one for each channel since."""
     groups, shape = int(node.attributes["num_groups"]), node.shape()
-    channels = shape[1]
+    channels, epsilon = shape[1], float(node.attributes.get("epsilon", 1e-5))
     if not isinstance(channels, int):
         raise NotImplementedError("a number of channels that is not known")
-    value = node.reshape(node.input(0), (shape[0], groups, channels // groups, *shape[2:]))
-    found, _, _ = _centred(node, value, range(2, len(shape) + 1), float(node.attributes.get("epsilon", 1e-5)))
+    factors = [node.input(1), node.input(2)]
     if node.opset < 21:
-        wide = (1, groups, *(1,) * (len(shape) - 1))
-        found = node.emit(op.multiply(found, node.reshape(node.input(1), wide)))
-        return node.reshape(node.emit(op.add(found, node.reshape(node.input(2), wide))), shape)
-    found, wide = node.reshape(found, shape), (1, channels, *(1,) * (len(shape) - 2))
-    found = node.emit(op.multiply(found, node.reshape(node.input(1), wide)))
-    return op.add(found, node.reshape(node.input(2), wide))
+        factors = [_repeated(node, factor, channels // groups) for factor in factors]
+    if node.dtype() == "float32" and len(shape) > 2:
+        return op.nn.group_norm(node.input(0), *factors, groups, 1, list(range(2, len(shape))), epsilon)
+    split, wide = (shape[0], groups, channels // groups, *shape[2:]), (1, channels, *(1,) * (len(shape) - 2))
+    found, _, _ = _centred(node, node.reshape(node.input(0), split), range(2, len(shape) + 1), epsilon)
+    scaled = node.emit(op.multiply(node.reshape(found, shape), node.reshape(factors[0], wide)))
+    return op.add(scaled, node.reshape(factors[1], wide))
+
+
+def _repeated(node: NodeImport, factor: Any, times: int) -> Any:
+    """Emit a number for each channel, of one for each group of ``times``."""
+    (groups,) = factor.ty.shape.values
+    spread = node.emit(op.broadcast_to(node.reshape(factor, (int(groups), 1)), (int(groups), times)))
+    return node.reshape(spread, (int(groups) * times,))
 
 
 def _mean_variance(node: NodeImport) -> Any:
