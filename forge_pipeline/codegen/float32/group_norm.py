@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from forge_pipeline.codegen.float32.softmax import over_lanes
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, script
 
 OPERATOR: Final = "relax.nn.group_norm"
 NAME: Final = "moments"
@@ -100,7 +100,7 @@ class _Run:
             count = tirx.min(piece, steps - block * piece)
             return tirx.Cast(KIND, count) / tirx.Cast(KIND, block * piece + count)
 
-        @T.inline
+        @script.inline
         def sums(X, task, begin, count, SUMS, term):  # type: ignore[no-untyped-def]
             for vector in T.serial(side * lanes // width):
                 for lane in T.vectorized(width):
@@ -126,7 +126,7 @@ class _Run:
                             SUMS[vector * width + lane] + SUMS[(k + 1) * lanes + vector * width + lane]
                         )
 
-        @T.inline
+        @script.inline
         def gather(X, task, SUMS, OWN, MEAN, SQUARES):  # type: ignore[no-untyped-def]
             for vector in T.serial(lanes // width):
                 for lane in T.vectorized(width):
@@ -183,7 +183,7 @@ def blocked_moments(image: Extents, vector: int, channels: int, epsilon: float |
             return inverse
         return tirx.if_then_else(block * lanes + lane < channels, inverse, tirx.const(0, KIND))
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def moments(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(NAME))
         X = T.match_buffer(a, shape, KIND)
@@ -217,7 +217,7 @@ def group_moments(table: Extents, channels: int, groups: int, epsilon: float) ->
     def at(n: Any, channel: Any) -> tuple[Any, ...]:
         return n, channel // lanes, 0, 0, channel % lanes
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def spread(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("group_moments"))
         M = T.match_buffer(a, shape, KIND)
@@ -277,7 +277,7 @@ def plain_moments(image: Extents, vector: int, groups: int, epsilon: float, *, i
     def added(left: Any, right: Any) -> Any:
         return left + right
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def moments(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(NAME))
         X = T.match_buffer(a, shape, KIND)

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, own
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, script
 
 NAME = "softmax"
 KIND = "float32"
@@ -61,7 +61,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
     def finished(total: Any) -> Any:
         return tirx.log(total) if is_logarithm else tirx.const(1, KIND) / total
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def softmax(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("log_softmax" if is_logarithm else NAME))
         X = T.match_buffer(a, shape, KIND)

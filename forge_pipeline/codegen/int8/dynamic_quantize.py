@@ -19,7 +19,7 @@ from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
 from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized
 from forge_pipeline.codegen.onnx_import.operators.integers.quantization import MEASURE
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, script
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "int8_dynamic_quantize"
@@ -50,7 +50,7 @@ def _kernel(width: int) -> Any:
     def scale_of(low: Any, high: Any) -> Any:
         return T.Select(high == low, T.float32(1), (high - low) / T.float32(LEVELS))
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def measure(a: T.handle, s: T.handle, z: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         count = T.int64()

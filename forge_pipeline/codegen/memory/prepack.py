@@ -12,6 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from forge_pipeline.codegen.tir import script
+
 PREPARES = "forge.prepares"
 """The attribute of kernels that compute on weights alone."""
 
@@ -26,7 +28,7 @@ def widening_kernel() -> tirx.PrimFunc:
     A half's bits, moved to where a float32 has its own, are the number times 2^-112; infinity and NaN are told apart.
     """
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def widen(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
         size = T.int64()

@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.onnx_import.recurrent_functions import Function
+from forge_pipeline.codegen.tir import script
 
 ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True}
 WIDEST = 32
@@ -93,7 +94,7 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
     """
     directions, hidden, width = form.directions, form.hidden, panel_width(form.hidden)
 
-    @T.inline
+    @script.inline
     def sequences(steps, batch, L, Y, begin, step):  # type: ignore[no-untyped-def]
         for sequence in form.loop(directions * batch):
             with T.sblock("sequence"):
@@ -114,7 +115,7 @@ def _skeleton(form: Form) -> tuple[Any, Any]:
                         for j in T.serial(hidden):
                             Y[form.count(L, n, steps) + time, w, n, j] = T.FloatImm(form.dtype, 0.0)
 
-    @T.inline
+    @script.inline
     def gate_sums(gates, sums, P, Q, H, R, w, n, t, panels):  # type: ignore[no-untyped-def]
         for outer in T.serial(panels):
             for j in T.vectorized(width):
@@ -135,7 +136,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
     sequences, gate_sums = _skeleton(form)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def rnn(  # type: ignore[no-untyped-def]
         a: T.handle, q: T.handle, b: T.handle, m: T.handle, c: T.handle, d: T.handle, e: T.handle,
     ):  # fmt: skip
@@ -149,11 +150,11 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
         H = T.match_buffer(e, (directions, batch, hidden), dtype)
 
-        @T.inline
+        @script.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
             H[w, n, j] = H0[w, n, j]
 
-        @T.inline
+        @script.inline
         def step(w, n, t):  # type: ignore[no-untyped-def]
             gates = T.sblock_alloc_buffer((hidden,), dtype, scope="local")
             sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
@@ -184,7 +185,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
     width, span = panel_width(hidden), min(panel_width(hidden), SPAN)
     sequences, gate_sums = _skeleton(form)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def lstm(  # type: ignore[no-untyped-def]
         a: T.handle, q: T.handle, b: T.handle, m: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle,
         f: T.handle, g: T.handle,
@@ -202,12 +203,12 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         H = T.match_buffer(f, (directions, batch, hidden), dtype)
         C = T.match_buffer(g, (directions, batch, hidden), dtype)
 
-        @T.inline
+        @script.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
             H[w, n, j] = H0[w, n, j]
             C[w, n, j] = C0[w, n, j]
 
-        @T.inline
+        @script.inline
         def step(w, n, t):  # type: ignore[no-untyped-def]
             gates = T.sblock_alloc_buffer((columns,), dtype, scope="local")
             sums = T.sblock_alloc_buffer((width,), dtype, scope="local")
@@ -260,7 +261,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
 
     sequences, gate_sums = _skeleton(form)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def gru(  # type: ignore[no-untyped-def]
         a: T.handle, q: T.handle, b: T.handle, m: T.handle, p: T.handle, c: T.handle, d: T.handle, e: T.handle,
     ):  # fmt: skip
@@ -275,11 +276,11 @@ def gru_kernel(form: Form, functions: tuple[Function, ...], *, linear: bool) -> 
         Y = T.match_buffer(d, (steps, directions, batch, hidden), dtype)
         H = T.match_buffer(e, (directions, batch, hidden), dtype)
 
-        @T.inline
+        @script.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
             H[w, n, j] = H0[w, n, j]
 
-        @T.inline
+        @script.inline
         def step(w, n, t):  # type: ignore[no-untyped-def]
             gates = T.sblock_alloc_buffer((3 * hidden,), dtype, scope="local")
             used = T.sblock_alloc_buffer((hidden,), dtype, scope="local")

@@ -8,6 +8,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.tir import script
 
 
 def cumulative_kernel(
@@ -24,7 +25,7 @@ def cumulative_kernel(
     def moment(step: Any) -> Any:
         return rows.length - 1 - step if reverse else step
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def cumulative(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("cumulative"))
         A = T.match_buffer(a, rows.shape, dtype)

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.tir import script
 
 VECTORS = ("float32", "int32", "uint8", "int8")
 """Types that are compared in vectors."""
@@ -37,7 +38,7 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
 
     name, vectors = "arg_max" if largest else "arg_min", T.vectorized if dtype in VECTORS else T.serial
 
-    @T.inline
+    @script.inline
     def one_row(A, P, best, place, o, j):  # type: ignore[no-untyped-def]
         place[0] = 0
         if rows.length > 0:  # a row of nothing has no extreme
@@ -48,7 +49,7 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                 place[0] = T.Cast("int32", i + 1)
         P[single.at(o, T.int64(0), j)] = T.Cast("int64", place[0])
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def side_by_side(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(name))
         A = T.match_buffer(a, rows.shape, dtype)
@@ -85,7 +86,7 @@ def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last:
                 else:
                     one_row(A, P, best, place, o, j)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def along(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(name))
         A = T.match_buffer(a, rows.shape, dtype)

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, unravelled
+from forge_pipeline.codegen.tir import script
 
 RUN = 8
 """Places that are sorted by insertion before anything is merged."""
@@ -39,7 +40,7 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
     """
     at = partial(place_at, rows)
 
-    @T.inline
+    @script.inline
     def insert(S, o, j, low, place, flag, moved, spot):  # type: ignore[no-untyped-def]
         moved[0] = S[at(o, j, 0, place)]
         spot[0] = place
@@ -53,7 +54,7 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
                     spot[0] = spot[0] - 1
         S[at(o, j, 0, spot[0])] = moved[0]
 
-    @T.inline
+    @script.inline
     def merge(S, o, j, half, low, middle, high, flag, heads):  # type: ignore[no-untyped-def]
         heads[0] = low
         heads[1] = middle
@@ -70,7 +71,7 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
                 S[at(o, j, 1 - half, low + filled)] = S[at(o, j, half, heads[0])]
                 heads[0] = heads[0] + 1
 
-    @T.inline
+    @script.inline
     def sort(S, o, j, count, half):  # type: ignore[no-untyped-def]
         flag = T.sblock_alloc_buffer((1,), "int32", scope="local")
         moved = T.sblock_alloc_buffer((1,), PLACE, scope="local")
@@ -103,7 +104,7 @@ def sort_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
     rows = Rows(shape, axis)
     first, at = rows.resized(kept), partial(place_at, rows)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def sort_rows(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("sort"))
         A = T.match_buffer(a, rows.shape, dtype)
@@ -111,7 +112,7 @@ def sort_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
         P = T.match_buffer(c, first.shape, "int64")
         S = T.match_buffer(d, scratch(rows), PLACE)
 
-        @T.inline
+        @script.inline
         def precede(flag, o, j, left, right):  # type: ignore[no-untyped-def]
             flag[0] = T.Cast(
                 "int32",

@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.tir import script
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def suppression_kernel(
     def only(shape: tuple[Any, ...]) -> tuple[int, ...]:
         return (0,) * len(shape)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def suppress(  # type: ignore[no-untyped-def]
         a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle, h: T.handle,
         i: T.handle,
@@ -79,7 +80,7 @@ def suppression_kernel(
         K = T.match_buffer(h, (*score_shape[:2], 2), "int64")
         S = T.match_buffer(i, (*score_shape[:2], 2, score_shape[2]), PLACE)
 
-        @T.inline
+        @script.inline
         def precede(flag, o, j, left, right):  # type: ignore[no-untyped-def]
             flag[0] = T.Cast(
                 "int32",
@@ -90,7 +91,7 @@ def suppression_kernel(
                 ),
             )
 
-        @T.inline
+        @script.inline
         def compare(flag, n, one, other):  # type: ignore[no-untyped-def]
             flag[0] = T.Cast(
                 "int32",

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.tir import script
 
 
 def positions_kernel(data: Extents, dtype: str) -> tirx.PrimFunc:
@@ -21,7 +22,7 @@ def positions_kernel(data: Extents, dtype: str) -> tirx.PrimFunc:
     def is_set(value: Any) -> Any:
         return value if dtype == "bool" else value != tirx.const(0, dtype)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def positions(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("positions"))
         A = T.match_buffer(a, shape, dtype)

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.tir import script
 
 
 def _largest(old: Any, new: Any) -> Any:
@@ -45,7 +46,7 @@ def _is_inside(index: Sequence[Any], extents: Extents) -> Any:
 
 
 def _copy(shape: tuple[Any, ...]) -> Any:
-    @T.inline
+    @script.inline
     def copy(A, B):  # type: ignore[no-untyped-def]
         for place in T.parallel(size(shape)):
             with T.sblock("copy"):
@@ -64,7 +65,7 @@ def elements_kernel(
     shape, place_shape = own(data, places)
     rows, join = Rows(place_shape, axis), REDUCTIONS[reduction]
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def scatter_elements(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("scatter_elements"))
         A = T.match_buffer(a, shape, dtype)
@@ -108,7 +109,7 @@ def slices_kernel(
         """Return where the slice of one update lies."""
         return tuple(_from_start(P[(*unravelled(i, tuples), k)], shape[k]) for k in range(depth))
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def scatter_slices(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("scatter_nd"))
         A = T.match_buffer(a, shape, dtype)

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from forge_pipeline.codegen.sorting.merge_sort import sort
 from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.tir import script
 
 SORTED_PART = 4
 """Rows of which one in so many elements, or more, are wanted are sorted whole, which takes fewer steps for each."""
@@ -30,14 +31,14 @@ def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
         later = before(right, left, descending=descending)
         return tirx.any(later, tirx.all(equal(left, right), left_place > right_place))
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def top_k_rows(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("top_k"))
         A = T.match_buffer(a, rows.shape, dtype)
         V = T.match_buffer(b, rows.resized(kept).shape, dtype)
         P = T.match_buffer(c, rows.resized(kept).shape, "int64")
 
-        @T.inline
+        @script.inline
         def swap(o, j, left, right, value, place):  # type: ignore[no-untyped-def]
             value[0] = V[at(o, left, j)]
             place[0] = P[at(o, left, j)]
@@ -46,7 +47,7 @@ def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
             V[at(o, right, j)] = value[0]
             P[at(o, right, j)] = place[0]
 
-        @T.inline
+        @script.inline
         def descend(o, j, first, count, node, worst, value, place):  # type: ignore[no-untyped-def]
             node[0] = first
             worst[0] = T.int64(-1)

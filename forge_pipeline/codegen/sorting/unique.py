@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
 from forge_pipeline.codegen.sorting.order import before
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.tir import script
 
 
 class Unique(NamedTuple):
@@ -44,7 +45,7 @@ def unique_kernel(data: Extents, axis: int | None, dtype: str, *, ordered: bool)
             return unravelled(place, shape)
         return slices.at(slices.split(step)[0], place, slices.split(step)[1])
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def unique(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("unique"))
         A = T.match_buffer(a, shape, dtype)
@@ -54,7 +55,7 @@ def unique_kernel(data: Extents, axis: int | None, dtype: str, *, ordered: bool)
         C = T.match_buffer(e, (), "int64")
         S = T.match_buffer(f, (2, elements), PLACE)
 
-        @T.inline
+        @script.inline
         def precede(flag, o, j, left, right):  # type: ignore[no-untyped-def]
             step = T.sblock_alloc_buffer((1,), "int64", scope="local")
             flag[0] = T.int32(0)

@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.tir import script
 
 APPEND_KERNEL: Final = "append"
 """Of a cache that a session keeps, the kernel that may write the memory of one (``program.writer``)."""
@@ -45,7 +46,7 @@ def append_kernel(new: Extents, cache: Extents, dtype: str) -> tirx.PrimFunc:
     own_new, own_cache = own(new, cache)
     rest = own_cache[1:]
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def appended(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(APPEND_KERNEL))
         N = T.match_buffer(a, own_new, dtype)
@@ -129,7 +130,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
             return tirx.const(LOWEST, "float32"), tirx.const(0, "float32")
         return S[0 if _is_one(shapes[4][0]) else g * shared + r // queries], tirx.const(1, "float32")
 
-    @T.inline
+    @script.inline
     def compute(Q, K, V, M, S, R):  # type: ignore[no-untyped-def]
         for task in T.parallel(batch * groups * tiles):
             with T.sblock("tile"):
@@ -242,7 +243,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
 
     if not more:
 
-        @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+        @script.prim_func(s_tir=True, private=True)
         def attention(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
             T.func_attr(attributes("cached_attention"))
             Q = T.match_buffer(a, q_shape, "float32")
@@ -255,7 +256,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
 
     if len(more) == 1:
 
-        @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+        @script.prim_func(s_tir=True, private=True)
         def masked_attention(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle):  # type: ignore[no-untyped-def]
             T.func_attr(attributes("cached_attention"))
             Q = T.match_buffer(a, q_shape, "float32")
@@ -269,7 +270,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
 
     s_shape = shapes[4]
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def attention_with_sink(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("cached_attention"))
         Q = T.match_buffer(a, q_shape, "float32")

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from forge_pipeline.codegen.tir import script
 from forge_pipeline.codegen.trees import bit_table as bits
 from forge_pipeline.codegen.trees import walk_table as walk
 from forge_pipeline.codegen.trees.bit_table import BitTable, bit_table
@@ -187,19 +188,19 @@ def _descent(form: _Form, *, has_rounds: bool) -> Any:
     ``row(t)`` is the row of ``seen`` that the walk ``t`` goes by.
     """
 
-    @T.inline
+    @script.inline
     def step(at, N, seen, row):  # type: ignore[no-untyped-def]
         for t in T.unroll(TOGETHER):
             at[t] = T.Cast("int32", N[at[t], walk.BASE]) + T.Cast(
                 "int32", seen[row(t), N[at[t], walk.COLUMN]] <= N[at[t], walk.KEY]
             )
 
-    @T.inline
+    @script.inline
     def fixed(at, left, N, seen, row, steps):  # type: ignore[no-untyped-def]
         for _ in T.serial(steps):
             step(at, N, seen, row)
 
-    @T.inline
+    @script.inline
     def in_rounds(at, left, N, seen, row, steps):  # type: ignore[no-untyped-def]
         left[0] = (steps + (ROUND - 1)) // ROUND
         while left[0] > 0:
@@ -215,7 +216,7 @@ def _row_walk(form: _Form, tables: list[Array]) -> Any:
     width, targets, columns, groups = form.width, form.targets, len(tables[2]), len(tables[4])
     descend = _descent(form, has_rounds=False)
 
-    @T.inline
+    @script.inline
     def one(X, W, B, C, N, S, F, Y, row, rows):  # type: ignore[no-untyped-def]
         with T.sblock(NAME):
             i = T.axis.opaque(rows, row)
@@ -257,7 +258,7 @@ def _walk_kernel(form: _Form, tables: list[Array]) -> Any:
     weights, base, columns, records, steps, first = (table.shape for table in tables)
     one, descend = _row_walk(form, tables), _descent(form, has_rounds=form.has_rounds)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def trees(x: T.handle, w: T.handle, b: T.handle, c: T.handle, n: T.handle, s: T.handle, f: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(ATTRIBUTES)
         rows, features = T.int64(), T.int64()
@@ -318,7 +319,7 @@ def _bit_kernel(form: _Form, tables: list[Array]) -> Any:
     )
     one = _row_walk(form, tables)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def trees(  # type: ignore[no-untyped-def]
         x: T.handle, w: T.handle, b: T.handle, c: T.handle, n: T.handle, s: T.handle, f: T.handle,
         d: T.handle, e: T.handle, p: T.handle, r: T.handle, g: T.handle, y: T.handle,

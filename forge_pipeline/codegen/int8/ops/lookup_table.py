@@ -27,7 +27,7 @@ from forge_pipeline.codegen.int8.ops.byte_functions import (
 )
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, script
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "int8_lookup_table"
@@ -136,7 +136,7 @@ def _kernel(machine: Machine, threads: int) -> Any:
     def first(part: Any, count: Any) -> Any:
         return count // width * part // threads
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def lookup(a: T.handle, t: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         count = T.int64()

@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport, broadcast_extents
 from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
+from forge_pipeline.codegen.tir import script
 from forge_pipeline.ir.sizes.expression import Whole, product
 
 
@@ -75,7 +76,7 @@ def _elimination(extents: Sequence[Any], dtype: str) -> Any:
         pivot = work[m, k, k]
         return tirx.Select(pivot.equal(zero), zero, work[m, row, k] / pivot)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def determinant(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("determinant"))
         A = T.match_buffer(a, shape, dtype)

@@ -13,6 +13,7 @@ from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
 from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
 from forge_pipeline.codegen.sorting.scatter import scatter_elements
+from forge_pipeline.codegen.tir import script
 from forge_pipeline.ir.sizes.expression import product
 
 
@@ -89,7 +90,7 @@ def _align_kernel(
     def finished(total: Any, rows: Any, columns: Any) -> Any:
         return total if is_max else total / tirx.max(rows * columns, tirx.const(1, "int64")).astype(dtype)
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def roi_align(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("roi_align"))
         X = T.match_buffer(a, image, dtype)
@@ -160,7 +161,7 @@ def _pool_kernel(shapes: list[Any], pooled: tuple[int, int], dtype: str, scale: 
         span = edge(box, roi, axis, cell, is_last=True) - edge(box, roi, axis, cell, is_last=False)
         return tirx.max(span, tirx.const(0, "int64"))
 
-    @T.prim_func(s_tir=True, private=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True, private=True)
     def max_roi_pool(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("max_roi_pool"))
         X = T.match_buffer(a, image, dtype)
