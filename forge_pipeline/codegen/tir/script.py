@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from tvm.script.parser._core import parse, scan_macro, utils
 from tvm.tirx.script.parser.entry import TIRInline
 
-TOKEN: Final = "tirx"  # noqa: S105
-"""By an attribute of this value TVM's parser knows the decorator of a kernel."""
+KERNEL, INLINED = "tirx", "tir.inline"
+"""By an attribute ``dispatch_token`` of these values TVM's parser knows the two decorators. A function that is defined
+inside a kernel it reads itself."""
 
 
 def prim_func(*, s_tir: bool, private: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -26,7 +27,7 @@ def prim_func(*, s_tir: bool, private: bool = False) -> Callable[[Callable[..., 
     def parsed(function: Callable[..., Any]) -> Any:
         return parse(function, utils.inspect_function_capture(function), s_tir=s_tir)
 
-    parsed.dispatch_token = TOKEN  # type: ignore[attr-defined]
+    parsed.dispatch_token = KERNEL  # type: ignore[attr-defined]
     return parsed
 
 
@@ -38,6 +39,9 @@ def inline(function: Callable[..., Any]) -> Callable[..., Any]:
         return inlined(*arguments, **named)
 
     return call
+
+
+inline.dispatch_token = INLINED  # type: ignore[attr-defined]
 
 
 class _Inlined(TIRInline):  # type: ignore[misc]
