@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # here too, where tests import ONNX Runtime before this package
@@ -23,3 +25,16 @@ settings.register_profile(
     "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the cases of a test marked `every` to the long suite, but for each n-th of them."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is not None and item.get_closest_marker("long") is None:
+            name, _, _ = item.nodeid.partition("[")
+            if seen[name] % mark.args[0]:
+                item.add_marker(pytest.mark.long)
+            seen[name] += 1

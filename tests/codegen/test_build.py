@@ -131,6 +131,7 @@ def test_every_target_compiles_the_bundled_model(tag: str, digits: onnx.ModelPro
     assert build(digits, Target.from_tag(tag), options).metadata["target"]["tag"] == tag
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("generator", ["stock", "auto"])
 def test_every_level_of_optimisation_computes_the_same(generator: str, level: int, stock: Options) -> None:
@@ -148,6 +149,7 @@ def test_half_precision_changes_the_computation_and_not_the_interface(stock: Opt
     assert 0 < np.max(np.abs(found - expected)) < 2e-2 * np.max(np.abs(expected))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("generator", ["stock", "auto"])
 @pytest.mark.parametrize("layout", ["first", "last"])
 def test_either_channel_layout_computes_the_same(layout: str, generator: str, stock: Options) -> None:

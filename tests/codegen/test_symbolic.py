@@ -70,6 +70,7 @@ def test_one_library_serves_images_of_any_size() -> None:
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.long
 def test_a_convolution_that_halves_an_open_image_is_one_kernel_with_its_bias_and_activation() -> None:
     engine = Engine(build(pyramid(), Target.from_tag("host"), TILED).to_bytes(), threads=1)
     names = {kernel.name for kernel in engine.profile(np.zeros((1, 3, 16, 16), np.float32), runs=1)}
@@ -114,6 +115,7 @@ def test_two_extents_that_read_alike_are_still_two() -> None:
         assert_same_sums(have, want, terms=27)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [(3, 9), (1, 1)])
 def test_an_image_smaller_than_the_kernels_is_refused_and_the_engine_goes_on(size: tuple[int, int]) -> None:
     random = np.random.default_rng(6)
@@ -171,6 +173,7 @@ def test_pools_have_as_many_results_as_onnx_runtime_has_when_it_rounds_their_num
             assert_same_sums(found, wanted, terms=3 + 9)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kernel", "strides", "dilations", "mode"),
     [([2, 2], [2, 2], [1, 1], "UPPER"), ([5, 3], [2, 3], [1, 1], "LOWER"), ([3, 3], [2, 1], [2, 3], "UPPER")],
@@ -381,6 +384,7 @@ def test_an_extent_that_cannot_be_minus_one_is_known_not_to_be_when_the_model_is
     np.testing.assert_array_equal(engine(np.zeros((3, 4), np.float32), b)[0], np.broadcast_to(b, (3, 4)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("generator", ["tiled", "stock"])
 @pytest.mark.parametrize("level", [0, 1, 3])
 def test_a_sum_over_nothing_is_zero_and_a_product_one(generator: str, level: int) -> None:

@@ -138,6 +138,7 @@ CASES: dict[str, tuple[list[int | str], tuple[list[Node], dict[str, np.ndarray]]
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_model_computes_what_onnx_runtime_computes_and_has_no_generic_kernel(name: str) -> None:
     shape, (nodes, weights) = CASES[name]
@@ -154,6 +155,7 @@ def test_a_compiled_model_computes_what_onnx_runtime_computes_and_has_no_generic
         assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3"])
 @pytest.mark.parametrize(
     "name", ["channels that fill no vector", "Winograd with ragged edges", "a product with a tail"]

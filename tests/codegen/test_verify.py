@@ -83,6 +83,7 @@ def total(model_of: Make, stock: Options) -> Library:
     return build(model_of("Add", {"x": (["n", 3], FLOAT), "y": (["n", 3], FLOAT)}), Target.from_tag("host"), stock)
 
 
+@pytest.mark.long
 def test_sizes_that_nobody_named_are_searched(model_of: Make, product: onnx.ModelProto, library: Library) -> None:
     """The weights have 16 rows, so that is the one size that an extent without a number can have."""
     model = onnx.ModelProto()
@@ -135,6 +136,7 @@ def test_every_entry_is_compared(model_of: Make, product: onnx.ModelProto) -> No
     assert report["samples"] == 3
 
 
+@pytest.mark.long
 def test_rows_are_picked_from_a_table_by_indices_that_it_has(model_of: Make, stock: Options) -> None:
     """With indices of 0 and 1 alone, a table of a thousand rows would hardly be looked at."""
     table = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
@@ -203,6 +205,7 @@ def test_the_parent_never_imports_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_an_output_that_stays_near_zero_is_compared_absolutely(model_of: Make, stock: Options) -> None:
     weights = np.full((16, 80), 1e-9, np.float32)
     model = model_of("MatMul", {"x": (["batch", 16], FLOAT), "w": weights})

@@ -246,6 +246,7 @@ def test_an_hdf5_file_that_refers_to_others_is_refused(tmp_path):
         keras_config.check_hdf5(tmp_path / "cut")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kind", "packages", "extra"),
     [

@@ -111,6 +111,7 @@ def test_a_model_may_write_to_what_it_makes_itself(made):
     np.testing.assert_array_equal(found, np.ones((1, 4), "f4"))
 
 
+@pytest.mark.long
 def test_a_traced_encoder_whose_projections_are_one_matrix_keeps_an_open_batch(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", TRACED]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -136,6 +137,7 @@ def test_a_keras_model_keeps_its_names_and_batch(made, name):
         assert_same_sums(found, expected["probs"], terms=terms_of(module.mod))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("chain.keras", marks=pytest.mark.long), "chain.h5"])
 def test_a_sequential_keras_model_keeps_its_names_and_batch(made, name):
     module = load(made / name)
@@ -143,6 +145,7 @@ def test_a_sequential_keras_model_keeps_its_names_and_batch(made, name):
     assert (module.input_shapes, module.output_shapes) == ([("N", 2)], [("N", 1)])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 def test_a_lambda_and_a_custom_layer_are_refused_with_what_to_do(made, suffix):
     with pytest.raises(ModelError, match=r"'Lambda' in layer 'lambda.*', which runs code of the file"):

@@ -46,6 +46,7 @@ def test_an_exit_in_the_middle_is_no_success(importer):
         importer("import os, sys; print('told why', file=sys.stderr, flush=True); os._exit(7)")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("body", ["while True: pass", "import time; time.sleep(600)"])
 def test_an_endless_loop_ends_at_the_limit(importer, body):
     with pytest.raises(ModelError, match="imported within 1 seconds, found an importer that was still running"):

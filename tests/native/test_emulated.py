@@ -64,6 +64,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Machine(Runner(folder / "forge-run", () if qemu is None else (qemu, *CPU.get(arch, ()))), folder)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_computes_what_an_engine_does_here(machine: Machine, libraries: Path, tmp_path: Path, name: str) -> None:
     _, inputs = MODELS[name]

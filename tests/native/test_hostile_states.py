@@ -12,6 +12,7 @@ from tests.support.hostile import ends_well, mutate
 from tests.support.native import Runner
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["decoder", "counter"])
 def test_changed_words_do_no_harm(runner: Runner, tmp_path: Path, name: str, count: int) -> None:

@@ -19,6 +19,7 @@ LOOPS = {
 """Inputs of models whose data decide sizes. A changed table may ask for turns without end, which the limit ends."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.long)])
 def test_changed_words_do_no_harm(libraries: Path, runner: Runner, tmp_path: Path, name: str, count: int) -> None:

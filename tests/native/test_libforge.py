@@ -41,6 +41,7 @@ def images(batch: int) -> np.ndarray:
     return RANDOM.standard_normal((batch, 3, 24, 24)).astype(np.float32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("language", ["c", "cpp"])
 @pytest.mark.parametrize("form", ["so", "a"])
 def test_the_documented_commands_build_an_example(

@@ -85,6 +85,7 @@ def work(of: Callable[[int], Any], size: int) -> int:
     return calls(whole)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("of", [chain, constants, one_operator, outputs, inputs], ids=lambda of: of.__name__)
 def test_taking_a_model_over_and_folding_it_take_work_that_grows_with_it(of: Callable[[int], Any]) -> None:
     work(of, 1)  # what is imported and cached once

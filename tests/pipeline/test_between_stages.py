@@ -88,6 +88,7 @@ def _another_key(content: dict[str, object]) -> dict[str, object]:
     return content | {"action_key": "../../escape"}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("path", "change", "found"),
     [

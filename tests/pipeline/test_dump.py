@@ -37,6 +37,7 @@ def test_a_dump_has_a_file_for_each_step_even_on_a_hit_and_changes_no_byte(
     assert ".text" in next(dump.glob("*-code.txt")).read_text()
 
 
+@pytest.mark.long
 def test_a_dump_that_cannot_be_written_is_refused(forge: Any, model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     dump = tmp_path / "file" / "dump"

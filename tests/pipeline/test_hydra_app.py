@@ -61,6 +61,7 @@ def test_an_experiment_chooses_model_data_quantization_and_encryption() -> None:
     assert (config["quantize"]["method"], config["encrypt"]["method"]) == ("static", "password")
 
 
+@pytest.mark.long
 def test_a_sweep_makes_one_job_per_combination_each_with_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_run_leaves_no_folders_of_hydras_behind(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "override",
     ["model.dims={batch: 1, rows: [2, 4]}", "compile.verify.dims={batch: 1}", "fold.verify.dims.batch=1"],

@@ -199,6 +199,7 @@ def test_a_poisoned_remote_is_not_believed_when_a_whole_store_is_fetched(machine
     assert "fetched 1 of 1" in forge("store", "--path", "taken", "pull", *url, cwd=machines.folder).stdout
 
 
+@pytest.mark.long
 def test_a_whole_store_is_sent_signed(machines: Machine, forge: Any) -> None:
     assert forge("keygen", "mine", cwd=machines.folder).returncode == 0
     with Store(machines.folder / "builder") as store:

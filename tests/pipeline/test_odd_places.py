@@ -41,6 +41,7 @@ def nobody_waits_for_ever() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("place", "odd"), list(zip(("model.path", "data.path", "data.eval_path"), ODD, strict=True)))
 def test_what_is_no_plain_file_is_refused_as_an_input_by_its_name(
     forge: Any, model: Path, data: Path, tmp_path: Path, place: str, odd: str
@@ -65,6 +66,7 @@ def test_links_to_plain_files_are_inputs_like_others(
     assert " built " not in done.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("odd", ["a pipe", "a link to a device"])
 def test_a_sample_that_is_no_plain_file_is_not_passed_over(forge: Any, model: Path, tmp_path: Path, odd: str) -> None:
     (tmp_path / "samples").mkdir()

@@ -77,6 +77,7 @@ def test_a_sweep_leaves_no_file_with_the_remotes_url(tmp_path: Path, monkeypatch
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["store.remot", "store.remote_mode", "target"])
 def test_a_refused_override_shows_no_secret_of_a_url(forge: Any, name: str, model: Path) -> None:
     done = forge("run", f"model.path={model}", f"{name}='{SECRET}'")
@@ -96,6 +97,7 @@ def test_a_remote_that_failed_in_one_job_of_a_sweep_is_not_waited_for_in_the_nex
     assert capfd.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["remote_answer", "remote_rate", "remote_patience"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_a_limit_that_is_none_is_refused(name: str, value: float) -> None:

@@ -21,6 +21,7 @@ MODELS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_slice_of_load_names_the_importers_of_this_kind_of_model(tmp_path: Path, kind: str) -> None:
     content, tools = MODELS[kind]
@@ -38,6 +39,7 @@ def test_the_slice_of_load_names_the_importers_of_this_kind_of_model(tmp_path: P
     assert "tflite" not in (tmp_path / "resolved" / "fold.yaml").read_text()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "encrypt", [{"password": ["hunter2canary"]}, {"key_ref": "${oc.env:CANARY}"}], ids=["literal", "environment"]
 )

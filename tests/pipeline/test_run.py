@@ -200,6 +200,7 @@ def _refused(done: subprocess.CompletedProcess[str], code: int, out: Path) -> st
     return done.stderr
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
@@ -226,6 +227,7 @@ def test_a_wrong_option_is_refused_before_any_work(
     assert done.stdout == ""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", ["empty", "truncated", "text"])
 def test_a_damaged_model_is_refused(forge: Any, model: Path, data: Path, tmp_path: Path, damage: str) -> None:
     content = model.read_bytes()

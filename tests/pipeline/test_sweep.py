@@ -61,6 +61,7 @@ def test_a_bug_in_a_job_stays_one_and_no_failure_is_none() -> None:
     assert failure(3, []) is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -80,6 +80,7 @@ print({module!r} in sys.modules)
     assert done.stdout == "False\n"
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_costs_a_line_or_the_build_where_it_is_required(
     forge: Any, model: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_build_is_an_experiment_of_dvc(forge: Any, model: Path, tmp_path: Path
     assert parameters["data"]["compile.opt_level"] == "3"
 
 
+@pytest.mark.long
 def test_without_a_repository_dvclive_saves_no_experiment_and_that_is_said(
     forge: Any, model: Path, tmp_path: Path
 ) -> None:

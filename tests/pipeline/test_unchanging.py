@@ -193,6 +193,7 @@ def _images(folder: Path, seed: int) -> Path:
     return folder / "s"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("write", [_npz, _npy, _npz_folder, _images])
 def test_samples_that_change_between_their_digest_and_their_reading_are_refused(
     store: Store, loaded: Output, tmp_path: Path, write: Callable[[Path, int], Path]
@@ -314,6 +315,7 @@ def _spoiled(path: Path) -> bytes:
     return model.SerializeToString()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("place", ["delivered", "stored"])
 def test_a_quantized_model_that_is_edited_while_others_are_built_of_it_leaves_no_wrong_result(
     model: Path, data: Path, tmp_path: Path, warm: Any, place: str

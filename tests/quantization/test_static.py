@@ -51,6 +51,7 @@ def ranges(net: ONNXModule, feeds: list[Feed]) -> Ranges:
     return learn(net, feeds)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("changes", "least"),
     [

@@ -180,6 +180,7 @@ ANSWERS = {
 }  # fmt: skip
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_board_that_answers_anything_is_refused(tmp_path: Path, library: Library, answer: str) -> None:
     sent, kind = ANSWERS[answer]

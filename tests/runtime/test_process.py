@@ -82,6 +82,7 @@ def run(code: str, model: list[str], threads: int, *, seconds: float = SECONDS) 
     return done.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threads", THREADS)
 def test_memory_is_bounded_by_the_largest_input_however_many_sizes_there_are(model: list[str], threads: int) -> None:
     """Those of 60 sizes, each kept for its next run, would be 450 MiB or more; the largest input is 7 MiB."""
@@ -97,6 +98,7 @@ assert largest - before < 100, (before, largest)
     run(code, model, threads)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threads", THREADS)
 def test_an_engine_that_is_gone_gives_its_memory_back(model: list[str], threads: int) -> None:
     code = """
@@ -118,6 +120,7 @@ assert right(first, 1000)
     run(code, model, threads)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threads", THREADS)
 def test_500_calling_threads_leave_a_bounded_number_of_threads(model: list[str], threads: int) -> None:
     code = """
@@ -167,6 +170,7 @@ for ending in (os._exit, sys.exit):
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("pause", [0, 2], ids=["at once", "when all threads sleep"])
 def test_a_process_that_forks_after_a_call_and_its_child_both_compute_and_end(
@@ -175,6 +179,7 @@ def test_a_process_that_forks_after_a_call_and_its_child_both_compute_and_end(
     run(FORKS.format(pause=pause), model, threads)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_process_may_fork_while_its_threads_compute(model: list[str], threads: int) -> None:
     code = """
@@ -224,6 +229,7 @@ assert right(engine, 3000)
     run(code, model, threads)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("threads", THREADS)
 def test_many_threads_share_two_engines_and_the_process_ends_while_some_still_call(
     model: list[str], threads: int

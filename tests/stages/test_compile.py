@@ -97,6 +97,7 @@ def test_sizes_that_were_made_up_are_said_in_a_line(built: Result) -> None:
     assert "unverified" not in built.output.metadata
 
 
+@pytest.mark.long
 def test_samples_are_what_is_compared_on_where_there_are_any(model: ONNXModule, tmp_path: Path) -> None:
     (shape,) = model.input_shapes
     np.savez(tmp_path / "samples.npz", image=np.ones((4, *shape[1:]), np.float32))

@@ -231,6 +231,7 @@ def test_a_model_that_no_inputs_are_found_for_is_not_measured_and_says_so(foreig
     assert result.report["notes"][0].startswith("not evaluated: ")
 
 
+@pytest.mark.long
 def test_inputs_are_made_up_that_the_library_takes(compiled: Callable[[ONNXModule], Library]) -> None:
     """ONNX Runtime pools 3 rows, too, by a window of 40, where steps are larger still."""
     model = ONNXModule(

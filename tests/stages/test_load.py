@@ -94,6 +94,7 @@ def test_an_output_without_a_shape_gets_the_inferred_one(loaded):
     assert loaded(bare).output.output_shapes == [("N", 4)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stated", [[], ["N"], ["N", 5], ["N", 4, 1]])
 def test_an_output_that_is_stated_wrongly_gets_the_inferred_shape(loaded, stated):
     """Exporters of PaddlePaddle models write that an output has no axes; ONNX Runtime minds none of these."""
@@ -347,6 +348,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("make", "message"), HOSTILE, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_bad_model_is_refused_with_a_reason(loaded, make, message):
     with pytest.raises(ModelError, match=f"(?s){message}") as refusal:
@@ -548,6 +550,7 @@ def test_a_model_of_ai_onnx_ml_alone_needs_no_opset_of_onnx(loaded):
     assert loaded(result).report["opset"] == {"ai.onnx": 18}  # the scaler is written out in ONNX's own operators
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dims", [[-1, 0, 4], ["?", "?", 4], ["", "", 4]])
 def test_open_extents_have_one_spelling(loaded, tmp_path, dims):
     """Paddle and Keras write -1, others 0 or nothing: all are open, and each has a name of its own."""
@@ -602,6 +605,7 @@ def positions():
     return model(*nodes, weights=weights)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dims", [{"N": 17}, {"N": [8, 17]}])
 def test_a_size_that_the_model_cannot_have_is_refused_with_the_reason(loaded, dims):
     with pytest.raises(ModelError, match=r"model.dims: expected sizes .* found N=17: .*Incompatible dimensions"):

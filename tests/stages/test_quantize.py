@@ -51,6 +51,7 @@ def accuracy(model: ONNXModule) -> float:
         return float((scores.argmax(axis=1) == arrays["y"]).mean() * 100)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 def test_the_bundled_model_loses_at_most_half_a_point(model: ONNXModule, ranges: Ranges, method: str) -> None:
     inputs = {"ranges": ranges, "data": samples()} if method == "static" else {}

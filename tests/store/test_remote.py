@@ -50,6 +50,7 @@ def filled(bench: Any, url: str, key: str) -> Any:
     return action
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["file", "web", "folder", "relative"])
 def test_what_one_machine_built_is_a_hit_on_another(
     bench: Any, web: Any, key: str, folder: Path, contents: Contents, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ HARMS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("what", ["object", "record"])
 def test_what_is_damaged_in_the_remote_is_named_not_used_and_replaced_by_the_next_build(
@@ -152,6 +154,7 @@ def test_an_object_larger_than_its_record_says_is_cut_off(bench: Any, folder: Pa
     assert len(bench.told) == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("harm", [lambda data: data[:10], lambda data: None])
 def test_what_is_damaged_here_is_taken_from_the_remote(
     bench: Any, filled: Any, url: str, key: str, damage: Any, tmp_path: Path, harm: Any, contents: Contents
@@ -188,6 +191,7 @@ def _closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["unwritable", "unreachable"])
 def test_a_failing_remote_is_told_once_a_way_and_fails_no_build(bench: Any, tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_bytes(b"a file where the remote's folder should be")

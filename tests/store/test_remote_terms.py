@@ -39,6 +39,7 @@ def _failing(method: str, times: int, web: Any) -> None:
     web.faults[method] = fault
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_a_server_that_fails_twice_is_asked_a_third_time(bench: Any, web: Any, key: str, method: str) -> None:
     _failing(method, 2, web)

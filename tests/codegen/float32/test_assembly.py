@@ -47,6 +47,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     return str(library.inspect_source("asm"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3", "amd/zen3", "raspberry-pi/5"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_hottest_loop_of_a_convolution_spills_no_vectors(tag: str, shape: str) -> None:
@@ -127,6 +128,7 @@ def geometry_of(channels: int, filters: int, groups: int, size: Any, kernel: int
     )  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("kernel", [unsized, unsized_pointwise, unsized_depthwise, channels_last])
 def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]) -> None:

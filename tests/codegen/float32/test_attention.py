@@ -41,6 +41,7 @@ def assert_is_attention(source: onnx.ModelProto) -> None:
     assert not any("softmax" in name for name in names)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("leading", "rows", "columns"), [((1, 2), 197, 197), ((2, 3), 24, 50), ((3,), 7, 64), ((1, 1), 6, 33)]
 )
@@ -53,6 +54,7 @@ def test_known_sizes(leading: Shape, rows: int, columns: int) -> None:
 SIZES = [{"b": b, "m": m, "n": n} for b in (1, 2) for m in (1, 5, 12, 13, 40) for n in (1, 15, 32, 33, 100)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mask", [("b", 1, "m", "n"), ("b", 1, 1, "n"), (1, 1, 1, 1), (1, 2, "m", 1)])
 def test_open_sizes_with_masks(mask: Shape) -> None:
     source = attention(MASKED, ("b", 2), "m", "n", mask=mask)
@@ -64,6 +66,7 @@ def test_open_sizes_without_a_mask() -> None:
     assert_same(attention(SCALED, ("b", 2), "m", "n"), [*SIZES, {"b": 1, "m": 0, "n": 3}], terms=100)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("lines", [MASKED, GUARDED])
 @pytest.mark.parametrize("tag", ["host", "x86-64/v3"])
 def test_a_row_whose_mask_leaves_nothing(lines: tuple[str, ...], tag: str) -> None:
@@ -93,6 +96,7 @@ def test_scores_that_something_else_reads_too_are_computed_as_they_are() -> None
     assert_same(model(nodes, {"q": (2, 20, 24), "k": (2, 24, 40), "v": (2, 40, 32)}), [{}], terms=100)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("end", ["MatMul(v, p)", "MatMul(p, w)", "Add(p, p)", "Softmax <axis = 1> (p)"])
 def test_what_only_begins_like_attention(end: str) -> None:
     lines = (*SCALED[:3], "p = Softmax <axis = -1> (s)", f"y = {end}")

@@ -28,6 +28,7 @@ def convolution(
     return model([node, *more], {"x": image}, weights)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("weight", "attributes"),
     [
@@ -43,6 +44,7 @@ def test_transposed_over_images_of_any_size(weight: tuple[int, ...], attributes:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("operator", "weight", "attributes"),
     [
@@ -58,6 +60,7 @@ def test_over_one_axis_of_any_length(operator: str, weight: tuple[int, ...], att
     assert_same(source, [{"length": length} for length in (4, 19, 64)], terms=weight[1] * weight[2])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", [40, "length"])
 def test_what_follows_one_over_one_axis_is_fused_and_nothing_moves_between_two(length: int | str) -> None:
     weights = {
@@ -80,6 +83,7 @@ def test_what_follows_one_over_one_axis_is_fused_and_nothing_moves_between_two(l
     assert sum("pack" in name for name in names) == 2, names
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("image", "times"), [((1, 20, 9, 12), 3), ((2, 20, "height", "width"), 2)])
 def test_several_filters_for_each_channel(image: Shape, times: int) -> None:
     source = convolution(CONV, image, (20 * times, 1, 3, 3), group=20, pads=[1, 1, 1, 1], strides=[1, 2])
@@ -87,6 +91,7 @@ def test_several_filters_for_each_channel(image: Shape, times: int) -> None:
     assert any("depthwise" in name for name in kernels_of(compiled(source)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("channels", "filters"), [(40, 18), (24, 32)])
 def test_a_few_groups_that_fill_no_vectors(channels: int, filters: int) -> None:
     source = convolution(CONV, ("batch", 5 * channels, 6, 7), (5 * filters, channels, 3, 3), group=5, pads=[1, 1, 1, 1])
@@ -100,6 +105,7 @@ def test_an_image_of_one_column(height: int | str, group: int) -> None:
     assert_same(source, [{"height": 50}, {"height": 9}], terms=3 * 32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [1, "batch"])
 def test_what_scales_an_image_by_a_product_is_computed_once(batch: int | str) -> None:
     """A squeeze-and-excitation block."""

@@ -54,6 +54,7 @@ def inverted(
     return model(nodes, {"x": image}, weights)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("image", "wide", "kernel", "attributes", "more"),
     [
@@ -72,6 +73,7 @@ def test_blocks_whose_middle_leaves_the_caches(
     assert [name for name in kernels_of(compiled(source)) if "conv2d" in name and "depthwise" in name]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("more", [{"scales": True}, {"reads_twice": True}])
 def test_what_is_read_by_others_too_is_written(more: dict[str, Any]) -> None:
     source = inverted((1, 16, 113, 111), 96, 3, {"pads": [1] * 4, "strides": [2, 2]}, **more)

@@ -69,6 +69,7 @@ def test_a_quantized_model_is_refused() -> None:
         build(model, Target.from_tag(PI), HALVES)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize(
     ("tag", "multiply_add"), [(PI, r"fmla\tv\d+.8h"), ("intel/sapphire-rapids", r"vfmadd\w+ph\t.*%zmm")]

@@ -35,6 +35,7 @@ def test_any_number_of_rows_times_weights(columns: int) -> None:
     assert_same(model(nodes, {"x": ("batch", "rows", 40)}, weights), [*sizes, {"batch": 0, "rows": 4}], terms=41)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("heads", [(2, 2), (2, 1)])
 def test_any_number_of_columns_of_any_number_of_rows(heads: Shape) -> None:
     nodes = [

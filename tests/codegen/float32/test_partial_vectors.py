@@ -8,6 +8,7 @@ from onnx import helper
 from tests.support.tiled import assert_same, compiled, kernels_of, model
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("columns", [1, 3, 9, 15, 33, 197])
 def test_a_product_whose_columns_fill_no_vectors(columns: int) -> None:
     nodes = [helper.make_node("MatMul", ["a", "b"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]

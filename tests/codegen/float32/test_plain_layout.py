@@ -43,6 +43,7 @@ def at_all(source: onnx.ModelProto, *, terms: int, least: tuple[int, int] = (1, 
         assert_same(known, [size], terms=terms)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("operator", "attributes"),
     [
@@ -68,6 +69,7 @@ def test_a_window_that_stands_in_padding_alone_has_no_number() -> None:
     np.testing.assert_array_equal(found, np.full((2, 5, 2, 2), -3.0, np.float32))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("operator", "filling"), [("Sigmoid", 0.0), ("Exp", 0.0), ("Log", 1.0), ("Tanh", -1.0), ("Erf", 0.5)]
 )
@@ -81,6 +83,7 @@ def test_functions_of_what_fills_padding(operator: str, filling: float) -> None:
     at_all(model(nodes, {"x": IMAGE}, pads), terms=20, least=(3, 5))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize("pads", [[0, 0, 2, 3, 0, 0, 1, 2], [0, 1, 0, 0, 0, 2, 0, 4], [1, 0, 2, 0, 0, 0, 0, 0]])
 def test_pads(mode: str, pads: list[int]) -> None:
@@ -93,6 +96,7 @@ def test_pads(mode: str, pads: list[int]) -> None:
     at_all(source, terms=4, least=(5, 5) if mode == "reflect" else (3, 5))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_joins_along_any_axis_and_what_is_computed_of_them(axis: int) -> None:
     nodes = [
@@ -103,12 +107,14 @@ def test_joins_along_any_axis_and_what_is_computed_of_them(axis: int) -> None:
     at_all(model([*before, *nodes], {"x": IMAGE}), terms=4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("order", [[0, 2, 3, 1], [0, 1, 3, 2], [3, 2, 1, 0], [1, 0, 2, 3], [2, 3, 0, 1]])
 def test_transpositions(order: list[int]) -> None:
     nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=order), helper.make_node("Relu", ["t"], ["y"])]
     at_all(model(nodes, {"x": (2, 20, "h", "w")}), terms=1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", [(2, 33, 19, 40), (1, 32, 16, 48), (1, 3, 17, 16), (1, 5, 4, 9)])
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (0, 3, 1, 2), (0, 1, 3, 2)])
 def test_transpositions_of_bytes_and_of_floats_move_each_number_once(
@@ -123,6 +129,7 @@ def test_transpositions_of_bytes_and_of_floats_move_each_number_once(
         np.testing.assert_array_equal(compiled(source)(x)[0], x.transpose(order))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceMean", "ReduceL2"])
 @pytest.mark.parametrize("axes", [[3], [2, 3], [1, 3], [2], [0, 1, 2, 3]])
 def test_reductions(operator: str, axes: list[int]) -> None:
@@ -152,6 +159,7 @@ def test_normalization_of_images_of_any_size() -> None:
     at_all(one("InstanceNormalization", weights), terms=500, least=(3, 5))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("width", [3, 7, 12, 17, 30, 60, 63, 100, 197])
 def test_rows_of_every_width(width: int) -> None:
     row = {"r": np.linspace(-1, 1, width, dtype=np.float32), "c": np.linspace(1, 2, 8, dtype=np.float32).reshape(8, 1)}
@@ -195,6 +203,7 @@ CHAINS: dict[str, list[tuple[str, list[str], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("chain", list(CHAINS))
 @pytest.mark.parametrize("shape", [IMAGE, (2, 5, 21, 38)])
 @pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3", "raspberry-pi/5"])

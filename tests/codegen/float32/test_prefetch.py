@@ -68,6 +68,7 @@ def lines(flat: Any, loops: list[tirx.For], around: tirx.For, turn: int) -> set[
     return seen
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3"])
 @pytest.mark.parametrize(
     "source",
@@ -114,6 +115,7 @@ def test_nothing_is_asked_for_on_arm_and_none_of_few_rows() -> None:
         assert not any("llvm.prefetch" in str(kernel) for kernel in kernels(dense(rows, 40, 160), tag))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("rows", [(1, 130), ("rows",), ("batch", "rows")])
 def test_products_of_many_steps_are_sums_of_parts(rows: Shape) -> None:
     machine = Machine.of(Target.from_tag("host"))

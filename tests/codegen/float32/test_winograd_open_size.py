@@ -47,6 +47,7 @@ def _compare(source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str 
     assert any("open_winograd" in name for name in names), names
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("channels", "filters"), [(64, 64), (40, 128), (70, 20)])
 def test_images_of_any_size(channels: int, filters: int, threads: int) -> None:
@@ -54,12 +55,14 @@ def test_images_of_any_size(channels: int, filters: int, threads: int) -> None:
     _compare(source, [(batch, channels, *size) for batch in (1, 2) for size in SIZES], threads=threads)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("pads", [[0, 0, 0, 0], [2, 1, 0, 1], [2, 2, 2, 2]])
 def test_any_padding(pads: list[int]) -> None:
     source = _source((1, 64, "height", "width"), 64, pads=pads)
     _compare(source, [(1, 64, *size) for size in SIZES if min(size) > 2])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("image", [(1, 64, 24, "width"), (1, 64, "height", 17)])
 def test_one_open_extent(image: Shape) -> None:
     source = _source(image, 64, pads=[1, 1, 1, 1])
@@ -84,6 +87,7 @@ def test_sizes_that_are_computed_from_others() -> None:
     _compare(source, [(1, 64, *size) for size in SIZES])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3"])
 def test_narrower_vectors(tag: str) -> None:
     source = _source(("batch", 48, "height", "width"), 32, pads=[1, 1, 1, 1])

@@ -51,6 +51,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_convolution_stores_what_onnx_runtime_stores(case: str) -> None:
     channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
@@ -60,6 +61,7 @@ def test_a_convolution_stores_what_onnx_runtime_stores(case: str) -> None:
     check(net, net.pair(result, OUT))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", [HERE, "x86-64/v2"])
 @pytest.mark.parametrize(("channels", "size", "settings"), [
     (3, (33, 21), {"pads": [1, 0, 2, 1], "strides": [2, 2]}), (5, (18, 40), {"pads": [0] * 4}),
@@ -75,6 +77,7 @@ def test_an_image_with_channels_last_is_rounded_and_turned_by_the_convolution_th
     check(net, net.pair(both, OUT), tag=tag)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tag", dict.fromkeys([HERE, VNNI]))
 @pytest.mark.parametrize("zero", [113, 218])
 def test_an_image_of_few_channels_is_padded_with_any_zero_point(zero: int, tag: str) -> None:
@@ -93,6 +96,7 @@ def test_an_input_that_others_read_too_is_rounded_for_them_as_well() -> None:
     check(net, net.pair(read, OUT), net.node("MaxPool", image, kernel_shape=[2, 2]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", ["1x1", "3x3 padded", "depthwise"])
 def test_factors_that_are_no_powers_of_two_are_rounded_as_onnx_runtime_rounds_them(case: str) -> None:
     channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
@@ -106,6 +110,7 @@ def test_factors_that_are_no_powers_of_two_are_rounded_as_onnx_runtime_rounds_th
     check(net, net.pair(y, (71.3, 101)), optimized=True)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tag", [tag for tag in OTHERS if tag != HERE])
 @pytest.mark.parametrize("case", ["3x3 padded", "three channels", "depthwise"])
 def test_other_instructions_store_the_same(case: str, tag: str) -> None:
@@ -131,6 +136,7 @@ def test_without_such_instructions_a_convolution_is_computed_in_float_within_a_s
     assert (steps > 0).mean() < 0.01
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN])
 @pytest.mark.parametrize(("channels", "size"), [(16, 6), (24, 13), (64, 16)])
 def test_winograds_filtering_is_exact_in_integers_even_where_all_sums_are_largest(
@@ -172,6 +178,7 @@ def test_lanes_of_packed_vectors_are_put_in_order(lanes: int, vectors: int) -> N
     np.testing.assert_array_equal(packed[group_order(lanes, vectors)].reshape(-1), numbers.reshape(-1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pixels", [1, 2, 3, 4, 5, 11])
 def test_results_far_outside_of_a_byte_are_clipped_before_neighbours_are_packed(pixels: int) -> None:
     net = Net(1, 16, 3, pixels)
@@ -198,6 +205,7 @@ def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:
     check(net, positive, net.pair(net.node("Clip", convolution(net, 16, 16, 3), *bounds), (64.0, 100)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bounds", [(0.0, 18.0), (-7.0, 8.0), (-6.0, 6.0), (-8.0, 507.0), (-600.0, 12.0)])
 def test_bytes_are_clipped_to_bounds_that_lie_between_two_of_them(bounds: tuple[float, float]) -> None:
     net = Net(1, 16, 12, 12)
@@ -246,6 +254,7 @@ def test_a_sum_of_two_scales_after_a_convolution() -> None:
     check(net, net.pair(net.node("Relu", net.node("Add", left, right)), (32.0, 3)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize("channels", [24, 3])
 def test_windows_along_one_axis_are_pooled_as_integers(operator: str, channels: int) -> None:
@@ -258,6 +267,7 @@ def test_windows_along_one_axis_are_pooled_as_integers(operator: str, channels: 
     check(net, net.pair(net.node("GlobalAveragePool", y), (16.0, 5)), y)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 def test_pooling_keeps_to_integers(operator: str, pads: list[int]) -> None:
@@ -276,6 +286,7 @@ def test_the_mean_of_an_image_and_what_only_moves_it() -> None:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("channels", [16, 12])
 def test_values_of_one_scale_are_concatenated_as_integers(channels: int) -> None:
     net = Net(1, 16, 5, 5)

@@ -138,6 +138,7 @@ MATRICES: dict[str, Case] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("shape", [IMAGE, MATRIX])
 def test_operators_on_integers_store_what_onnx_runtime_stores(shape: tuple[int, ...], signed: bool) -> None:
@@ -191,6 +192,7 @@ def test_weights_of_four_bits_in_blocks_stay_so_in_the_library() -> None:
     assert_same_sums(load(library.to_bytes(), target)(x)[0], reference(model, x)[0], terms=256)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_linear_resize_of_integers_drops_fractions(signed: bool) -> None:
     net = Integers(1, 3, 5, 6)
@@ -202,6 +204,7 @@ def test_a_linear_resize_of_integers_drops_fractions(signed: bool) -> None:
     np.testing.assert_array_equal(found, reference(model, x)[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("operator", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_with_a_float_result_agree_with_onnx_runtime(operator: str, has_bias: bool) -> None:
@@ -264,6 +267,7 @@ def test_products_of_integers_are_exact_sums_in_integers(dtype: Any, zeros: str)
     np.testing.assert_array_equal(compiled(model)(x)[0], wanted.astype(np.int32))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("measures", [False, True])
 @pytest.mark.parametrize(
     ("groups", "size", "is_open"),
@@ -338,6 +342,7 @@ def test_a_scaled_product_of_measured_bytes_has_the_kernels_of_dynamic_quantizat
     assert_close(compiled(model)(x)[0], reference(model, x)[0], within=1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("read", ["sums", "real", "scaled", "another zero"])
 def test_a_scaled_product_is_written_out_only_where_nobody_else_reads_what_is_inside(read: str) -> None:
     net = Integers(5, 24)

@@ -31,6 +31,7 @@ def layer(operator: str, gates: int, axis: int | None) -> tuple[onnx.ModelProto,
     return net.finish(y), net.random.standard_normal(net.shape).astype(np.float32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("operator", "gates", "axis"), [("LSTM", 4, 1), ("GRU", 3, None)])
 def test_a_recurrent_layer_of_bytes_computes_what_onnx_runtime_computes(
     operator: str, gates: int, axis: int | None

@@ -85,6 +85,7 @@ GROUPED: dict[str, tuple[tuple[int, ...], Callable[[Net], str]]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tag", dict.fromkeys([PLAIN, HERE]))
 @pytest.mark.parametrize("case", [*NETS, *GROUPED])
 def test_bytes_with_any_zero_point_store_what_onnx_runtime_stores(case: str, tag: str) -> None:
@@ -101,6 +102,7 @@ def test_such_weights_of_images_of_any_size_store_what_onnx_runtime_stores(case:
     expect_same(unsized(net.finish(net.pair(layers(net), OUT)), 2, 3))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", ["convolution", "depthwise", *GROUPED])
 def test_where_nothing_is_widened_such_weights_are_parts_and_still_in_integers(case: str) -> None:
     shape, layers = {**NETS, **GROUPED}[case]

@@ -75,6 +75,7 @@ def computed(model: onnx.ModelProto, target: Target = V3) -> dict[str, list[str]
     return {kernel: list(found) for kernel, found in library.layers.items()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("make", "source"),
     [
@@ -97,6 +98,7 @@ def test_every_layer_that_computes_is_found_and_in_the_order_of_the_model(
         assert layers == sorted(layers, key=order.index)
 
 
+@pytest.mark.long
 def test_what_is_fused_has_the_layers_of_all_and_equal_layers_share_a_kernel() -> None:
     found = sorted(computed(images([1, 3, 32, 32])).values(), key=str)
     assert ["stem", "stem/relu"] in found

@@ -110,6 +110,7 @@ def matches(model: onnx.ModelProto) -> list[str]:
     return [kernel.name for kernel in engine.profile(x, runs=1) for _ in range(kernel.calls)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("reads", "outputs"),
     [
@@ -121,6 +122,7 @@ def test_values_survive_until_they_are_last_read(reads: Any, outputs: tuple[str,
     assert matches(pooled(*reads, outputs=outputs))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("reads", "copies"),
     [

@@ -112,6 +112,7 @@ def widening() -> object:
 _KERNELS: list[object] = []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("generator", ["tiled", "stock"])
 def test_set_float16_halves_the_library_and_keeps_types_and_sums(generator: str) -> None:
     model = convolution(normal(64, 64, 3, 3))

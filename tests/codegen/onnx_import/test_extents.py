@@ -68,6 +68,7 @@ def test_one_library_computes_what_onnx_runtime_does_at_any_size() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_bytes_do_not_hang_on_addresses(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
@@ -128,6 +129,7 @@ in_fours (float[batch, sequence, 8] x) => (float[batch, sequence, sequence] y)
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "sizes"), [(SHIFTED, (1, 2, 9)), (IN_FOURS, (4, 12))])
 def test_a_size_that_comes_back_to_an_inputs_is_that_inputs(text: str, sizes: tuple[int, ...]) -> None:
     model = onnx.parser.parse_model(text)

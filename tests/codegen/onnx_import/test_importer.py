@@ -147,6 +147,7 @@ def test_an_unnamed_extent_gets_a_name_of_its_own() -> None:
 INTEGERS = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_floats_become_integers_as_numpy_has_it_and_numbers_that_are_none_become_nothing(kind: str) -> None:
     bits = np.finfo(kind).nmant

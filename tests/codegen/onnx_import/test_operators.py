@@ -127,6 +127,7 @@ def expect_equal(model: onnx.ModelProto, options: Options, feeds: dict[str, np.n
         assert_close(have, want, within=1e-5)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", RIGHT)
 def test_what_was_mended_computes_what_onnx_runtime_computes(case: str, model_of: Make, stock: Options) -> None:
     operator, inputs, attributes, dtype = RIGHT[case]
@@ -147,6 +148,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[int, ...]]] 
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", SEVERAL)
 def test_every_result_of_an_operator_is_computed(case: str, model_of: Make, stock: Options) -> None:
     operator, inputs, attributes, outputs = SEVERAL[case]
@@ -175,6 +177,7 @@ def test_a_slope_below_zero_is_for_an_axis_of_any_size(slopes: tuple[Any, ...], 
     expect_equal(model, options, {"x": array(2, 4, 7), **given})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", [[2, 8, 4, 6], ["N", 8, "H", "W"]])
 @pytest.mark.parametrize("case", REARRANGED)
 def test_blocks_of_pixels_and_channels_change_places_in_every_mode(
@@ -187,6 +190,7 @@ def test_blocks_of_pixels_and_channels_change_places_in_every_mode(
     np.testing.assert_array_equal(result(model, stock, {"x": x})[0], expected)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("variant", ["plain", "with state", "batch first"])
 @pytest.mark.parametrize("operator", RECURRENT)
 def test_recurrent_layers_run_both_ways(operator: str, variant: str, model_of: Make, stock: Options) -> None:
@@ -208,6 +212,7 @@ def test_recurrent_layers_run_both_ways(operator: str, variant: str, model_of: M
         expect_equal(model, stock, {"x": array(5, 2, 3)})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("linear", [0, 1])
 def test_a_gru_resets_before_or_after_the_product(linear: int, model_of: Make, stock: Options) -> None:
     inputs = {"x": SEQUENCE, **{key: value[:1] for key, value in RECURRENT["GRU"].items()}}
@@ -217,6 +222,7 @@ def test_a_gru_resets_before_or_after_the_product(linear: int, model_of: Make, s
     expect_equal(model, stock, {"x": array(5, 2, 3)})
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("operator", RECURRENT)
 @pytest.mark.parametrize("generator", ["stock", "auto"])
 def test_one_library_serves_any_number_of_steps(operator: str, generator: str, model_of: Make, stock: Options) -> None:

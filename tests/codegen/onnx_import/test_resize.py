@@ -156,6 +156,7 @@ def resize_of(shape: list[Any], inputs: dict[str, Any], attributes: dict[str, An
     return onnx.shape_inference.infer_shapes(model)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_extent_is_resized_as_by_onnx_runtime(name: str, model_of: Make) -> None:
     shape, inputs, attributes = KNOWN[name]
@@ -165,6 +166,7 @@ def test_a_known_extent_is_resized_as_by_onnx_runtime(name: str, model_of: Make)
     assert_close(found, expected, within=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["nearest, blocked", "cubic to smaller", "antialias"])
 def test_resizing_between_convolutions_stays_in_their_layout(name: str, model_of: Make) -> None:
     shape, inputs, attributes = KNOWN[name]
@@ -193,6 +195,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_one_library_resizes_images_of_any_size(name: str, model_of: Make) -> None:
     inputs, attributes = UNKNOWN[name]

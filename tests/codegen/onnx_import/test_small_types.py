@@ -110,6 +110,7 @@ def cast(dtype: int, saturate: int) -> onnx.ModelProto:
     return model_of(nodes, {"x": (dtype, ["N"])}, {f"y{kind}": kind for kind in FLOATS})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("saturate", [1, 0])
 def test_floats_are_rounded_as_the_reference_rounds_them(saturate: int) -> None:
     model, x = cast(TensorProto.FLOAT, saturate), floats()
@@ -171,6 +172,7 @@ AXES: Mapping[str, tuple[list[int], dict[str, int], list[int]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", AXES)
 def test_what_is_quantized_and_dequantized_is_what_the_reference_gives(way: str) -> None:
     shape, attributes, kinds = AXES[way]

@@ -110,6 +110,7 @@ def test_every_kernel_is_a_symbol_of_the_library(library: Library) -> None:
         assert b"\0" + kernel.encode() + b"\0" in library.elf
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("open_form", [True, False])
 def test_functions_are_in_the_order_in_which_a_call_tries_them(tmp_path: Path, open_form: bool) -> None:
     options = dataclasses.replace(TILED, dims={"s": (4,)}, open_form=open_form)

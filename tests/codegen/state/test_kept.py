@@ -52,6 +52,7 @@ def made(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, Library]:
     return model, kept(model, dims={"s": (1,)})
 
 
+@pytest.mark.every(2)
 def test_every_step_is_that_of_the_model_with_its_past(made: tuple[onnx.ModelProto, Library]) -> None:
     model, library = made
     engine = loaded(library, threads=2)

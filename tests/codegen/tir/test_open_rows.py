@@ -19,6 +19,7 @@ WIDTHS = (1, 3, 7, 8, 9, 31, 64)
 SLOPES = np.linspace(0.1, 0.5, 4, dtype=np.float32).reshape(4, 1, 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("operator", ["PRelu", "ThresholdedRelu", "Sigmoid", "Log"])
 def test_a_row_of_any_length_is_computed_by_vectors(operator: str, tmp_path: Path) -> None:
     constants = {"slopes": SLOPES} if operator == "PRelu" else {}

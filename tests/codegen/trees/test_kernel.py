@@ -53,6 +53,7 @@ def check(model: onnx.ModelProto, forest: Forest, *, nan: bool = False) -> Kerne
     return kernel
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_comparisons_of_all_kinds_stand_in_one_tree(dtype: Any) -> None:
     forest = Forest(modes=MODES, missing=True, dtype=dtype, trees=9, leaves=12)
@@ -64,6 +65,7 @@ def test_a_threshold_may_be_infinite_or_no_number() -> None:
     check(regressor(forest), forest, nan=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("aggregate", "own"), [("SUM", False), ("SUM", True), ("AVERAGE", True), ("MIN", False), ("MAX", True)]
 )
@@ -90,6 +92,7 @@ def test_trees_of_a_single_leaf_and_of_very_different_depths_stand_together() ->
     check(regressor(replace(deep, trees=0), **given), deep)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("dtype", "bits"), [(np.float32, 32), (np.float64, 64)])
 def test_trees_with_more_leaves_than_a_word_has_bits_are_several_parts(
     dtype: Any, bits: int, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_the_preferred_sizes_come_first_and_given_ones_stay() -> None:
     assert len(given) == len({tuple(sizes.items()) for sizes in given})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", [80, 512, 9])
 def test_a_size_that_the_weights_decide_is_found(size: int) -> None:
     """Unless it is none that anybody would try: then the data have to say it."""

@@ -71,6 +71,7 @@ def test_on_a_terminal_there_is_a_row_for_each_job(tmp_path: Path) -> None:
     assert "1 delivered, 1 failed" in shown
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("jobs", ["0", "many"])
 def test_a_number_of_jobs_that_is_none_is_refused(forge: Any, model: Path, jobs: str) -> None:
     done = forge("run", "-m", f"model.path={model}", "target=host,x86-64/v2", f"jobs={jobs}")

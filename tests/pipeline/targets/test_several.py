@@ -62,6 +62,7 @@ def test_each_cpu_has_the_very_options_that_it_has_alone() -> None:
     assert set(reads[SEALING].values()) == {COMPILING}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tag", ["x86-64/any", "arm/any"])
 def test_a_file_lists_cpus_under_a_name(tag: str) -> None:
     section = compose(["model=digits", f"target={tag}"])["target"]
@@ -84,6 +85,7 @@ def test_a_list_has_a_name_that_is_a_folder() -> None:
     assert name_of(("arm/generic", "raspberry-pi/5")) == "arm-generic+raspberry-pi-5"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("chosen", "found"),
     [

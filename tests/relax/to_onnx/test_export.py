@@ -200,6 +200,7 @@ def test_every_row_has_a_case() -> None:
     assert untested - set(CASES) - set(UNARY) - set(BINARY) - INDIRECT == set()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -73,6 +73,7 @@ def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
     expect_same(unsized(net.finish(joined, largest, inside, outside, enlarged, mean), 2, 3))
 
 
+@pytest.mark.long
 def test_two_convolutions_of_any_size_that_both_wait_are_added() -> None:
     net = Net(1, 16, 8, 8)
     y = net.pair(net.node("Add", convolution(net, 16, 16, 1), convolution(net, 16, 16, 3, pads=[1] * 4)), OUT)
@@ -90,6 +91,7 @@ ROUNDED_UP: tuple[tuple[str, dict[str, Any]], ...] = (
 """Pools whose number of results is rounded up; some would start a window behind the image if it was only that."""
 
 
+@pytest.mark.long
 def test_pools_of_any_size_have_as_many_results_as_onnx_runtime_has_when_it_rounds_their_number_up() -> None:
     net = Net(1, 16, 8, 8)
     y = net.pair(convolution(net, 16, 16, 1), OUT)
@@ -97,6 +99,7 @@ def test_pools_of_any_size_have_as_many_results_as_onnx_runtime_has_when_it_roun
     expect_same(unsized(net.finish(net.node("GlobalMaxPool", y), *(net.pair(x, OUT) for x in made)), 2, 3))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goes_on(operator: str) -> None:
     net = Net(1, 16, 8, 8)
@@ -110,6 +113,7 @@ def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goe
     np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
+@pytest.mark.long
 def test_a_clipped_result_whose_extents_are_claimed_to_be_others_keeps_its_bounds() -> None:
     """Half of an extent, doubled, is that extent where it is even."""
     net = Net(1, 16, 8, 8)
@@ -147,6 +151,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_target(tag: str) -> None:
     for name in ("pointwise", "padded", "depthwise"):
@@ -214,6 +219,7 @@ def test_every_pixel_that_is_read_in_place_is_in_a_tile_within_the_image_and_few
         assert min(len(places) for places in seen.values()) < 2 * (pixels + 32)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("tag", "multiply", "name"),
     [

@@ -154,12 +154,14 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("tag", dict.fromkeys([HERE, "x86-64/v2"]))
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_several_kernels_are_in_integers_whatever_the_instructions(name: str, tag: str) -> None:
     assert expect_same(FORMS[name], tag)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every_target(tag: str) -> None:
     from forge_pipeline.codegen.lowering import lower
@@ -173,6 +175,7 @@ def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every
         assert lowered.fallbacks == ()
 
 
+@pytest.mark.long
 def test_a_chain_over_two_three_and_one_axes_is_moved_in_bytes() -> None:
     net = Net(1, 12, 8, 9)
     y = form("ConvTranspose", (1, 12, 8, 9), (12, 20, 3, 3), strides=[2, 2]).layer(net, net.pair("x", IN))
@@ -190,6 +193,7 @@ def test_a_chain_over_two_three_and_one_axes_is_moved_in_bytes() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["the phases of a decoder", "a volume", "channels multiplied"])
 def test_the_batch_of_every_form_may_be_symbolic(name: str) -> None:
     net = Net(*FORMS[name].shape)
@@ -200,6 +204,7 @@ def test_the_batch_of_every_form_may_be_symbolic(name: str) -> None:
         np.testing.assert_array_equal(engine(x)[0], reference(unsized(model, 0), x, optimized=False)[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["the phases of a decoder", "a volume", "a transposed filter for each channel"])
 def test_forms_of_measured_bytes_are_convolutions_of_integers(name: str) -> None:
     net = Net(*FORMS[name].shape)

@@ -56,12 +56,14 @@ BLOCKS = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", BLOCKS)
 def test_a_block_with_a_projection_stores_what_onnx_runtime_stores(case: str) -> None:
     net = Net(2, BLOCKS[case][0], 9, 13)
     check(net, block(net, *BLOCKS[case]))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, VNNI) if tag != HERE])
 def test_other_instructions_store_the_same_of_a_block(tag: str) -> None:
     net = Net(1, 16, 9, 13)
@@ -125,6 +127,7 @@ def test_each_of_two_convolutions_has_its_own_zero_point_and_bias() -> None:
     check(net, net.pair(total(), SUM), total(), net.pair(other_way_round, SUM))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("large", [0, 1])
 def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(large: int) -> None:
     net = Net(1, 16, 3, 4)
@@ -138,6 +141,7 @@ def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(lar
     check(net, y, net.node("MaxPool", y, kernel_shape=[2, 2]))  # two readers: bytes are stored
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["groups", "few channels", "measured"])
 def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> None:
     channels = 3 if kind == "few channels" else 16
@@ -155,6 +159,7 @@ def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> N
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", [1, 3], ids=["one kernel", "transformed"])
 def test_cpus_with_and_without_multiply_add_agree_on_a_sum_of_two_convolutions(kernel: int) -> None:
     net = Net(1, 48, 16, 13)
@@ -180,6 +185,7 @@ def test_a_sum_of_two_convolutions_that_are_stored_is_stored_by_the_second() -> 
     assert re.search(r"conv2d_u8\w*_add_u8", main)
 
 
+@pytest.mark.long
 def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:
     net = Net(1, 16, 24, 24)
     model = net.finish(block(net, 16, 32, 1, 1, NEITHER), block(net, 16, 32, 1, 2, MAIN))
@@ -195,6 +201,7 @@ def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("tag", "stored"),
     [*((tag, MAIN) for tag in dict.fromkeys([HERE, *ELSEWHERE])), (HERE, SHORTCUT), (PLAIN, NEITHER), (VNNI, NEITHER)],

@@ -71,6 +71,7 @@ def test_a_tile_fits_the_registers(tag: str, size: tuple[int, int]) -> None:
         assert 24 % chosen.vectors == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("tag", "multiply", "least"), [(SDOT, r"sdot\t.*\.4b\[\d\]", 16), (SMULL, "sml?al|smull", 32), (I8MM, "usmmla", 16)]
 )

@@ -41,6 +41,7 @@ def product(*shape: int) -> tuple[Net, str]:
     return net, net.node("MatMul", left, net.node("Transpose", right, perm=turn))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_product_of_two_activations_stores_what_onnx_runtime_stores(case: str) -> None:
     net, result = product(*SHAPES[case])
@@ -76,6 +77,7 @@ def attention(net: Net, heads: int, *, mask: bool = False) -> tuple[str, str]:
     return likely, joined
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("rows", "mask"), [(32, False), (37, False), (32, True)])
 def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> None:
     net = Net(1, rows, 32)

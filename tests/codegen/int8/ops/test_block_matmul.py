@@ -87,18 +87,21 @@ FORMS = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5, 16])
 def test_products_in_blocks_are_what_onnx_runtime_computes(form: str, rows: int) -> None:
     expect_same(product(rows, **FORMS[form]), [(rows, 128)])
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, "amd/zen4") if tag != HERE])
 @pytest.mark.parametrize("form", ["four bits", "eight bits", "eight bits with zero points"])
 def test_every_x86_multiplies_blocks_alike(form: str, tag: str) -> None:
     expect_same(product("rows", **FORMS[form]), [(rows, 128) for rows in LENGTHS], tag)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("leading", [("rows",), ("batch", "rows"), (2, "rows")])
 def test_any_number_of_rows_is_multiplied_in_blocks(leading: tuple[Any, ...]) -> None:
     sizes = [{"batch": 3, "rows": rows} for rows in LENGTHS]
@@ -122,6 +125,7 @@ def test_sums_in_a_block_are_exact() -> None:
     np.testing.assert_array_equal(compiled(model)(x)[0], wanted.astype(np.float32))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_blocks_are_multiplied_by_the_instructions_of_the_target(tag: str) -> None:
     dot = {"i8mm": "usdot"}.get(Target.from_tag(tag).dot_product)

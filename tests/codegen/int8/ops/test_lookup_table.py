@@ -54,6 +54,7 @@ CHAINS: dict[str, Chain] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("arch", ["this", "riscv64"])
 def test_functions_of_a_byte_store_what_onnx_runtime_stores(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if arch != "this":  # no table instruction is known: one byte after the other
@@ -87,6 +88,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", PAIRS)
 def test_two_operands_of_any_scales_store_what_onnx_runtime_stores_a_sum_within_a_step(case: str) -> None:
     operator, shape = PAIRS[case]
@@ -109,6 +111,7 @@ def test_two_operands_of_any_scales_store_what_onnx_runtime_stores_a_sum_within_
         assert (steps > 0.5).mean() < 0.01
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("channels", [16, 12])
 def test_values_of_several_scales_are_concatenated_as_integers_of_one(channels: int) -> None:
     net = Net(1, 16, 5, 5)

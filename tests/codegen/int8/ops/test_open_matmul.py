@@ -33,6 +33,7 @@ def expect_same(model: onnx.ModelProto, shapes: list[tuple[int, ...]], tag: str 
         np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0], err_msg=str(shape))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tag", [HERE, *(tag for tag in OTHERS if tag != HERE)])
 def test_any_number_of_rows_is_multiplied_exactly(tag: str) -> None:
     expect_same(product("rows"), [(rows, DEPTH) for rows in LENGTHS], tag)

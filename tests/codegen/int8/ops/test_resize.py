@@ -33,6 +33,7 @@ def resized(net: Net, source: str, way: str, factors: tuple[float, float]) -> st
     return net.node("Resize", source, "", scales, mode="linear", coordinate_transformation_mode=way)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("way", "factors", "channels"), WAYS)
 def test_what_is_stored_is_what_floats_would_have_been_rounded_to(way: str, factors: Any, channels: int) -> None:
     net = Net(1, channels, 10, 14)
@@ -54,6 +55,7 @@ REPEATED = (((2.0, 2.0), "floor", {"repeat"}), ((1.0, 3.0), "floor", {"repeat"})
 """Factors, rounding, and what the kernels are called that choose pixels: whole factors take no table."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("factors", "rounding", "kernels"), REPEATED)
 def test_pixels_that_a_sum_reads_several_times_are_read_where_they_lie(
     factors: Any, rounding: str, kernels: set[str]
@@ -82,6 +84,7 @@ def expect_same(model: onnx.ModelProto, seed: int = 5) -> None:
             np.testing.assert_array_equal(found, wanted, err_msg=str(size))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("axes", [(2, 3), (3,)])
 def test_images_of_any_size_are_resized_as_those_of_a_known_size(axes: tuple[int, ...]) -> None:
     results = []

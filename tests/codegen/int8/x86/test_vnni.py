@@ -42,6 +42,7 @@ def hottest(text: str, instruction: str) -> str:
     return max(re.split(r"\n\.?(?!Ltmp)\w+:|\tj\w+\t", text), key=lambda block: block.count(instruction))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tag", [AVX512, AVX2])
 def test_transformed_tiles_are_multiplied_and_added_by_one_instruction(tag: str) -> None:
     text = assembly(tag, 8, 32, 32, "conv2d_u8_winograd")
