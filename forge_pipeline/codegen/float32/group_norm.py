@@ -1,8 +1,8 @@
-"""Normalization of images by mean and deviation of each channel, or of each group of channels.
+"""Normalization by mean and deviation: of each channel of an image, of each group of channels, of each row.
 
-The image is read once for both moments: a piece of it that stays in the first cache gives its mean, then its squares
+All is read once for both moments: a piece of it that stays in the first cache gives its mean, then its squares
 around that mean, and pieces are put together as Chan, Golub and LeVeque do ("Updating formulae and a pairwise algorithm
-for computing sample variances", 1979). Nothing cancels out, whatever the mean. What is left, for each pixel, is a
+for computing sample variances", 1979). Nothing cancels out, whatever the mean. What is left, for each number, is a
 difference and products, which are fused with what follows them.
 """
 
@@ -55,17 +55,41 @@ def normalize(graph: Graph, call: relax.Call) -> Value | None:
     return Value(blocked=found, channels=channels) if is_blocked else Value(plain=found)
 
 
+def normalize_rows(graph: Graph, call: relax.Call) -> Value | None:
+    """Normalize rows along the last axis that fill a vector."""
+    operand, gamma, beta = call.args
+    if not has_known_shape(operand, symbolic_axes=range(7)) or operand.ty.dtype != KIND:
+        return None
+    shape, lanes = shape_of(operand), graph.machine.computing(KIND).lanes
+    length = shape[-1]
+    is_last = [int(axis) % len(shape) for axis in call.attrs.axes] == [len(shape) - 1]
+    if not is_last or len(shape) < 2 or not isinstance(length, int) or length < lanes:
+        return None
+    rows = graph.plain(graph.look(operand))
+    kernel = plain_moments(
+        extents_of(rows), len(shape) - 1, 1, lanes, float(call.attrs.epsilon), is_parallel=_is_worth_threads(shape)
+    )
+    mean, inverse = called(graph.builder, kernel, [rows], [((*extents_of(rows)[:-1], 1), KIND)] * 2)
+    found = graph.emit(relax.op.multiply(graph.emit(relax.op.subtract(rows, mean)), inverse))
+    found = graph.emit(relax.op.multiply(found, graph.plain(graph.look(gamma))))
+    return Value(plain=graph.emit(relax.op.add(found, graph.plain(graph.look(beta)))))
+
+
+def _is_worth_threads(shape: tuple[Any, ...]) -> bool:
+    known = (extent if isinstance(extent, int) else primitives.UNKNOWN for extent in shape)
+    return primitives.product(known) >= primitives.SERIAL_WORK
+
+
 def _moments(
     graph: Graph, image: relax.Expr, channels: int, groups: int, epsilon: float, *, is_blocked: bool
 ) -> list[relax.Expr]:
     """Emit mean and reciprocal deviation of each channel's group, which broadcast over ``image``."""
     shape = extents_of(image)
-    known = [extent if isinstance(extent, int) else primitives.UNKNOWN for extent in shape_of(image)]
-    is_parallel = primitives.product(known) >= primitives.SERIAL_WORK
+    is_parallel = _is_worth_threads(shape_of(image))
     lanes = graph.machine.computing(KIND).lanes
     if not is_blocked:
         ones = (1,) * (len(shape) - 2)
-        kernel = plain_moments(shape, lanes, groups, epsilon, is_parallel=is_parallel)
+        kernel = plain_moments(shape, 2, channels // groups, lanes, epsilon, is_parallel=is_parallel)
         return called(graph.builder, kernel, [image], [((*shape[:2], *ones), KIND)] * 2)
     table = ((*shape[:2], 1, 1, shape[4]), KIND)
     is_whole = groups == channels
@@ -254,16 +278,17 @@ def group_moments(table: Extents, channels: int, groups: int, epsilon: float) ->
     return spread
 
 
-def plain_moments(image: Extents, vector: int, groups: int, epsilon: float, *, is_parallel: bool) -> Any:
-    """Return ``(image) -> (mean, 1 / sqrt(variance + epsilon))`` of each channel's group.
+def plain_moments(
+    tensor: Extents, kept: int, of: int, vector: int, epsilon: float, *, is_parallel: bool
+) -> tirx.PrimFunc:
+    """Return ``(tensor) -> (mean, 1 / sqrt(variance + epsilon))``, with the first ``kept`` axes and ones.
 
-    ``image`` is (N, C, ...), results are (N, C, 1 ...). Lanes take every so many numbers of a
-    group, and are put together.
+    ``of`` neighbours along the kept axes have their moments in common. Lanes take every so many numbers, and are put
+    together.
     """
-    (shape,) = own(image)
-    batch, channels, ones = shape[0], int(shape[1]), (1,) * (len(shape) - 2)
-    of = channels // groups
-    length = of * size(shape[2:])
+    (shape,) = own(tensor)
+    results, ones = shape[:kept], (1,) * (len(shape) - kept)
+    length, tasks = of * size(shape[kept:]), size(results) // of
     run = _Run(
         steps=length // vector, lanes=vector, width=vector,
         at=lambda task, step, lane: unravelled(task * length + step * vector + lane, shape),
@@ -281,11 +306,11 @@ def plain_moments(image: Extents, vector: int, groups: int, epsilon: float, *, i
     def moments(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes(NAME))
         X = T.match_buffer(a, shape, KIND)
-        M = T.match_buffer(b, (batch, channels, *ones), KIND)
-        S = T.match_buffer(c, (batch, channels, *ones), KIND)
-        for task in loop(batch * groups):
+        M = T.match_buffer(b, (*results, *ones), KIND)
+        S = T.match_buffer(c, (*results, *ones), KIND)
+        for task in loop(tasks):
             with T.sblock("group"):
-                t = T.axis.opaque(batch * groups, task)
+                t = T.axis.opaque(tasks, task)
                 T.reads()
                 T.writes()
                 sums = T.sblock_alloc_buffer((run.side * vector,), KIND, scope="local")
@@ -308,8 +333,8 @@ def plain_moments(image: Extents, vector: int, groups: int, epsilon: float, *, i
                     second[0] = second[0] + away[0] * (X[flat(t, length // vector * vector + i)] - total[0])
                 second[0] = _inverse(second[0] / T.Cast(KIND, length), epsilon)
                 for k in T.serial(of):
-                    M[(t // groups, t % groups * of + k, *zeros)] = total[0]
-                    S[(t // groups, t % groups * of + k, *zeros)] = second[0]
+                    M[(*unravelled(t * of + k, results), *zeros)] = total[0]
+                    S[(*unravelled(t * of + k, results), *zeros)] = second[0]
 
     return moments
 
@@ -323,4 +348,4 @@ def _width(vector: int, lanes: int) -> int:
     return next(width for width in (vector, 4, 2, 1) if width <= vector and lanes % width == 0)
 
 
-HANDLERS = {OPERATOR: normalize}
+HANDLERS = {OPERATOR: normalize, "relax.nn.layer_norm": normalize_rows}

@@ -1,4 +1,4 @@
-"""Instance and group normalization: exact wherever the mean lies, in blocks of channels and in plain form."""
+"""Instance, group and layer normalization: exact wherever the mean lies, in blocks of channels and in plain form."""
 
 from __future__ import annotations
 
@@ -117,6 +117,18 @@ def test_channels_that_are_none_make_no_nan_where_nothing_is_added_to_the_varian
     norm = helper.make_node("InstanceNormalization", ["h", "one", "none"], ["n"], epsilon=0.0)
     weights = {"one": np.ones(9, np.float32), "none": np.zeros(9, np.float32)}
     assert_in_blocks(network([norm], 9, weights))
+
+
+@pytest.mark.parametrize("length", [9, 96, 100])
+def test_rows_are_normalized_wherever_their_mean_lies(length: int) -> None:
+    scale, bias = (RNG.standard_normal(length).astype(np.float32) for _ in range(2))
+    node = helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["y"], epsilon=EPSILON)
+    engine = compiled(model([node], {"x": (2, "rows", length)}, {"scale": scale, "bias": bias}), threads=2)
+    for rows in (1, 7, 300):
+        x = (RNG.standard_normal((2, rows, length)) + 100 * RNG.standard_normal((2, rows, 1))).astype(np.float32)
+        away = x.astype(np.float64) - x.astype(np.float64).mean(axis=2, keepdims=True)
+        expected = away / np.sqrt((away**2).mean(axis=2, keepdims=True) + EPSILON) * scale + bias
+        assert_close(engine(x)[0], expected, within=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"generator": "stock"}, {"opt_level": 1}])
