@@ -32,9 +32,6 @@ that of the times."""
 FIRST_PIXEL_AXIS = 2
 """In either layout; what is before counts images, and channels."""
 
-TURNS = 4
-"""Turns of a loop for each core, at least, that threads share."""
-
 SIDE_BY_SIDE = 4
 """Times up to which LLVM puts vectors together of what a loop stores side by side."""
 
@@ -212,7 +209,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if extents[-1] == machine.lanes:
         sch.vectorize(loops[-1])
         loops = loops[:-1]
-    _in_parallel(sch, loops[:-1], machine, _work(extents))
+    primitives.parallel_outside(sch, loops[:-1], machine, _work(extents))
 
 
 def schedule_spread(sch: Schedule, machine: Machine) -> None:
@@ -232,23 +229,7 @@ def schedule_spread(sch: Schedule, machine: Machine) -> None:
         sch.vectorize(loop)
     for loop in inner:
         sch.unroll(loop)
-    _in_parallel(sch, outer[:-1], machine, _work(extents))
-
-
-def _in_parallel(sch: Schedule, outer: Sequence[LoopRV], machine: Machine, work: int) -> None:
-    """Share out the outer loops whose extents are known; where they are few turns, the next one with them.
-
-    To tell more of them apart takes divisions for each row.
-    """
-    turns, leading = 1, list[LoopRV]()
-    for loop in outer:
-        extent = primitives.extent(sch, loop)
-        if extent is None and turns >= TURNS * machine.cores:
-            break
-        leading.append(loop)
-        turns *= extent or primitives.UNKNOWN
-    if leading:
-        primitives.parallel_if_worth(sch, primitives.fuse_where_provable(sch, leading), work)
+    primitives.parallel_outside(sch, outer[:-1], machine, _work(extents))
 
 
 def _work(extents: Sequence[int | None]) -> int:
