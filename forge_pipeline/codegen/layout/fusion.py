@@ -36,7 +36,7 @@ PARTED = "_parted"
 
 WRITTEN_OUT = {
     **{f"tirx.{name}": 40 for name in ("exp", "log", "tanh", "erf", "sigmoid")},
-    **{f"tirx.{name}": 100 for name in ("sin", "cos", "pow")},
+    **{f"tirx.{name}": 100 for name in ("sin", "cos", "pow", "fmod")},
 }
 """Functions that are written out, and how often each names its operand, about."""
 

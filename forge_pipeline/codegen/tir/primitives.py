@@ -25,7 +25,7 @@ PAD = "pad"
 PACKED = "forge.pack"
 """The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
 
-COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos")}
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod")}
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
 SERIAL_WORK = 16384

@@ -66,9 +66,9 @@ ABOVE_TVM = 99
 def install() -> None:
     """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
 
-    TVM takes a loop with erf or isnan apart, since it does not know that a vector of them can be computed: it is told.
+    TVM takes a loop with erf, fmod or isnan apart, since it does not know that there are vectors of them: it is told.
     """
-    for name in ("tirx.erf", "tirx.isnan"):
+    for name in ("tirx.erf", "tirx.fmod", "tirx.isnan"):
         register_op_attr(name, "TVectorizable", True)
 
     for name, expand in FUNCTIONS.items():
@@ -81,6 +81,8 @@ def _lower(expand: Callable[..., Any], call: Any) -> Any:
         if name == "tirx.sigmoid":
             one = tirx.const(1, dtype)
             return one / (one + tirx.exp(-call.args[0]))
+        if name == "tirx.fmod":
+            return tirx.truncmod(*call.args)
         return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name.removeprefix('tirx.')}", *call.args)
     known = [_known(argument) for argument in call.args]
     if all(value is not None for value in known):  # such as what fills padding
@@ -186,9 +188,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "tirx.sin": wide_math.sin,
     "tirx.cos": wide_math.cos,
     "tirx.pow": wide_math.pow,
+    "tirx.fmod": wide_math.fmod,
 }
 """TVM's operator, and what computes it of float32."""
-WIDE = ("tirx.sin", "tirx.cos", "tirx.pow")
+WIDE = ("tirx.sin", "tirx.cos", "tirx.pow", "tirx.fmod")
 """Those that are computed in float64."""
 EXACT: Mapping[str, Callable[..., Any]] = {
     "tirx.exp": np.exp,
@@ -199,5 +202,6 @@ EXACT: Mapping[str, Callable[..., Any]] = {
     "tirx.sin": np.sin,
     "tirx.cos": np.cos,
     "tirx.pow": np.power,
+    "tirx.fmod": np.fmod,
 }
 """The same of a number that is known."""

@@ -1,4 +1,4 @@
-"""sin, cos and pow of float32 as vectors of float64, which leave half a unit in the last place, and a little more.
+"""sin, cos, pow and fmod of float32 as vectors of float64: to half a unit in the last place, and a little more.
 
 sin and cos are of what is left of x when it is divided by half of pi (Cody and Waite, Software Manual for the
 Elementary Functions, 1980): in two parts, which float64 multiplies by the quotient without an error that counts. Of a
@@ -145,6 +145,30 @@ def pow(x: Any, y: Any) -> Any:  # noqa: A001 - it is the operator's name
     logarithm = _log2(size)
     exponent = _opaque("fmuladd", logarithm, y.astype(_like(y, "float64")), number(logarithm, -0.0))
     return named("power", named("exponent", exponent, _exp2), use)
+
+
+def fmod(x: Any, y: Any) -> Any:
+    """Return what is left of ``x`` by ``y``, exactly; of a vector with a large quotient, as the C library has it.
+
+    A product of 28 bits and 24 is exact in float64, and so is what is left by it. A quotient below a whole number is so
+    by 2^-52 of it at least: it is not rounded up to it.
+    """
+    divisor = y.astype(_like(y, "float64"))
+    infinite, one, none = number(y, float("inf")), tirx.const(1, _like(x, "int32")), tirx.const(0, _like(x, "int32"))
+
+    def use(wide: Any, quotient: Any) -> Any:
+        is_small = tirx.all(tirx.abs(quotient) < number(quotient, 2.0**28), tirx.abs(y) < infinite)
+        far = tirx.Select(is_small, none, one)
+        if "x" in str(x.ty.dtype):
+            far = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.umax", far)
+        rest = (wide - tirx.trunc(quotient) * divisor).astype(_like(x, "float32"))
+        signed = tirx.call_llvm_pure_intrin(_like(x, "float32"), "llvm.copysign", rest, x)
+        return tirx.if_then_else(far != 0, tirx.truncmod(x, y), signed)
+
+    return named(
+        "wide", x.astype(_like(x, "float64")),
+        lambda wide: named("quotient", wide / divisor, lambda quotient: use(wide, quotient)),
+    )  # fmt: skip
 
 
 def _log2(x: Any) -> Any:

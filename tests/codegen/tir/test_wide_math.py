@@ -79,6 +79,18 @@ def test_a_power_is_the_nearest_number_whatever_base_and_exponent(evaluate: Eval
     assert_near(evaluate("pow", x, y), exact)
 
 
+def test_what_is_left_by_a_divisor_is_exact(evaluate: Evaluate) -> None:
+    x, y = powers()
+    close = between(1, 2) * np.round(between(1, 2**20))  # next to a multiple of it, above and below
+    x = np.concatenate([x, between(-1e6, 1e6), np.where(np.arange(COUNT) % 16 < 15, close, 1e30).astype(np.float32)])
+    y = np.concatenate([y, between(-3, 3), between(1, 2)])
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x, y)
+    found = evaluate("fmod", x, y)
+    np.testing.assert_array_equal(found, expected)
+    assert (np.signbit(found) == np.signbit(expected))[~np.isnan(expected)].all()
+
+
 @pytest.mark.parametrize("exponent", [1.7, -1.0, 0.0, np.inf, np.nan])
 def test_an_exponent_that_is_known_is_one_of_float32(evaluate: Evaluate, exponent: float) -> None:
     import tvm

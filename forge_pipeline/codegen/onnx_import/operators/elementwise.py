@@ -107,7 +107,7 @@ def _mod(node: NodeImport) -> Any:
             x, y = read(a, at), read(b, at)
             zero = tirx.const(0, dtype)
             if is_float:
-                rest = tirx.truncmod(x, y)
+                rest = tirx.fmod(x, y)
                 if is_fmod:
                     return rest
                 differs = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
