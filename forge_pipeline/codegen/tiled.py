@@ -10,7 +10,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
-from forge_pipeline.codegen.float32 import concat, pad, weight_decode
+from forge_pipeline.codegen.float32 import concat, nearest, pad, weight_decode
 from forge_pipeline.codegen.float32.convolution_pairs import pair_convolutions
 from forge_pipeline.codegen.float32.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
@@ -45,7 +45,7 @@ FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
 other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
 
-CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS, pad.NAME)
+CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS, nearest.NAME, nearest.SPREAD, pad.NAME)
 """Families whose kernels nothing is fused with."""
 PREPARED = (weights.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from tvm import relax, s_tir, te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, ints, shape_of
+from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -64,42 +63,6 @@ def blocked_resample(graph: Graph, call: relax.Call) -> Value | None:
     return Value(blocked=graph.kernel(resample, value.blocked, *tables, name=NAME, axis=axis), channels=value.channels)
 
 
-def blocked_take(graph: Graph, call: relax.Call) -> Value | None:
-    """Choose rows or columns of an image that is blocked already."""
-    return take_pixels(graph, graph.look(call.args[0]), call)
-
-
-def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
-    """Choose rows or columns of ``value``, an image, in place of what ``call`` takes them from, if it is blocked.
-
-    Where each is there equally often, no table is read, so that this becomes part of the kernel that reads the result.
-    """
-    chosen, axis = graph.look(call.args[1]), call.attrs.axis
-    if axis is None or ints([axis])[0] not in PIXEL_AXES or chosen.constant is None or chosen.constant.ndim != 1:
-        return None
-    if not graph.is_blocked(value):
-        return None
-    times = _times(chosen.constant, shape_of(value.blocked)[ints([axis])[0]])
-    if times is None:
-        taken = graph.emit(relax.Call(call.op, [value.blocked, graph.plain(chosen)], call.attrs))
-    else:
-        taken = graph.kernel(_repeat, value.blocked, name="repeat", axis=ints([axis])[0], times=times)
-    return Value(blocked=taken, channels=value.channels)
-
-
-def _times(chosen: Array, size: Extent) -> int | None:
-    """Return how often each of ``size`` rows or columns is chosen, if all are equally often, in order."""
-    if not isinstance(size, int) or len(chosen) % size or not len(chosen):
-        return None
-    times = len(chosen) // size
-    return times if np.array_equal(chosen, np.arange(len(chosen)) // times) else None
-
-
-def _repeat(image: te.Tensor, axis: int, times: int) -> te.Tensor:
-    shape = (*image.shape[:axis], image.shape[axis] * times, *image.shape[axis + 1 :])
-    return te.compute(shape, lambda *at: image(*at[:axis], at[axis] // times, *at[axis + 1 :]), name="repeat")
-
-
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Sum the taps of one vector, or of one number, in a register."""
     anchor = primitives.find(sch, NAME)
@@ -126,4 +89,4 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.unroll(tap)
 
 
-HANDLERS = {"relax.call_tir": blocked_resample, "relax.take": blocked_take}
+HANDLERS = {"relax.call_tir": blocked_resample}

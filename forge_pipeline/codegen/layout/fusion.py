@@ -15,6 +15,7 @@ large: eight sigmoids in a row were not done in a minute. A chain is cut before 
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import tvm
@@ -33,12 +34,14 @@ ALONE = "_alone"
 PARTED = "_parted"
 """The end of the name of a kernel that spreads what another one computes."""
 
-WRITTEN_OUT = ("tirx.exp", "tirx.log", "tirx.tanh", "tirx.erf", "tirx.sigmoid")
-TIMES_WRITTEN = 40
-"""How often a function that is written out names its operand, about."""
+WRITTEN_OUT = {
+    **{f"tirx.{name}": 40 for name in ("exp", "log", "tanh", "erf", "sigmoid")},
+    **{f"tirx.{name}": 100 for name in ("sin", "cos", "pow", "fmod")},
+}
+"""Functions that are written out, and how often each names its operand, about."""
 
 MOST_NAMED = 2000
-"""How often the expression of a fused kernel may name an element that it reads: two such functions in a row."""
+"""How often the expression of a fused kernel may name an element that it reads: two functions as exp in a row."""
 
 
 def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
@@ -138,8 +141,7 @@ def _times_named(function: Any) -> int:
     calls: list[Any] = []
     tvm_ffi.structural_walk(function.body, [(TensorLoad, reads.append), (Call, calls.append)])
     most = max(Counter(read.source.name for read in reads).values(), default=1)
-    written_out = sum(getattr(call.op, "name", "") in WRITTEN_OUT for call in calls)
-    return int(most * TIMES_WRITTEN**written_out)
+    return int(most * prod(WRITTEN_OUT.get(getattr(call.op, "name", ""), 1) for call in calls))
 
 
 def store_bytes(module: tvm.IRModule, anchors: frozenset[str]) -> tvm.IRModule:

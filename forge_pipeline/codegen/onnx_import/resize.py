@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from forge_pipeline.codegen.onnx_import.resize_table import Interpolation, place
+from forge_pipeline.codegen.onnx_import.resize_table import Axis, Interpolation, place, taps
 
 LARGEST_DENOMINATOR = 1 << 8
 """Of factors such as 0.5 and 1.75, by which an extent below 2^16 is multiplied exactly in float32."""
+
+MOST_TIMES, LONG = 16, 1000
+"""Whole factors up to this are looked at as such, by an axis of that many pixels."""
 
 CHOICE = "forge.choice"
 """The annotation of a block that chooses or mixes pixels along an axis of unknown extent: which, as JSON."""
@@ -119,6 +122,23 @@ class Choice:
         """Describe an image, in either layout, of which pixels are chosen or mixed."""
         axis = self.axis(image.shape[self.position])
         return interpolated(image, position=self.position, axis=axis, rule=self.rule)
+
+    def pixel(self, at: Any, size: Any) -> Any:
+        """Return which pixel result ``at`` is, where the nearest is chosen."""
+        where = _rounded(_where(at, size, self.axis(size), self.rule), self.rule.nearest)
+        return tirx.min(tirx.max(tirx.Cast("int64", where), 0), size - 1)
+
+    def times(self) -> int | None:
+        """Return how many results each pixel is, where the nearest is chosen and all are equally many, in order.
+
+        Where a factor is a whole number, a place is at least half a result away from where it would be the next pixel:
+        what float32 rounds to the same side for extents up to 2^22. So what holds for a long axis does for all.
+        """
+        if self.scale is None or self.scale < 1 or not float(self.scale).is_integer() or self.scale > MOST_TIMES:
+            return None
+        times = int(self.scale)
+        table = taps(Axis(size=LONG, output=LONG * times, scale=self.scale), self.rule).first
+        return times if np.array_equal(table, np.arange(LONG * times) // times) else None
 
     def mixed(self, at: Any, size: Any) -> tuple[list[Any], list[Any]]:
         """Return the two pixels that result ``at`` mixes linearly, and their weights, as ONNX Runtime has them.

@@ -25,7 +25,7 @@ PAD = "pad"
 PACKED = "forge.pack"
 """The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
 
-COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos")}
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod")}
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
 SERIAL_WORK = 16384
@@ -33,6 +33,9 @@ SERIAL_WORK = 16384
 
 UNKNOWN = 64
 """What a symbolic extent is taken for where it is decided whether threads pay; a symbolic batch is taken for one."""
+
+TURNS = 4
+"""Turns of a loop for each core, at least, that threads share."""
 
 MULTIPLY_ADDS = 16
 """Multiply-adds of a convolution that take as long as storing one result: a few microseconds of them stay serial."""
@@ -266,6 +269,22 @@ def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
         sch.parallel(loop)
 
 
+def parallel_outside(sch: Schedule, outer: Sequence[LoopRV], machine: Machine, work: int) -> None:
+    """Share out the outer loops whose extents are known; where they are few turns, the next one with them.
+
+    To tell more of them apart takes divisions for each row.
+    """
+    turns, leading = 1, list[LoopRV]()
+    for loop in outer:
+        turn = extent(sch, loop)
+        if turn is None and turns >= TURNS * machine.cores:
+            break
+        leading.append(loop)
+        turns *= turn or UNKNOWN
+    if leading:
+        parallel_if_worth(sch, fuse_where_provable(sch, leading), work)
+
+
 def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
     loops = sch.get_loops(block)
@@ -302,6 +321,8 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
                 vectorize_short_row(sch, inner, lanes)
             elif is_costly(sch, block) or open_rows.chooses(sch, block):
                 open_rows.vectorize(sch, inner, lanes)
+                parallel_outside(sch, rest, machine, work)
+                return
         if rest:
             parallel_if_worth(sch, fuse_where_provable(sch, rest), work)
         return

@@ -17,9 +17,13 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import tirx
 from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
+
+from forge_pipeline.codegen.tir import wide_math
+from forge_pipeline.codegen.tir.polynomials import number, polynomial
 
 EXP_HIGH, EXP_LOW = 89.0, -87.33654475055310
 """What exp is clipped to: it is infinity above the one, and zero below the other."""
@@ -62,47 +66,52 @@ ABOVE_TVM = 99
 def install() -> None:
     """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
 
-    TVM takes a loop with erf or isnan apart, since it does not know that a vector of them can be computed: it is told.
+    TVM takes a loop with erf, fmod or isnan apart, since it does not know that there are vectors of them: it is told.
     """
-    for name in ("tirx.erf", "tirx.isnan"):
+    for name in ("tirx.erf", "tirx.fmod", "tirx.isnan"):
         register_op_attr(name, "TVectorizable", True)
 
     for name, expand in FUNCTIONS.items():
         register_intrin_lowering(name, target="llvm", f=partial(_lower, expand), level=ABOVE_TVM)
 
 
-def _lower(expand: Callable[[Any], Any], call: Any) -> Any:
-    (x,) = call.args
-    dtype = str(x.ty.dtype)
-    if not dtype.startswith("float32"):
-        if call.op.name == "tirx.sigmoid":
+def _lower(expand: Callable[..., Any], call: Any) -> Any:
+    dtype, name = str(call.args[0].ty.dtype), call.op.name
+    if not dtype.startswith("float32") or (name in WIDE and _lacks_doubles()):
+        if name == "tirx.sigmoid":
             one = tirx.const(1, dtype)
-            return one / (one + tirx.exp(-x))
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{call.op.name.removeprefix('tirx.')}", x)
-    value = x.value if isinstance(x, tirx.Broadcast) else x
-    if isinstance(value, tirx.FloatImm):  # such as what fills padding: TVM cannot bind a variable to a number twice
+            return one / (one + tirx.exp(-call.args[0]))
+        if name == "tirx.fmod":
+            return tirx.truncmod(*call.args)
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name.removeprefix('tirx.')}", *call.args)
+    known = [_known(argument) for argument in call.args]
+    if all(value is not None for value in known):  # such as what fills padding
         with np.errstate(all="ignore"):
-            known = float(np.float32(EXACT[call.op.name](np.float64(value.value))))
-        return _number(x, known)
-    variable = tirx.Var("x", dtype)
-    return tirx.Let(variable, x, expand(variable))
+            return number(call.args[0], float(np.float32(EXACT[name](*(np.float64(value) for value in known)))))
+    given = [  # as float32 has a number; TVM binds no variable to one
+        tirx.Var("x", dtype) if value is None else number(argument, float(np.float32(value)))
+        for argument, value in zip(call.args, known, strict=True)
+    ]
+    result = expand(*given)
+    for variable, argument, value in zip(given, call.args, known, strict=True):
+        result = tirx.Let(variable, argument, result) if value is None else result
+    return result
 
 
-def _number(x: Any, value: float) -> Any:
-    return tirx.const(value, str(x.ty.dtype))
+def _known(argument: Any) -> float | None:
+    value = argument.value if isinstance(argument, tirx.Broadcast) else argument
+    return float(value.value) if isinstance(value, tirx.FloatImm) else None
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
-    """Return the polynomial of ``x`` by Horner's rule, the highest coefficient first."""
-    total = _number(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        total = total * x + _number(x, coefficient)
-    return total
+def _lacks_doubles() -> bool:
+    """Return whether the target computes float64 by calls, as microcontrollers do."""
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and str(target.attrs.get("mtriple", "")).startswith("thumb")
 
 
 def _clipped(x: Any, low: float, high: float) -> Any:
     """Return ``x`` within bounds; NaN stays NaN, since no comparison with it holds."""
-    least, most = _number(x, low), _number(x, high)
+    least, most = number(x, low), number(x, high)
     below = tirx.Var("below", str(x.ty.dtype))
     return tirx.Let(below, tirx.Select(most < x, most, x), tirx.Select(least > below, least, below))
 
@@ -112,7 +121,7 @@ def _exp(x: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    return _number(x, 1.0) / (_number(x, 1.0) + _power_of_e(_clipped(x, -EXP_HIGH, -EXP_LOW), -1))
+    return number(x, 1.0) / (number(x, 1.0) + _power_of_e(_clipped(x, -EXP_HIGH, -EXP_LOW), -1))
 
 
 def _power_of_e(x: Any, sign: int) -> Any:
@@ -121,12 +130,12 @@ def _power_of_e(x: Any, sign: int) -> Any:
     integers = dtype.replace("float", "int")
     clipped, rounded, count, rest = (tirx.Var(name, dtype) for name in ("clipped", "rounded", "count", "rest"))
     shifted = ROUNDS + BIAS - 1  # the last bits are the exponent
-    curve = _polynomial(rest, [2 * coefficient for coefficient in (*EXP, 1.0, 1.0)])
+    curve = polynomial(rest, [2 * coefficient for coefficient in (*EXP, 1.0, 1.0)])
     power = tirx.reinterpret(dtype, tirx.reinterpret(integers, rounded) << tirx.const(MANTISSA, integers))
-    reduced = clipped * _number(x, sign) - count * _number(x, LN2_HIGH) - count * _number(x, LN2_LOW)
+    reduced = clipped * number(x, sign) - count * number(x, LN2_HIGH) - count * number(x, LN2_LOW)
     value: Any = tirx.Let(rest, reduced, curve * power)
-    value = tirx.Let(count, rounded - _number(x, shifted), value)
-    return tirx.Let(clipped, x, tirx.Let(rounded, clipped * _number(x, sign * LOG2_E) + _number(x, shifted), value))
+    value = tirx.Let(count, rounded - number(x, shifted), value)
+    return tirx.Let(clipped, x, tirx.Let(rounded, clipped * number(x, sign * LOG2_E) + number(x, shifted), value))
 
 
 def _log(x: Any) -> Any:
@@ -139,26 +148,26 @@ def _log(x: Any) -> Any:
     bits, count, rest, square = (
         tirx.Var(name, integers if name == "bits" else dtype) for name in ("bits", "count", "rest", "square")
     )
-    is_small = x < _number(x, SMALLEST_NORMAL)
-    scaled = tirx.Select(is_small, x * _number(x, 2.0**MANTISSA), x)
-    offset = tirx.Select(is_small, _number(x, -float(MANTISSA)), _number(x, 0.0))
+    is_small = x < number(x, SMALLEST_NORMAL)
+    scaled = tirx.Select(is_small, x * number(x, 2.0**MANTISSA), x)
+    offset = tirx.Select(is_small, number(x, -float(MANTISSA)), number(x, 0.0))
     mantissa = tirx.reinterpret(dtype, (bits & whole((1 << MANTISSA) - 1)) + whole(ROOT_OF_HALF))
-    curve = _polynomial(rest, LOG) * rest * square + count * _number(x, LN2_LOW)
-    value: Any = (curve - _number(x, 0.5) * square) + rest + count * _number(x, LN2_HIGH)
-    value = tirx.Let(rest, mantissa - _number(x, 1.0), tirx.Let(square, rest * rest, value))
+    curve = polynomial(rest, LOG) * rest * square + count * number(x, LN2_LOW)
+    value: Any = (curve - number(x, 0.5) * square) + rest + count * number(x, LN2_HIGH)
+    value = tirx.Let(rest, mantissa - number(x, 1.0), tirx.Let(square, rest * rest, value))
     value = tirx.Let(count, (bits >> whole(MANTISSA)).astype(dtype) + offset, value)
     value = tirx.Let(bits, tirx.reinterpret(integers, scaled) - whole(ROOT_OF_HALF), value)
-    infinite = _number(x, float("inf"))
+    infinite = number(x, float("inf"))
     value = tirx.Select(x < infinite, value, x)  # infinity, and NaN
-    value = tirx.Select(x == _number(x, 0.0), -infinite, value)
-    return tirx.Select(x < _number(x, 0.0), _number(x, float("nan")), value)
+    value = tirx.Select(x == number(x, 0.0), -infinite, value)
+    return tirx.Select(x < number(x, 0.0), number(x, float("nan")), value)
 
 
 def _rational(x: Any, bound: float, odd: Sequence[float], even: Sequence[float]) -> Any:
     """Return x P(x^2) / Q(x^2), with ``x`` clipped to where the function has not yet reached one."""
     dtype = str(x.ty.dtype)
     clipped, square = tirx.Var("clipped", dtype), tirx.Var("square", dtype)
-    value = clipped * _polynomial(square, odd) / _polynomial(square, even)
+    value = clipped * polynomial(square, odd) / polynomial(square, even)
     return tirx.Let(clipped, _clipped(x, -bound, bound), tirx.Let(square, clipped * clipped, value))
 
 
@@ -170,19 +179,29 @@ def _erf(x: Any) -> Any:
     return _rational(x, ERF_BOUND, ERF_ODD, ERF_EVEN)
 
 
-FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "tirx.exp": _exp,
     "tirx.log": _log,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,
     "tirx.erf": _erf,
+    "tirx.sin": wide_math.sin,
+    "tirx.cos": wide_math.cos,
+    "tirx.pow": wide_math.pow,
+    "tirx.fmod": wide_math.fmod,
 }
 """TVM's operator, and what computes it of float32."""
-EXACT: Mapping[str, Callable[[Any], Any]] = {
+WIDE = ("tirx.sin", "tirx.cos", "tirx.pow", "tirx.fmod")
+"""Those that are computed in float64."""
+EXACT: Mapping[str, Callable[..., Any]] = {
     "tirx.exp": np.exp,
     "tirx.log": np.log,
     "tirx.sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tirx.tanh": np.tanh,
     "tirx.erf": math.erf,
+    "tirx.sin": np.sin,
+    "tirx.cos": np.cos,
+    "tirx.pow": np.power,
+    "tirx.fmod": np.fmod,
 }
 """The same of a number that is known."""

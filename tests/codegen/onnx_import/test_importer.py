@@ -169,6 +169,22 @@ def test_floats_become_integers_as_numpy_has_it_and_numbers_that_are_none_become
         np.testing.assert_allclose(found.astype(np.float64), expected, rtol=1e-6, err_msg=name)
 
 
+def test_of_floats_of_any_size_the_lowest_32_bits_are_left() -> None:
+    powers = np.random.default_rng(0).uniform(-62, 62, 1000)
+    edges = [sign * (2.0**power + step) for power in (31, 32) for step in (-256, -128, 0, 256) for sign in (1, -1)]
+    x = np.array([*edges, *np.sign(powers) * np.exp2(np.abs(powers)), 2.0**63, 3e38, -3e38], np.float32)
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> main (float[N] x) => (int32[N] i, uint32[N] u, int32[N] twice)'
+        "{ i = Cast<to = 6>(x) u = Cast<to = 12>(x) f = Cast<to = 1>(i) g = Mul(f, f) twice = Cast<to = 6>(g) }"
+    )
+    i, u, twice = Engine(build(model, HOST, OPTIONS).to_bytes(), threads=1)(x)
+    expected = np.clip(x, -(2.0**63), 2.0**63 - 2.0**39).astype(np.int64).astype(np.int32)
+    np.testing.assert_array_equal(i, expected)
+    np.testing.assert_array_equal(u, expected.view(np.uint32))
+    squares = np.minimum(expected.astype(np.float32) ** 2, 2.0**63 - 2.0**39).astype(np.int64)
+    np.testing.assert_array_equal(twice, squares.astype(np.int32))
+
+
 def test_casts_in_a_row_are_one_small_expression() -> None:
     nodes = []
     for i in range(8):

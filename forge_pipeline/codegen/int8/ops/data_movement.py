@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from forge_pipeline.codegen.float32 import elementwise, resample
+from forge_pipeline.codegen.float32 import elementwise, nearest
 from forge_pipeline.codegen.float32.concat import concatenate
 from forge_pipeline.codegen.int8.ops import lookup_table
 from forge_pipeline.codegen.int8.ops.byte_functions import BYTES, ByteFunction, byte_function_of, reals
@@ -47,7 +47,7 @@ def move(graph: Graph, call: relax.Call) -> Value | None:
         axes = ints(call.attrs.axes) if call.attrs.axes is not None else range(len(source.axes))[::-1]
         return dequantized(source.transposed([axis % len(source.axes) for axis in axes]), value.affine)
     if call.op.name == "relax.take":
-        taken = resample.take_pixels(graph, source, call)
+        taken = nearest.take_pixels(graph, source, call)
         if taken is not None:
             return dequantized(taken, value.affine)
     rest = [graph.operand(argument) for argument in call.args[1:]]

@@ -15,16 +15,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tvm import relax, s_tir, te, tirx
+from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.float32 import resample
+from forge_pipeline.codegen.float32 import nearest, resample
 from forge_pipeline.codegen.float32.conv_geometry import simplify
 from forge_pipeline.codegen.layout.affine import Affine, Clip, limit, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized
 from forge_pipeline.codegen.layout.symbolic_cast import Named
 from forge_pipeline.codegen.onnx_import import resize
-from forge_pipeline.codegen.tir import primitives
 
 TAPS = 2
 
@@ -184,30 +183,16 @@ def _along(graph: Graph, source: relax.Expr, resized_axis: StaticAxis | DynamicA
 
 def unsized(graph: Graph, call: relax.Call) -> Value | None:
     """Choose or mix pixels of bytes along an axis of unknown extent."""
-    if not isinstance(call.args[1], relax.Tuple) or not call.args[1].fields:
+    found = nearest.choice_of(graph, call)
+    if found is None:
         return None
-    image = call.args[1].fields[0]  # extents may follow: those of the image
-    value = graph.look(image)
-    if not isinstance(value, Dequantized) and value.deferred is None:
-        return None
-    sch = s_tir.Schedule(graph.builder.get()[call.args[0]])
-    notes = [sch.get(block).annotations.get(resize.CHOICE) for block in primitives.blocks(sch)]
-    if len(notes) != 1 or notes[0] is None:
-        return None
-    choice = resize.Choice.of(str(notes[0]), shape_of(call))
+    image, choice = found
     if choice.rule.mode == "linear":
         return _along(graph, image, DynamicAxis(choice=choice))
-    return _chosen(graph, value, choice) if isinstance(value, Dequantized) else None
-
-
-def _chosen(graph: Graph, value: Dequantized, choice: resize.Choice) -> Value:
-    """Choose pixels."""
-    source = value.source
-    is_blocked = choice.position in resample.PIXEL_AXES and graph.is_blocked(source)
-    image = source.blocked if is_blocked else graph.plain(source)
-    result = graph.kernel(choice.described, image, name="resize_u8")
-    done = Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
-    return dequantized(done, value.affine)
+    value = graph.look(image)
+    if not isinstance(value, Dequantized):
+        return None
+    return dequantized(nearest.chosen(graph, image, value.source, nearest.pick_of(choice)), value.affine)
 
 
 def resized(graph: Graph, call: relax.Call) -> Value | None:

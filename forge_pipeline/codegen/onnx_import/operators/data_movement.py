@@ -14,6 +14,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from forge_pipeline.codegen.float32 import nearest
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import same_extents
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
@@ -47,20 +48,23 @@ def _expand(node: NodeImport) -> Any:
 
 
 def _tile(node: NodeImport) -> Any:
+    """Tile; where an extent or a number of times is open, with an axis for the times before each that is repeated."""
     repeats = node.contents(1, "repeats") if node.opset >= 6 else _single_axis_repeats(node)
-    if all(isinstance(extent, int) for extent in repeats):
-        return node.input(0) if all(extent == 1 for extent in repeats) else op.tile(node.input(0), repeats)
+    if all(repeat == 1 for repeat in repeats):
+        return node.input(0)
+    if all(isinstance(number, int) for number in (*repeats, *node.shape())):
+        return op.tile(node.input(0), repeats)
+    repeated = [axis for axis, repeat in enumerate(repeats) if repeat != 1]
 
-    moved = [repeat != 1 for repeat in repeats]
+    def tiled(data: Any, *times: Any) -> Any:
+        given, shape, own = iter(times), list[Any](), list[int]()
+        for axis, extent in enumerate(data.shape):
+            shape += [next(given), extent] if axis in repeated else [extent]
+            own.append(len(shape) - 1)
+        return nearest.copied(data, shape, own, [1] * len(shape))
 
-    def tiled(data: Any, *extents: Any) -> Any:
-        def element(*at: Any) -> Any:
-            axes = zip(at, data.shape, moved, strict=True)
-            return data[tuple(index % extent if moves else index for index, extent, moves in axes)]
-
-        return te.compute(extents, element, name="tile")
-
-    return node.kernel(tiled, node.input(0), sizes=node.result_shape(), name="tile")
+    made = node.kernel(tiled, node.input(0), sizes=[repeats[axis] for axis in repeated], name="tile")
+    return node.reshape(node.emit(made), node.result_shape())
 
 
 def _single_axis_repeats(node: NodeImport) -> list[Whole]:

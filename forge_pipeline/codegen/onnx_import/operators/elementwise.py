@@ -107,7 +107,7 @@ def _mod(node: NodeImport) -> Any:
             x, y = read(a, at), read(b, at)
             zero = tirx.const(0, dtype)
             if is_float:
-                rest = tirx.truncmod(x, y)
+                rest = tirx.fmod(x, y)
                 if is_fmod:
                     return rest
                 differs = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
@@ -228,8 +228,30 @@ def cast(node: NodeImport, value: Any, dtype: str, wanted: str) -> Any:
         largest = math.nextafter(2.0**63, 0.0)
     least = -(2.0 ** (int(between[3:]) - 1))
     number = node.emit(op.clip(value, least, largest))  # not Min and Max: of NaN it makes the bound
+    if dtype == "float32" and wanted in ("int32", "uint32"):
+        return node.kernel(partial(_low_bits, wanted), number, name="cast")
     steps = op.astype(number, between)
     return steps if wanted == between else op.astype(node.emit(steps), wanted)
+
+
+def _low_bits(wanted: str, data: Any) -> Any:
+    """Describe float32 as integers of 32 bits by arithmetic that vectors have, and that is exact.
+
+    What is left by 2^32 may be more than 2^31, which no conversion takes: the upper and the lower half are converted.
+    """
+    whole, upper = 2.0**32, 2.0**16
+
+    def scaled(x: Any, factor: float) -> Any:
+        return x * tirx.const(factor, "float32")
+
+    def element(*at: Any) -> Any:
+        number = tirx.trunc(data(*at))
+        rest = number - scaled(tirx.trunc(scaled(number, 1 / whole)), whole)
+        high = tirx.floor(scaled(rest, 1 / upper))
+        low = (rest - scaled(high, upper)).astype("int32")
+        return ((high.astype("int32") << tirx.const(16, "int32")) + low).astype(wanted)
+
+    return te.compute(data.shape, element, name="cast")
 
 
 def _bit_cast(node: NodeImport) -> Any:

@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from forge_pipeline.codegen.float32.resample import resample
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.resize import Open, interpolated
+from forge_pipeline.codegen.onnx_import.resize import MOST_TIMES, Open, interpolated
 from forge_pipeline.codegen.onnx_import.resize_table import Axis, Interpolation, fitted, taps
 from forge_pipeline.ir.sizes.expression import Whole
 
@@ -168,7 +168,8 @@ def _sized(extent: Whole, size: Whole, region: Region) -> Axis | Open:
         return Axis(
             size=extent, output=size, scale=np.float32(size) / np.float32(extent), start=region[0], end=region[1]
         )
-    return Open(output=size, scale=None)
+    times = next((times for times in range(2, MOST_TIMES + 1) if size == extent * times), None)
+    return Open(output=size, scale=None if times is None else np.float32(times))
 
 
 CONVERTERS: Mapping[str, Converter] = {"Resize": _resize, "Upsample": _resize}
