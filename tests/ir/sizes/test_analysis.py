@@ -44,6 +44,11 @@ HEADS = model("""g (float[batch, seq, 64] x) => (y) <int64[1] heads = {4}, int64
 }""")
 
 
+def test_what_a_node_shows_of_sizes_holds_for_its_own_result():
+    sizes = analyse(model("g (float[n, n] x, float[n, 4] y) => (z) { z = Add (x, y) }"))
+    assert sizes.shape("z") == sizes.shape("x") == (4, 4)
+
+
 def test_sizes_that_go_through_shape_arithmetic_come_back_as_they_were():
     sizes = analyse(HEADS)
     batch, seq = e.extent("batch"), e.extent("seq")
