@@ -134,13 +134,15 @@ def _expand(given: Given, f: Fragment) -> bool:
 
 
 def _range(given: Given, f: Fragment) -> bool:
-    if not any(given.is_data(index) for index in range(3)):
+    (length,) = given.sizes.shape(given.output) or (0,)
+    is_own = length == e.extent(given.output)  # as where a step is a size of any sign
+    if not is_own and not any(given.is_data(index) for index in range(3)):
         return False
     start, limit, step = map(given.name, range(3))
     double = partial(f.node, "Cast", to=TensorProto.DOUBLE)
     turns = f.node("Ceil", f.node("Div", double(f.node("Sub", limit, start)), double(step)))
-    count = f.node("Max", f.integers(turns), f.constant(0))
-    places = _counted(f, f.own(own.EXTENTS, f.vector(count)), 0)
+    extents = f.own(own.EXTENTS, f.vector(f.node("Max", f.integers(turns), f.constant(0))))
+    places = _counted(f, extents, 0)
     offsets = f.node("Mul", f.node("Cast", places, to=given.known(0).dtype), step)
     f.node("Add", start, offsets, output=given.output)
     return True

@@ -55,6 +55,12 @@ CASES = {
             for a, b, d, e in ((0, 5, 1, 2.2), (7, 0, -2, 0.1), (3, 3, 1, 3.0))
         ],
     ),
+    "range_by_a_size_of_any_sign": (
+        "(float[N] x, float[M] y) => (int64[K] z) { n = Size (x)  m = Size (y)  by = Sub (n, m)  "
+        "most = Constant <value_int = 9> ()  least = Constant <value_int = 0> ()  r = Range (least, most, by)  "
+        "z = Neg (r) }",
+        [{"x": floats(n), "y": floats(2)} for n in (1, 3, 7)],
+    ),
     "reshape": (
         "(float[N, 6] x, int64[3] s) => (float[A, B, C] y) { r = Reshape (x, s)  y = Neg (r) }",
         [{"x": floats(4, 6), "s": ints(*s)} for s in ((2, 2, 6), (0, -1, 3), (-1, 1, 1))],
