@@ -10,8 +10,8 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.families import handlers_of
-from forge_pipeline.codegen.float32 import elementwise, group_norm
-from forge_pipeline.codegen.layout import rows
+from forge_pipeline.codegen.float32 import elementwise
+from forge_pipeline.codegen.layout import compose, rows
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.origins import Emitter, Nodes, Origins
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, IntegerWeight
@@ -20,7 +20,7 @@ from forge_pipeline.codegen.tir.machine import Machine
 
 KERNEL = "relax.call_tir"
 ON_ROWS = frozenset(
-    (*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax.astype", "relax.nn.batch_norm", group_norm.OPERATOR)
+    (*elementwise.ZERO_KEEPS_FINITE, *elementwise.BINARY, "relax.astype", "relax.nn.batch_norm", compose.OPERATOR)
 )
 """Operators that do to values of one axis what they do to images of one row."""
 

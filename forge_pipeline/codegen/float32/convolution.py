@@ -6,11 +6,12 @@ folded into weights and bias, so none of the algorithms knows about them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import channels_last, depthwise, direct
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
@@ -20,6 +21,9 @@ from forge_pipeline.codegen.layout.rows import as_shape, image_of
 
 ALGORITHMS = (channels_last, depthwise, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
+
+MOST_COMPUTED = 1 << 22
+"""Elements of the largest computed weights that are packed: where each goes is stored with the library."""
 
 
 @runtime_checkable
@@ -78,18 +82,53 @@ class Convolution:
 
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every convolution with constant weights; batch, height and width may be symbolic."""
+    """Take every convolution with weights of known sizes; batch, height and width may be symbolic."""
     weight = graph.look(call.args[1]).constant
-    attributes = call.attrs
-    if weight is None or attributes.data_layout != "NCHW":
+    if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    if not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
-        return None
+    if weight is None:
+        return _of_computed(graph, call)
     source, geometry = graph.look(call.args[0]), conv2d_geometry(call, weight.shape)
     return Value(
         deferred=Convolution(source=source, weight=weight, bias=None, geometry=geometry, kind=dtype_of(call.args[0])),
         channels=geometry.filters,
     )
+
+
+def _of_computed(graph: Graph, call: relax.Call) -> Value | None:
+    """Emit a convolution with weights that are computed, as those of a tracker's template: they are packed each time.
+
+    What packs weights packs their numbers, from 1 on, and leaves 0 where it puts a zero: so it says what goes where.
+    """
+    if not has_known_shape(call.args[1], rank=4, symbolic_axes=()) or dtype_of(call.args[1]) != "float32":
+        return None
+    extents = shape_of(call.args[1])
+    numbers = np.arange(1, 1 + math.prod(extents), dtype=np.float32).reshape(extents)
+    if numbers.size > MOST_COMPUTED:
+        return None
+    weight, geometry = graph.plain(graph.look(call.args[1])), conv2d_geometry(call, extents)
+
+    def stored(places: Array) -> relax.Expr:
+        return graph.kernel(_packed, weight, graph.constant(places.astype(np.int32)), name="pack_weights")
+
+    for algorithm in (depthwise, direct):
+        blocked = algorithm.emit(graph, graph.look(call.args[0]), numbers, geometry, stored)
+        if blocked is not None:
+            return Value(blocked=blocked, channels=geometry.filters)
+    return None
+
+
+def _packed(weight: te.Tensor, places: te.Tensor) -> te.Tensor:
+    """Describe the elements of ``weight`` that have these numbers, and zeros where the number is 0."""
+    steps = [math.prod(map(int, weight.shape[axis + 1 :])) for axis in range(len(weight.shape))]
+
+    def element(*at: Any) -> Any:
+        number = places(*at)
+        place = tirx.max(number - 1, 0)
+        found = weight(*(place // step % extent for step, extent in zip(steps, map(int, weight.shape), strict=True)))
+        return tirx.if_then_else(number > 0, found, tirx.const(0, weight.dtype))
+
+    return te.compute(places.shape, element, name="pack_weights")
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import edge_tiles, primitives
 from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -33,7 +33,9 @@ TAPS_PER_RESULT = 4
 """Multiply-adds that take as long as storing one result: here, they wait for memory more than a convolution's."""
 
 
-def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
+def emit(
+    graph: Graph, source: Value, weight: Array, geometry: Geometry, stored: Stored | None = None
+) -> relax.Expr | None:
     """Emit the convolution if each filter reads one channel; the result is blocked.
 
     Where several filters read the same channel, the image is given as many copies of it first.
@@ -48,7 +50,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     blocks = -(-geometry.channels // lanes)
     full = np.zeros((blocks * lanes, *geometry.kernel), weight.dtype)
     full[: geometry.channels] = weight[:, 0]
-    packed = graph.constant(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
+    packed = (stored or graph.constant)(full.reshape(blocks, lanes, *geometry.kernel).transpose(0, 2, 3, 1))
     return graph.kernel(convolve, image, packed, name="depthwise", geometry=geometry)
 
 

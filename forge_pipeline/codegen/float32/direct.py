@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value
+from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
@@ -36,15 +36,15 @@ RESIDENT = 1 << 20
 """Bytes of weights above which integer kernels put the loop over filters outside, so that weights are read once."""
 
 
-def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr:
-    """Emit the convolution; the result is blocked."""
+def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored: Stored | None = None) -> relax.Expr:
+    """Emit the convolution; the result is blocked. ``stored`` takes packed weights, and returns them in the graph."""
     machine = graph.machine.computing(str(weight.dtype))
     apart = pad_groups(geometry, weight, machine.lanes)
     if apart is not None:
         groups = geometry.groups
         image = graph.kernel(move_groups, graph.blocked(source), name="groups_apart", groups=groups,
                              channels=geometry.channels // groups, to=apart[0].channels // groups)  # fmt: skip
-        result = emit(graph, Value(blocked=image, channels=apart[0].channels), apart[1], apart[0])
+        result = emit(graph, Value(blocked=image, channels=apart[0].channels), apart[1], apart[0], stored)
         return graph.kernel(move_groups, result, name="groups_together", groups=groups,
                             channels=geometry.filters // groups, to=geometry.filters // groups)  # fmt: skip
     geometry, weight = merge_groups(geometry, weight, machine.lanes)
@@ -53,7 +53,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     plan = choose_plan(machine, geometry) if geometry.is_static else None
     packed = pack_weight(weight, machine.lanes, block_channels=not is_nchw, oc_blocks=plan.oc_blocks if plan else None)
     name = "conv2d_planar" if is_nchw else "conv2d"
-    return graph.kernel(convolve, image, graph.constant(packed), name=name, geometry=geometry, plan=plan)
+    return graph.kernel(convolve, image, (stored or graph.constant)(packed), name=name, geometry=geometry, plan=plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.float32.softmax import over_lanes
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.compose import OPERATOR
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
 from forge_pipeline.codegen.tir import primitives, script
 
-OPERATOR: Final = "relax.nn.group_norm"
 NAME: Final = "moments"
 KIND: Final = "float32"
 PIECE: Final = 4096

@@ -211,6 +211,8 @@ class Unchanged:
         return graph.unchanged(self.call)
 
 
+Stored = Callable[[Array], relax.Expr]
+"""Takes weights as a kernel reads them, and returns them in the graph."""
 Handler = Callable[[Graph, "relax.Call"], Value | None]
 """Emits one operator; None leaves it to the next handler, and at last to TVM's own lowering in plain form."""
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from forge_pipeline.codegen.float32.group_norm import OPERATOR
+OPERATOR = "relax.nn.group_norm"
 
 
 @tvm.transform.module_pass(opt_level=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,7 +32,10 @@ LARGEST: Final = 16
 
 @dataclass(slots=True, kw_only=True)
 class Scope:
-    """``values`` has what is emitted; constants, and tensors made of sizes, are emitted when they are asked for."""
+    """``values`` has what is emitted; constants, and tensors made of sizes, are emitted when they are asked for.
+
+    ``casts`` has the extents that are read off a value, by name, and those that its own extent is made of.
+    """
 
     builder: Any
     sizes: Sizes
@@ -41,6 +44,7 @@ class Scope:
     used: frozenset[str]
     values: dict[str, relax.Expr] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
+    casts: dict[str, set[str]] = field(default_factory=dict)
 
     def known(self, name: str) -> Known:
         """Return what is known of a value."""
@@ -87,14 +91,26 @@ class Scope:
         """Return a value with extents that every call makes its own, whatever they are called.
 
         An extent of the inputs comes of no cast: TVM would put what is cast in its place everywhere, also in the
-        expressions over it that this is computed from.
+        expressions over it that this is computed from. Nor does one come of what is cast from itself.
         """
-        own, given = value.ty.shape, self.extents.given.values()
-        for axis, extent in enumerate(wanted.shape.values):
-            is_given = any(extent.same_as(variable) for variable in given)
-            if is_given and hasattr(own, "values") and not extent.same_as(own.values[axis]):
-                return self.builder.emit(relax.op.reshape(value, wanted.shape))
+        own = value.ty.shape.values if hasattr(value.ty.shape, "values") else wanted.shape.values
+        pairs = zip(wanted.shape.values, own, strict=True)
+        found = {str(a.name): _names(b) for a, b in pairs if isinstance(a, tirx.Var) and not a.same_as(b)}
+        if any(name in self.extents.given or name in self._behind(names) for name, names in found.items()):
+            return self.builder.emit(relax.op.reshape(value, wanted.shape))
+        for name, names in found.items():
+            self.casts.setdefault(name, set()).update(names)
         return self.builder.match_cast(value, wanted)
+
+    def _behind(self, names: Iterable[str]) -> set[str]:
+        """Return these extents, and all that what they are cast from is made of."""
+        found, left = set[str](), [*names]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += self.casts.get(name, ())
+        return found
 
     def before_reshape(self, value: relax.Expr) -> relax.Expr | None:
         """Return what a value is in another shape; None where no Reshape made it."""
@@ -212,3 +228,8 @@ def element_type(name: str) -> np.dtype[Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
+
+
+def _names(extent: Any) -> set[str]:
+    """Return the variables of an extent by their names."""
+    return {str(variable.name) for variable in tirx.analysis.undefined_vars(extent)}

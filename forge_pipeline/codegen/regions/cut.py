@@ -50,7 +50,7 @@ def _is_straight(model: ModelProto) -> bool:
     if any(node.op_type in ALWAYS for node in model.graph.node):
         return False
     sizes, opset = analyse(model), opset_of(model)
-    return all(taken_apart(node, sizes, opset) is None for node in model.graph.node)
+    return all(taken_apart(node, sizes, opset, {}) is None for node in model.graph.node)
 
 
 def _may_need_it(model: ModelProto) -> bool:

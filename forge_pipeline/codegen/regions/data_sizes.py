@@ -18,16 +18,18 @@ from onnx import NodeProto, TensorProto, helper
 from forge_pipeline.codegen.regions.fragment import Fragment
 from forge_pipeline.ir import program_operators as own
 from forge_pipeline.ir.constant_node import STANDARD
+from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.value import UNKNOWN, Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A node to be taken apart, and what is known of its operands."""
+    """A node to be taken apart, and what is known of its operands; ``makers`` has what gives a value, by its name."""
 
     node: NodeProto
     sizes: Sizes
+    makers: Mapping[str, NodeProto]
 
     def has(self, index: int) -> bool:
         """Return whether an operand is given."""
@@ -56,6 +58,18 @@ class Given:
             return None
         return int(np.prod([int(str(extent)) for extent in shape], dtype=np.int64))
 
+    def origin(self, name: str) -> str:
+        """Return the value whose numbers an operand has in another shape or type."""
+        while name in self.makers and self.makers[name].op_type in (
+            "Cast",
+            "Identity",
+            "Reshape",
+            "Squeeze",
+            "Unsqueeze",
+        ):
+            name = self.makers[name].input[0]
+        return name
+
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute."""
         return next((helper.get_attribute_value(entry) for entry in self.node.attribute if entry.name == name), default)
@@ -70,9 +84,9 @@ Rule = Callable[[Given, Fragment], bool]
 """Writes a node anew, and returns whether it could."""
 
 
-def taken_apart(node: NodeProto, sizes: Sizes, opset: int) -> Fragment | None:
+def taken_apart(node: NodeProto, sizes: Sizes, opset: int, makers: Mapping[str, NodeProto]) -> Fragment | None:
     """Return what replaces ``node``; None where no size of its results hangs on data, or it is not known how."""
-    given = Given(node=node, sizes=sizes)
+    given = Given(node=node, sizes=sizes, makers=makers)
     rule = RULES.get(node.op_type) if node.domain in STANDARD else None
     fragment = Fragment(stem=given.output, opset=opset)
     return fragment if rule is not None and rule(given, fragment) else None
@@ -120,13 +134,15 @@ def _expand(given: Given, f: Fragment) -> bool:
 
 
 def _range(given: Given, f: Fragment) -> bool:
-    if not any(given.is_data(index) for index in range(3)):
+    (length,) = given.sizes.shape(given.output) or (0,)
+    is_own = length == e.extent(given.output)  # as where a step is a size of any sign
+    if not is_own and not any(given.is_data(index) for index in range(3)):
         return False
     start, limit, step = map(given.name, range(3))
     double = partial(f.node, "Cast", to=TensorProto.DOUBLE)
     turns = f.node("Ceil", f.node("Div", double(f.node("Sub", limit, start)), double(step)))
-    count = f.node("Max", f.integers(turns), f.constant(0))
-    places = _counted(f, f.own(own.EXTENTS, f.vector(count)), 0)
+    extents = f.own(own.EXTENTS, f.vector(f.node("Max", f.integers(turns), f.constant(0))))
+    places = _counted(f, extents, 0)
     offsets = f.node("Mul", f.node("Cast", places, to=given.known(0).dtype), step)
     f.node("Add", start, offsets, output=given.output)
     return True
@@ -139,8 +155,14 @@ def _counted(f: Fragment, extents: str, axis: int) -> str:
 
 
 def _slice(given: Given, f: Fragment) -> bool:
-    starts, count, rank = given.known(1), given.count(1), given.rank()
-    if not (given.is_data(1) or given.is_data(2)) or count is None or rank is None:
+    """Slice from or to places that are data; of a count that data decides, they are for the axes, or else for one.
+
+    What ends one after its start is one thing: that it is there is demanded, where ONNX gives nothing beyond the end.
+    """
+    starts, rank = given.known(1), given.rank()
+    axes = given.known(3).constant if given.has(3) else None
+    count = given.count(1) or given.count(2) or (1 if axes is None else len(axes))
+    if not (given.is_data(1) or given.is_data(2)) or rank is None:
         return False
     axes = given.known(3).constant if given.has(3) else np.arange(count)
     steps = given.known(4).constant if given.has(4) else np.ones(count, np.int64)
@@ -152,12 +174,17 @@ def _slice(given: Given, f: Fragment) -> bool:
 
     def place(index: int, least: str) -> str:
         value = f.integers(given.name(index))
+        value = value if given.count(index) else f.node("Reshape", value, f.constant([count]))
         value = f.node("Where", f.node("Less", value, zero), f.node("Add", value, dims), value)
         return f.node("Min", f.node("Max", value, least), f.node("Sub", dims, down))
 
     start, end = place(1, zero), place(2, f.constant(-(steps < 0).astype(np.int64)))
     span = f.node("Add", f.node("Sub", end, start), f.constant(steps - np.sign(steps)))
     extents = f.own(own.EXTENTS, f.node("Max", f.node("Div", span, step), zero))
+    if _is_one(given):
+        places = f.node("Reshape", f.node("Add", _counted(f, extents, 0), start), f.constant([1]))
+        f.node("Gather", x, places, axis=int(axes[0]), output=given.output)
+        return True
     constant = starts.constant
     if constant is not None and (constant >= 0).all() and (steps == 1).all():
         first = f.constant(constant)
@@ -169,6 +196,19 @@ def _slice(given: Given, f: Fragment) -> bool:
         places = f.node("Add", offsets, f.node("Gather", start, f.constant(at)))
         x = f.node("Gather", x, places, axis=axis, output=given.output if at == len(axes) - 1 else "")
     return True
+
+
+def _is_one(given: Given) -> bool:
+    """Return whether a slice of one axis ends where it starts and 1 more."""
+    start, end = given.origin(given.name(1)), given.makers.get(given.origin(given.name(2)))
+    steps = given.known(4).constant if given.has(4) else np.ones(1)
+    if end is None or end.op_type != "Add" or steps is None or steps.tolist() != [1]:
+        return False
+    for one, other in (end.input, reversed(end.input)):
+        more = given.sizes.values.get(other, UNKNOWN).constant
+        if given.origin(one) == start and more is not None and more.size == 1 and more.item() == 1:
+            return True
+    return False
 
 
 def _resize(given: Given, f: Fragment) -> bool:
@@ -251,6 +291,25 @@ def _non_max_suppression(given: Given, f: Fragment) -> bool:
     return True
 
 
+def _mean(given: Given, f: Fragment) -> bool:
+    """Take the mean of nothing to be 0, as ONNX Runtime does: so a bag of embeddings that is empty is."""
+    axes = given.known(1).constant if given.has(1) else given.attribute("axes")
+    shape, data = given.known(0).shape, given.sizes.bounds_of_data.keys()
+    if not shape or (axes is None and given.has(1)) or given.attribute("noop_with_empty_axes", 0):
+        return False
+    reduced = [int(axis) % len(shape) for axis in axes] if axes is not None else [*range(len(shape))]
+    if not any(e.names(shape[axis]) & data and e.bounds(shape[axis])[0] in (0, None) for axis in reduced):
+        return False
+    keeps, x, listed = given.attribute("keepdims", 1), given.name(0), f.constant(reduced)
+    if f.opset >= 13:
+        total = f.node("ReduceSum", x, listed, keepdims=keeps)
+    else:
+        total = f.node("ReduceSum", x, axes=reduced, keepdims=keeps)
+    count = f.node("Max", f.node("ReduceProd", f.node("Gather", f.node("Shape", x), listed), keepdims=0), f.constant(1))
+    f.node("Div", total, f.node("Cast", count, to=given.known(0).dtype), output=given.output)
+    return True
+
+
 RULES: Final[Mapping[str, Rule]] = {
     "Compress": _compress,
     "ConstantOfShape": partial(_as_operand, 0),
@@ -260,6 +319,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "OneHot": partial(_as_operand, 1),
     "Pad": partial(_as_operand, 1),
     "Range": _range,
+    "ReduceMean": _mean,
     "Reshape": _reshape,
     "Resize": _resize,
     "Slice": _slice,

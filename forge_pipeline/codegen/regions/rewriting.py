@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.regions.data_sizes import taken_apart
+from forge_pipeline.codegen.regions.fragment import Fragment
 from forge_pipeline.codegen.regions.normal_form import copied, graphs_of
 from forge_pipeline.codegen.regions.scans import as_loop
 from forge_pipeline.ir.constant_node import STANDARD
 from forge_pipeline.ir.sizes.analysis import Sizes, analyse
 from forge_pipeline.ir.sizes.value import UNKNOWN
+from forge_pipeline.ir.traversal import every_node
 
 ROUNDS: Final = 8
 """How often a model is gone through: what is taken apart may show that more has to be."""
@@ -46,6 +49,7 @@ class _Rewriter:
         self.sizes = sizes
         self.opset = opset_of(model)
         self.weights: list[TensorProto] = []
+        self.makers = {name: maker for maker in every_node(model) for name in maker.output}
 
     def graph(self, graph: GraphProto) -> bool:
         """Rewrite a graph and those within; return whether anything changed."""
@@ -68,11 +72,26 @@ class _Rewriter:
             return None
         if node.op_type == "If":
             return self._taken(node)
-        found = as_loop(node, self.opset) if node.op_type == "Scan" else taken_apart(node, self.sizes, self.opset)
+        if node.op_type == "Scan":
+            found = as_loop(node, self.opset)
+        else:
+            found = self._split(node) or taken_apart(node, self.sizes, self.opset, self.makers)
         if found is None:
             return None
         self.weights += found.weights
         return found.nodes
+
+    def _split(self, node: NodeProto) -> Fragment | None:
+        """Return a split into parts of sizes that are all one number as one into parts of that size."""
+        maker = self.makers.get(node.input[1]) if node.op_type == "SplitToSequence" and len(node.input) > 1 else None
+        if maker is None or maker.op_type != "ConstantOfShape":
+            return None
+        value = next((numpy_helper.to_array(entry.t) for entry in maker.attribute), np.zeros(1, np.int64))
+        if value.item() <= 0:
+            return None
+        fragment = Fragment(stem=node.output[0], opset=self.opset)
+        fragment.copy(node, 1, fragment.constant(value.reshape(()), value.dtype))
+        return fragment
 
     def _taken(self, node: NodeProto) -> list[NodeProto] | None:
         """Return the branch that an If takes whenever it runs, None where that is not known."""

@@ -173,13 +173,14 @@ class _Walk:
         for sparse in graph.sparse_initializer:
             self._put(sparse.values.name, Known(sparse.values.data_type, tuple(map(int, sparse.dims))))
         for node in graph.node:
+            version = self.facts.version  # what the node itself shows is not in its results yet
             for name, known in zip(node.output, self._results(node), strict=False):
                 if name:
-                    self._put(name, known)
+                    self._put(name, known, version)
 
-    def _put(self, name: str, known: Known) -> None:
+    def _put(self, name: str, known: Known, version: int | None = None) -> None:
         self._values[name] = known
-        self._seen[name] = self.facts.version
+        self._seen[name] = self.facts.version if version is None else version
 
     def _read(self, name: str) -> Known:
         known = self._values.get(name, UNKNOWN)

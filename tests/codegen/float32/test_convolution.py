@@ -30,6 +30,15 @@ def convolution(
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
+    ("weight", "group"), [((20, 16, 3, 3), 1), ((16, 1, 5, 5), 16), ((12, 6, 3, 1), 2), ((5, 3, 2, 2), 1)]
+)
+def test_weights_that_are_computed_are_packed_where_the_model_runs(weight: tuple[int, ...], group: int) -> None:
+    nodes = [helper.make_node("Tanh", ["z"], ["w"]), helper.make_node("Conv", ["x", "w"], ["y"], group=group)]
+    source = model(nodes, {"x": (2, weight[1] * group, "height", 13), "z": weight}, {})
+    assert_same(source, [{"height": 9}, {"height": 5}], terms=weight[1] * weight[2] * weight[3])
+
+
+@pytest.mark.parametrize(
     ("weight", "attributes"),
     [
         ((24, 24, 2, 2), {"strides": [2, 2]}),

@@ -143,6 +143,61 @@ def test_a_size_that_comes_back_to_an_inputs_is_that_inputs(text: str, sizes: tu
         assert_same_sums(engine(x)[0], session.run(None, {"x": x})[0], terms=24)
 
 
+THERE_AND_BACK = """
+<ir_version: 10, opset_import: ["" : 18]>
+there_and_back (float[1, 1, samples] x) => (float[1, 1, padded] y)
+<int64[1] eight = {8}, int64[2] before = {0, 0}, int64[1] two = {2}>
+{
+    length = Shape<start = 2, end = 3>(x)
+    over = Mod(length, eight)
+    missing = Sub(eight, over)
+    none = ConstantOfShape<value = int64[1] {0}>(five)
+    pads = Concat<axis = 0>(none, missing)
+    padded = Pad(x, pads)
+    frames = Conv<kernel_shape = [16], strides = [8]>(padded, w)
+    loud = Relu(frames)
+    y = ConvTranspose<kernel_shape = [16], strides = [8]>(loud, w)
+}
+"""
+
+
+def test_sizes_that_are_made_of_each_other_are_not_put_in_each_others_place() -> None:
+    """Frames are counted from samples, and samples from frames: TVM went from one to the other without an end."""
+    model = onnx.parser.parse_model(THERE_AND_BACK)
+    weights = np.random.default_rng(0).standard_normal((4, 1, 16)).astype(np.float32)
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.array([5]), "five")]
+    )
+    engine = loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for size in (20, 64):
+        x = np.random.default_rng(size).standard_normal((1, 1, size)).astype(np.float32)
+        assert_same_sums(engine(x)[0], session.run(None, {"x": x})[0], terms=64)
+
+
+AT_MOST_ONE = """
+<ir_version: 10, opset_import: ["" : 18]>
+at_most_one (float[batch, points] x) => (float[batch, kept] y)
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] most = {6}>
+{
+    kept = Slice(x, zero, most, one)
+    first = Slice(kept, zero, one, one)
+    shape = Shape(kept)
+    filled = Expand(first, shape)
+    y = Sub(kept, filled)
+}
+"""
+
+
+def test_an_axis_of_at_most_one_is_expanded_as_one() -> None:
+    model = onnx.parser.parse_model(AT_MOST_ONE)
+    engine = loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for size in (1, 4, 9):
+        x = np.random.default_rng(size).standard_normal((2, size)).astype(np.float32)
+        np.testing.assert_array_equal(engine(x)[0], session.run(None, {"x": x})[0])
+
+
 WINDOWED = """
 <ir_version: 10, opset_import: ["" : 18]>
 windowed (float[batch, target, 8] x) => (float[rows, 8] y)

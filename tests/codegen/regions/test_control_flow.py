@@ -168,6 +168,25 @@ def test_a_tensor_is_split_to_a_sequence_whose_parts_are_worked_on() -> None:
     compare(model, [{"x": floats(5, 4), "sizes": np.array([2, 3]), "k": np.array(k)} for k in (0, 1, -1)])
 
 
+def test_parts_of_a_split_by_ones_have_one_entry_each() -> None:
+    """As PyTorch exports repeat_interleave: how often a row comes is a part of a vector, which an Expand takes."""
+    model = model_of("""
+        g (float[N, 2] x, int64[N] counts) => (float[M, 2] y) {
+          size = Shape (counts)  ones = ConstantOfShape <value = int64[1] {1}> (size)
+          times = SplitToSequence <axis = 0> (counts, ones)  rows = SplitToSequence <axis = 0> (x, ones)
+          empty = SequenceEmpty <dtype = 1> ()  flat = Constant <value_ints = [-1]> ()  n = Reshape (size, flat)
+          filled = Loop (n, "", empty) <
+            body = b (int64 i, bool c, seq(float[K, 2]) s) => (bool go, seq(float[K, 2]) s2) {
+              time = SequenceAt (times, i)  row = SequenceAt (rows, i)
+              two = Constant <value_ints = [2]> ()  shape = Concat <axis = 0> (time, two)
+              part = Expand (row, shape)  s2 = SequenceInsert (s, part)  go = Identity (c)
+            }
+          >
+          joined = ConcatFromSequence <axis = 0> (filled)  y = Neg (joined)
+        }""")
+    compare(model, [{"x": floats(len(counts), 2), "counts": np.array(counts)} for counts in ((2, 1, 3), (1,))])
+
+
 def test_a_condition_that_sizes_decide_is_decided_when_the_model_is_compiled() -> None:
     model = model_of("""
         g (float[N, 4] x) => (float[N, 4] y) {

@@ -55,6 +55,12 @@ CASES = {
             for a, b, d, e in ((0, 5, 1, 2.2), (7, 0, -2, 0.1), (3, 3, 1, 3.0))
         ],
     ),
+    "range_by_a_size_of_any_sign": (
+        "(float[N] x, float[M] y) => (int64[K] z) { n = Size (x)  m = Size (y)  by = Sub (n, m)  "
+        "most = Constant <value_int = 9> ()  least = Constant <value_int = 0> ()  r = Range (least, most, by)  "
+        "z = Neg (r) }",
+        [{"x": floats(n), "y": floats(2)} for n in (1, 3, 7)],
+    ),
     "reshape": (
         "(float[N, 6] x, int64[3] s) => (float[A, B, C] y) { r = Reshape (x, s)  y = Neg (r) }",
         [{"x": floats(4, 6), "s": ints(*s)} for s in ((2, 2, 6), (0, -1, 3), (-1, 1, 1))],
@@ -95,6 +101,20 @@ CASES = {
             {"b": RANDOM.random((1, n, 4), np.float32), "s": RANDOM.random((1, 2, n), np.float32), "t": np.float32(t)}
             for n, t in ((20, 0.3), (5, 2.0))
         ],
+    ),
+    "mean_of_nothing": (
+        "(float[N, 3] x, bool[N] c) => (float[3] y, float z) { p = Compress <axis = 0> (x, c)  e = Exp (p)  "
+        "axes = Constant <value_ints = [0]> ()  m = ReduceMean <keepdims = 0> (e, axes)  y = Sqrt (m)  "
+        "z = ReduceMean <keepdims = 0> (p) }",
+        [{"x": floats(4, 3), "c": np.array(flags, bool)} for flags in ((1, 0, 1, 1), (0, 0, 0, 0))],
+    ),
+    "bag_between_two_offsets": (  # as PyTorch exports EmbeddingBag: where a bag starts and ends is a slice of one
+        "(float[N, 3] x, int64[B] offsets, int64 i) => (float[1, 3] y) { flat = Constant <value_ints = [-1]> ()  "
+        "k = Reshape (i, flat)  one = Constant <value_int = 1> ()  two = Constant <value_int = 2> ()  "
+        "n = Add (k, one)  m = Add (two, k)  start = Slice (offsets, k, n)  end = Slice (offsets, n, m)  "
+        "rows = Slice (x, start, end)  axes = Constant <value_ints = [0]> ()  sum = ReduceSum (rows, axes)  "
+        "size = Sub (end, start)  f = Cast <to = 1> (size)  y = Div (sum, f) }",
+        [{"x": floats(7, 3), "offsets": ints(0, 2, 3, 7), "i": np.array(i)} for i in (0, 1, 2)],
     ),
     "size_of_a_result": (
         "(float[N, 4] x) => (float[A] y) { h = Constant <value_float = 0.5> ()  i = NonZero (x)  s = Shape (i) "

@@ -44,6 +44,21 @@ HEADS = model("""g (float[batch, seq, 64] x) => (y) <int64[1] heads = {4}, int64
 }""")
 
 
+def test_what_a_node_shows_of_sizes_holds_for_its_own_result():
+    sizes = analyse(model("g (float[n, n] x, float[n, 4] y) => (z) { z = Add (x, y) }"))
+    assert sizes.shape("z") == sizes.shape("x") == (4, 4)
+
+
+def test_a_range_goes_in_steps_of_a_size():
+    text = """g (float[n, m] x) => (y, z) <int64 zero = {0}, int64 one = {1}> {
+      all = Size (x)  s = Shape (x)  m = Gather (s, one)
+      y = Range (zero, all, m)  less = Neg (m)  back = Neg (all)  z = Range (zero, back, less)
+    }"""
+    sizes = analyse(model(text))
+    assert sizes.shape("y") == sizes.shape("z") == (e.extent("n"),)
+    assert differences(model(text), *({"x": single(n, m)} for n, m in ((1, 1), (2, 7), (3, 2)))) == []
+
+
 def test_sizes_that_go_through_shape_arithmetic_come_back_as_they_were():
     sizes = analyse(HEADS)
     batch, seq = e.extent("batch"), e.extent("seq")

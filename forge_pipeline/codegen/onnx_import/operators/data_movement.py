@@ -37,14 +37,8 @@ def _transpose(node: NodeImport) -> Any:
 
 
 def _expand(node: NodeImport) -> Any:
-    wanted, own = node.result_shape(), node.shape()
-    before = (1,) * (len(wanted) - len(own)) + own
-    for was, extent in zip(before, wanted, strict=True):
-        if was not in (1, extent):
-            raise NotImplementedError(f"an extent {was} to {extent}, not known to be 1 or the same")
-    if own == wanted:
-        return node.input(0)
-    return op.broadcast_to(node.input(0), node.sizes(wanted))
+    wanted = node.result_shape()
+    return node.input(0) if node.shape() == wanted else op.broadcast_to(node.agreeing(0), node.sizes(wanted))
 
 
 def _tile(node: NodeImport) -> Any:

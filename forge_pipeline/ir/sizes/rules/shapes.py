@@ -119,11 +119,14 @@ def _count(op: Operation, dtype: int, start: object, limit: object, delta: objec
         first, last, step = (_float(entry, name) for entry in (start, limit, delta))
         quotient = real.apply("div", name, real.apply("sub", name, last, first), step)
         return e.maximum(0, whole_of(op, real.apply("ceil", name, quotient)))
-    if not isinstance(delta, int) or not delta:
+    stride, distance = whole(delta), whole(limit) - whole(start)
+    low, high = e.bounds(stride)
+    if low is None or low < 0:
+        stride, distance = -stride, -distance
+    if stride == 0 or ((low is None or low < 0) and (high is None or high > 0)):
         return op.fresh("")
-    low, high = whole(start), whole(limit)
-    distance = high - low if delta > 0 else low - high
-    return e.maximum(0, e.ceildiv(distance, abs(delta)))
+    op.context.require_not_negative(stride - 1, f"{op.title}: the step is 0")
+    return e.maximum(0, e.ceildiv(distance, stride))
 
 
 def _float(entry: object, dtype: str) -> Real:
