@@ -171,9 +171,11 @@ def take_pixels(graph: Graph, value: Value, call: relax.Call) -> Value | None:
 
     In blocks, where each is there equally often, this becomes part of the kernel that reads the result.
     """
-    table, rank = graph.look(call.args[1]).constant, len(shape_of(call))
-    axis = None if call.attrs.axis is None else ints([call.attrs.axis])[0] % rank
-    if table is None or table.ndim != 1 or axis is None or axis < FIRST_PIXEL_AXIS:
+    table = graph.look(call.args[1]).constant
+    if table is None or table.ndim != 1 or call.attrs.axis is None:
+        return None
+    axis = ints([call.attrs.axis])[0] % len(shape_of(call))
+    if axis < FIRST_PIXEL_AXIS:
         return None
     size = shape_of(call.args[0])[axis]
     if not isinstance(size, int) or not len(table) or table.min() < 0 or table.max() >= size:
