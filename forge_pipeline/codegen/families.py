@@ -16,7 +16,6 @@ from forge_pipeline.codegen.float32 import (
     convolution,
     elementwise,
     expand_depthwise,
-    group_norm,
     nearest,
     pad,
     pool_rows,
@@ -29,6 +28,7 @@ from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transp
 from forge_pipeline.codegen.float32 import depthwise as float32_depthwise
 from forge_pipeline.codegen.float32 import direct as float32_direct
 from forge_pipeline.codegen.float32 import pool as float32_pool
+from forge_pipeline.codegen.float32.normalization import group_norm
 from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
 from forge_pipeline.codegen.float32.products import matmul as float32_matmul
 from forge_pipeline.codegen.float32.winograd import fixed_size, open_size, weights

@@ -9,8 +9,7 @@ measured, not what quantization costs. Wrong code is off by more than that, as f
 
 In a model of floats it is its inputs that fall otherwise, by the spacing of their type: what this moves an output by,
 no order of sums can tell (the condition of a result: Higham, Accuracy and Stability of Numerical Algorithms, 1.6). The
-distance of a point to itself, as a root of what cancels, is such a one. Where an input is of integers, it is what they
-become: pixels of an image as floats, rows of a table by their numbers. What the sums inside lose beside their largest
+distance of a point to itself, as a root of what cancels, is such a one. What the sums inside lose beside their largest
 terms shows in double precision alone: the logarithm of a spectrum where it is silent.
 """
 
@@ -54,57 +53,6 @@ def nudged(feed: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
         return np.where(step == 0, values, np.nextafter(values, towards))
 
     return {name: moved(np.asarray(values)) for name, values in feed.items()}
-
-
-def loosened(model: ModelProto, seed: int) -> ModelProto:
-    """Return a copy of ``model`` in which the float32 that integers of its inputs become are off by their last bit.
-
-    A model without such inputs is returned as it is.
-    """
-    from onnx import TensorProto
-
-    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    integers = {name for name, kind in kinds.items() if kind in _INTEGERS}
-    if not integers:
-        return model
-    changed = type(model)()
-    changed.CopyFrom(model)
-    graph = changed.graph
-    tables = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
-    nodes: list[NodeProto] = []
-    for index, node in enumerate(graph.node):
-        nodes.append(node)
-        if integers.isdisjoint(node.input):
-            continue
-        to = next((entry.i for entry in node.attribute if entry.name == "to"), 0) if node.op_type == "Cast" else 0
-        if to == TensorProto.FLOAT or (node.op_type == "Gather" and node.input[0] in tables):
-            _loosen(node, f"__loose_{seed}_{index}", float(seed * 1000 + index / 4096), nodes)
-        elif node.op_type in _KEEPS_INTEGERS:
-            integers.update(node.output)
-    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-    return changed
-
-
-_INTEGERS: Final = frozenset((2, 3, 4, 5, 6, 7, 12, 13))
-"""ONNX's numbers of integers of 8 to 64 bits."""
-_KEEPS_INTEGERS: Final = frozenset(
-    ("Cast", "Concat", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
-     "Unsqueeze")
-)  # fmt: skip
-
-
-def _loosen(node: NodeProto, name: str, seed: float, nodes: list[NodeProto]) -> None:
-    from onnx import helper
-
-    result, node.output[0] = node.output[0], name
-    draw = {"low": -(2.0**-23), "high": 2.0**-23, "seed": seed}
-    nodes += [
-        helper.make_node("RandomUniformLike", [name], [f"{name}_u"], **draw),
-        helper.make_node("Mul", [name, f"{name}_u"], [f"{name}_n"]),
-        helper.make_node("Add", [name, f"{name}_n"], [result]),
-    ]
 
 
 def _dither(graph: GraphProto, tag: str, seed: float) -> None:

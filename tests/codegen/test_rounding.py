@@ -113,33 +113,6 @@ def test_a_float_model_is_forgiven_what_the_last_bits_of_its_inputs_decide() -> 
         told.compare({"x": x}, ["y"], [want], [want * np.float32(1.01)])
 
 
-PIXELS = """
-<ir_version: 10, opset_import: ["" : 18]>
-pixels (uint8[2, 256] x) => (uint8[2, 256] y)
-<float most = {49}, float half = {24.5}>
-{
-    number = Cast<to = 1>(x)
-    light = Div(number, most)
-    dark = Mul(light, half)
-    near = Round(dark)
-    y = Cast<to = 2>(near)
-}
-"""
-
-
-def test_a_model_of_bytes_is_forgiven_what_the_last_bits_of_its_floats_decide() -> None:
-    """Half of an odd byte lies between two bytes: the last bit of a product says to which it is rounded."""
-    model = onnx.parser.parse_model(PIXELS)
-    x = np.random.default_rng(2).integers(0, 256, (2, 256)).astype(np.uint8)
-    (want,) = Interpreter(model)({"x": x}).values()
-    found = np.round(x.astype(np.float32) * np.float32(0.5)).astype(np.uint8)
-    told = Judge(model=model, limit=1e-4, limit_name="float32")
-    told.compare({"x": x}, ["y"], [want], [found])
-    assert told.worst["y"] > 1e-4, "some are rounded otherwise"
-    with pytest.raises(VerificationError, match="where rounding alone moves it by"):
-        told.compare({"x": x}, ["y"], [want], [found + np.uint8(3)])
-
-
 SPECTRUM = """
 <ir_version: 10, opset_import: ["" : 18]>
 spectrum (float[1, 4000] x, float[400, 201] real, float[400, 201] imaginary) => (float[1, 9, 201] y)

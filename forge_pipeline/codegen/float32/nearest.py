@@ -211,7 +211,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if extents[-1] == machine.lanes:
         sch.vectorize(loops[-1])
         loops = loops[:-1]
-    primitives.parallel_outside(sch, loops[:-1], machine, _work(extents))
+    primitives.parallel_outside(sch, loops[:-1], machine, primitives.work_of(extents))
 
 
 def schedule_spread(sch: Schedule, machine: Machine) -> None:
@@ -231,11 +231,7 @@ def schedule_spread(sch: Schedule, machine: Machine) -> None:
         sch.vectorize(loop)
     for loop in inner:
         sch.unroll(loop)
-    primitives.parallel_outside(sch, outer[:-1], machine, _work(extents))
-
-
-def _work(extents: Sequence[int | None]) -> int:
-    return primitives.product(primitives.UNKNOWN if extent is None else extent for extent in extents)
+    primitives.parallel_outside(sch, outer[:-1], machine, primitives.work_of(extents))
 
 
 HANDLERS = {"relax.call_tir": choose_open, "relax.take": choose_known}

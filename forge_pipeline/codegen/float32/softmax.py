@@ -32,11 +32,8 @@ def normalize(graph: Graph, call: relax.Call) -> Value | None:
         return None
     if 0 in shape:
         return None
-    work = primitives.product(primitives.UNKNOWN if not isinstance(extent, int) else extent for extent in shape[1:])
-    work *= shape[0] if isinstance(shape[0], int) else 1
-    kernel = softmax_kernel(
-        shape, lanes, is_logarithm=call.op.name.endswith("log_softmax"), is_parallel=4 * work >= primitives.SERIAL_WORK
-    )
+    is_parallel = 4 * primitives.work_of(shape) >= primitives.SERIAL_WORK
+    kernel = softmax_kernel(shape, lanes, is_logarithm=call.op.name.endswith("log_softmax"), is_parallel=is_parallel)
     (shares,) = called(graph.builder, kernel, [graph.plain(graph.look(operand))], [(shape, KIND)])
     return Value(plain=shares)
 

@@ -263,6 +263,12 @@ def product(extents: Iterable[Any]) -> int:
     return result
 
 
+def work_of(extents: Iterable[Any]) -> int:
+    """Return how many results there are, for who asks whether threads pay; of the extents, the first is a batch's."""
+    batch, *others = (item if isinstance(item, int) else None for item in extents)
+    return product([batch or 1, *(UNKNOWN if item is None else item for item in others)])
+
+
 def parallel_if_worth(sch: Schedule, loop: LoopRV, work: int) -> None:
     """Run a loop on all threads when ``work`` (results, or multiply-adds) pays for waking them."""
     if work >= SERIAL_WORK and extent(sch, loop) != 1:
@@ -292,7 +298,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     extents = [extent(sch, loop) for loop in loops]
     if not loops or 0 in extents:
         return
-    work = product(UNKNOWN if item is None else item for item in (extents[0] or 1, *extents[1:]))
+    work = work_of(extents)
     if len(loops) > 1 and extents[-1] != lanes and is_decided_along(sch.get(block), len(loops) - 1):
         sch.annotate(block, EDGES, len(loops) - 1)
         parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)

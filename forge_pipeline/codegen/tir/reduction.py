@@ -73,8 +73,7 @@ def _kept(sch: Schedule, block: SBlockRV) -> int:
 
 
 def _work(sch: Schedule, block: SBlockRV) -> int:
-    first, *others = (primitives.extent(sch, loop) for loop in sch.get_loops(block))
-    return primitives.product([first or 1, *(primitives.UNKNOWN if item is None else item for item in others)])
+    return primitives.work_of(primitives.extents(sch, block))
 
 
 def _reduce_lanes(sch: Schedule, machine: Machine, block: SBlockRV, along: int, after: list[SBlockRV]) -> None:

@@ -1,7 +1,7 @@
 """Kernels written in TVMScript: its decorators, without the search that TVM's make on the way.
 
 TVM's own ask Python for the source lines of every frame on the stack, with each kernel and with each use of a function
-that is inlined: up to three quarters of the time that a small kernel takes to compile. They look for a class around the
+that is inlined: two thirds of the time that kernels of an ArgMax took to compile. They look for a class around the
 kernel, and for the parser; here there is no such class, and the parser is found by the frames alone.
 """
 

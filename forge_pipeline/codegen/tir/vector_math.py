@@ -23,11 +23,10 @@ from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
 
 from forge_pipeline.codegen.tir import wide_math
-from forge_pipeline.codegen.tir.polynomials import number, polynomial
+from forge_pipeline.codegen.tir.polynomials import MANTISSA, number, parted, polynomial
 
 EXP_HIGH, EXP_LOW = 89.0, -87.33654475055310
 """What exp is clipped to: it is infinity above the one, and zero below the other."""
-MANTISSA = 23
 ROUNDS = 1.5 * 2**MANTISSA
 """A number that has no fraction, and whose sum with one that does is rounded."""
 BIAS = 127
@@ -38,9 +37,6 @@ LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-SMALLEST_NORMAL = 1.17549435e-38
-ROOT_OF_HALF = 0x3F3504F3
-"""The bits of the square root of one half, from which on mantissas are taken."""
 
 TANH_BOUND = 7.90531110763549805
 TANH_ODD = (
@@ -139,24 +135,15 @@ def _power_of_e(x: Any, sign: int) -> Any:
 
 
 def _log(x: Any) -> Any:
-    dtype = str(x.ty.dtype)
-    integers = dtype.replace("float", "int")
-
-    def whole(value: int) -> Any:
-        return tirx.const(value, integers)
-
-    bits, count, rest, square = (
-        tirx.Var(name, integers if name == "bits" else dtype) for name in ("bits", "count", "rest", "square")
-    )
-    is_small = x < number(x, SMALLEST_NORMAL)
-    scaled = tirx.Select(is_small, x * number(x, 2.0**MANTISSA), x)
-    offset = tirx.Select(is_small, number(x, -float(MANTISSA)), number(x, 0.0))
-    mantissa = tirx.reinterpret(dtype, (bits & whole((1 << MANTISSA) - 1)) + whole(ROOT_OF_HALF))
+    count, rest, square = (tirx.Var(name, str(x.ty.dtype)) for name in ("count", "rest", "square"))
     curve = polynomial(rest, LOG) * rest * square + count * number(x, LN2_LOW)
-    value: Any = (curve - number(x, 0.5) * square) + rest + count * number(x, LN2_HIGH)
-    value = tirx.Let(rest, mantissa - number(x, 1.0), tirx.Let(square, rest * rest, value))
-    value = tirx.Let(count, (bits >> whole(MANTISSA)).astype(dtype) + offset, value)
-    value = tirx.Let(bits, tirx.reinterpret(integers, scaled) - whole(ROOT_OF_HALF), value)
+    curve = (curve - number(x, 0.5) * square) + rest + count * number(x, LN2_HIGH)
+
+    def use(mantissa: Any, exponent: Any) -> Any:
+        inner = tirx.Let(rest, mantissa - number(x, 1.0), tirx.Let(square, rest * rest, curve))
+        return tirx.Let(count, exponent, inner)
+
+    value = parted(x, use)
     infinite = number(x, float("inf"))
     value = tirx.Select(x < infinite, value, x)  # infinity, and NaN
     value = tirx.Select(x == number(x, 0.0), -infinite, value)

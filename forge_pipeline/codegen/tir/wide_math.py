@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import tirx
 
-from forge_pipeline.codegen.tir.polynomials import named, number, polynomial
+from forge_pipeline.codegen.tir.polynomials import named, number, parted, polynomial
 
 ROUNDS = 1.5 * 2.0**52
 """A number that has no fraction, and whose sum with one that does is rounded: the last bits are a whole number."""
@@ -33,9 +33,6 @@ CHUNKS = (341782637, 423170132, 352195499, 488592205, 461485765, 90590992, 47828
 SIN = (2.7182169232111265e-06, -0.0001983932502197057, 0.00833332935578633, -0.16666666641371405)
 COS = (-2.7209359199227157e-07, 2.4799509508280436e-05, -0.001388888371419175, 0.0416666666223808)
 
-SINGLE_MANTISSA, SMALLEST_NORMAL = 23, 1.17549435e-38
-ROOT_OF_HALF = 0x3F3504F3
-"""The bits of the square root of one half, from which on mantissas are taken."""
 MOST = 200.0
 """Powers of two from which on float32 has infinities, or zeros."""
 LOG2 = (
@@ -62,9 +59,7 @@ def _turned(x: Any, quarter: int) -> Any:
     """Return the sine of ``x`` and so many quarter turns; that of one number does not hang on those beside it."""
     size = tirx.reinterpret(_like(x, "int32"), x) & tirx.const(0x7FFFFFFF, _like(x, "int32"))
     is_large = size >= tirx.const(LARGE, _like(x, "int32"))
-    any_large, is_vector = is_large, "x" in str(x.ty.dtype)
-    if is_vector:
-        any_large = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.umax", size) >= LARGE
+    is_vector, any_large = _is_vector(x), _most(size) >= LARGE
 
     def use(wide: Any) -> Any:
         small, large = _reduced(wide, quarter), _reduced_exactly(wide, quarter)
@@ -158,9 +153,7 @@ def fmod(x: Any, y: Any) -> Any:
 
     def use(wide: Any, quotient: Any) -> Any:
         is_small = tirx.all(tirx.abs(quotient) < number(quotient, 2.0**28), tirx.abs(y) < infinite)
-        far = tirx.Select(is_small, none, one)
-        if "x" in str(x.ty.dtype):
-            far = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.umax", far)
+        far = _most(tirx.Select(is_small, none, one))
         rest = (wide - tirx.trunc(quotient) * divisor).astype(_like(x, "float32"))
         signed = tirx.call_llvm_pure_intrin(_like(x, "float32"), "llvm.copysign", rest, x)
         return tirx.if_then_else(far != 0, tirx.truncmod(x, y), signed)
@@ -173,17 +166,9 @@ def fmod(x: Any, y: Any) -> Any:
 
 def _log2(x: Any) -> Any:
     """Return the logarithm, in float64, of a number that is not below zero."""
-    integers = _like(x, "int32")
-    is_small = x < number(x, SMALLEST_NORMAL)
-    scaled = tirx.Select(is_small, x * number(x, 2.0**SINGLE_MANTISSA), x)
-    offset = tirx.Select(is_small, number(x, -float(SINGLE_MANTISSA)), number(x, 0.0))
 
-    def use(bits: Any) -> Any:
-        mask = tirx.const((1 << SINGLE_MANTISSA) - 1, integers)
-        mantissa = tirx.reinterpret(str(x.ty.dtype), (bits & mask) + tirx.const(ROOT_OF_HALF, integers))
-        mantissa = mantissa.astype(_like(x, "float64"))
-        count = (bits >> tirx.const(SINGLE_MANTISSA, integers)).astype(str(x.ty.dtype)) + offset
-        count = count.astype(_like(x, "float64"))
+    def use(mantissa: Any, count: Any) -> Any:
+        mantissa, count = (part.astype(_like(x, "float64")) for part in (mantissa, count))
         one = number(count, 1.0)
         curve = named(
             "part", (mantissa - one) / (mantissa + one), lambda part: part * named(
@@ -191,7 +176,7 @@ def _log2(x: Any) -> Any:
         )  # fmt: skip
         return count + curve
 
-    value = named("bits", tirx.reinterpret(integers, scaled) - tirx.const(ROOT_OF_HALF, integers), use)
+    value = parted(x, use)
     value = tirx.Select(x < number(x, float("inf")), value, x.astype(_like(x, "float64")))  # infinity, and NaN
     return tirx.Select(x == number(x, 0.0), number(value, -float("inf")), value)
 
@@ -210,6 +195,15 @@ def _exp2(x: Any) -> Any:
     value = tirx.Let(rest, inside - count, use(rounded, count, rest))
     value = tirx.Let(count, _as_it_is(rounded) - number(x, ROUNDS + BIAS), value)
     return tirx.Let(inside, bounded, tirx.Let(rounded, inside + number(x, ROUNDS + BIAS), value))
+
+
+def _is_vector(x: Any) -> bool:
+    return "x" in str(x.ty.dtype)
+
+
+def _most(x: Any) -> Any:
+    """Return the largest of the int32 of a vector, of which none is below zero; one that is by itself as it is."""
+    return tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.umax", x) if _is_vector(x) else x
 
 
 def _as_it_is(x: Any) -> Any:
