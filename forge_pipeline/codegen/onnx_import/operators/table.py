@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators import (
     caches,
+    casts,
     creation,
     data_movement,
     einsum,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import onnx
 
 FAMILIES: Final = (
-    activation, attention, blocks, convolution, creation, data_movement, einsum, elementwise, fourier, indexing,
+    activation, attention, blocks, casts, convolution, creation, data_movement, einsum, elementwise, fourier, indexing,
     integer, linear, normalization, pooling, quantization, recurrent, reduction, refused, regions, resize, sampling,
     ordering,
 )  # fmt: skip
