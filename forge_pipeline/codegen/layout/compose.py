@@ -53,7 +53,7 @@ class _Spelling(relax.PyExprMutator):  # type: ignore[misc]
         split: Any = emit(op.reshape(image, (batch, groups, int(channels) // groups, *space)))
         away = emit(op.subtract(split, emit(op.mean(split, axes, True))))
         variance = emit(op.mean(emit(op.multiply(away, away)), axes, True))
-        deviation = emit(op.sqrt(emit(op.add(variance, relax.const(float(call.attrs.epsilon), "float32")))))
+        deviation = emit(op.sqrt(emit(op.add(variance, relax.const(float(call.attrs.epsilon), str(image.ty.dtype))))))
         found = emit(op.reshape(emit(op.divide(away, deviation)), image.ty.shape))
         scaled = emit(op.multiply(found, emit(op.reshape(gamma, wide))))
         return op.add(scaled, emit(op.reshape(beta, wide)))

@@ -45,10 +45,13 @@ class _Run:
         steps, lanes, width, side, at = self.steps, self.lanes, self.width, self.side, self.at
         piece = max(1, PIECE // (lanes * side)) * side
 
+        def many(block: Any) -> Any:
+            """Return how many steps a piece has: one at least, so that nobody divides by none of a run of no steps."""
+            return tirx.max(tirx.min(piece, steps - block * piece), 1)
+
         def share(block: Any) -> Any:
             """Return the part that a piece is of all that is read with it."""
-            count = tirx.min(piece, steps - block * piece)
-            return tirx.Cast(KIND, count) / tirx.Cast(KIND, block * piece + count)
+            return tirx.Cast(KIND, many(block)) / tirx.Cast(KIND, block * piece + many(block))
 
         @script.inline
         def sums(X, task, begin, count, SUMS, term):  # type: ignore[no-untyped-def]
@@ -86,9 +89,7 @@ class _Run:
                 sums(X, task, block * piece, tirx.min(piece, steps - block * piece), SUMS, lambda value, lane: value)
                 for vector in T.serial(lanes // width):
                     for lane in T.vectorized(width):
-                        OWN[vector * width + lane] = SUMS[vector * width + lane] / T.Cast(
-                            KIND, tirx.min(piece, steps - block * piece)
-                        )
+                        OWN[vector * width + lane] = SUMS[vector * width + lane] / T.Cast(KIND, many(block))
                 sums(
                     X, task, block * piece, tirx.min(piece, steps - block * piece), SUMS,
                     lambda value, lane: (value - OWN[lane]) * (value - OWN[lane]),

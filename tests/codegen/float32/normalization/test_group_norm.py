@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.target import Target
@@ -137,3 +137,20 @@ def test_generators_without_a_kernel_of_their_own_spell_it_out(options: dict[str
     engine = Engine(build(source, Target.from_tag("host"), replace(TILED, **options)).to_bytes())
     x = RNG.standard_normal((1, 12, 8, 9)).astype(np.float32) + 1000
     assert_close(engine(x)[0], reference(x, 4, scale, bias), within=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((2, 12, 5, 7), "float16"), ((2, 12, "height", 7), "float64"), ((2, 12), "float32")]
+)
+def test_other_types_and_values_without_pixels_are_normalized_too(shape: Shape, kind: str) -> None:
+    source, scale, bias = normalization(shape, 3)
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.elem_type = number
+    for tensor in source.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(kind), tensor.name))
+    engine = Engine(build(source, Target.from_tag("host"), TILED).to_bytes())
+    x = RNG.standard_normal([5 if extent == "height" else extent for extent in shape]).astype(kind)
+    (found,) = engine(x)
+    assert found.dtype == np.dtype(kind)
+    assert_close(found, reference(x, 3, scale, bias), within={"float16": 4e-3, "float32": 1e-6, "float64": 1e-7}[kind])

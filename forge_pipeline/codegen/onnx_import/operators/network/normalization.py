@@ -44,7 +44,7 @@ def _instance(node: NodeImport) -> Any:
     GroupNormalization, that of the image."""
     value, shape, epsilon = node.input(0), node.shape(), float(node.attributes.get("epsilon", 1e-5))
     image, groups = node.scope.before_reshape(value), shape[1]
-    if node.dtype() != "float32" or not isinstance(groups, int) or len(shape) < 3:
+    if not isinstance(groups, int):
         found, _, _ = _centred(node, value, range(2, len(shape)), epsilon)
     elif image is None or not _has_groups(image, value):
         return op.nn.group_norm(value, node.input(1), node.input(2), groups, 1, list(range(2, len(shape))), epsilon)
@@ -68,10 +68,9 @@ def _has_groups(image: Any, rows: Any) -> bool:
 
 
 def _normalized(node: NodeImport, image: Any, groups: int, epsilon: float) -> Any:
-    """Emit an image (N, C, ...) of float32 with the mean and the deviation of each group of channels taken out."""
+    """Emit an image (N, C, ...) with the mean and the deviation of each group of channels taken out."""
     _, channels, *space = image.ty.shape.values
-    factors = (np.ones(int(channels), np.float32), np.zeros(int(channels), np.float32))
-    ones, zeros = (node.const(array, "float32") for array in factors)
+    ones, zeros = (node.const(numbers, node.dtype()) for numbers in (np.ones(int(channels)), np.zeros(int(channels))))
     return node.emit(op.nn.group_norm(image, ones, zeros, groups, 1, list(range(2, 2 + len(space))), epsilon))
 
 
@@ -122,12 +121,9 @@ def _group(node: NodeImport) -> Any:
     factors = [node.input(1), node.input(2)]
     if node.opset < 21:
         factors = [_repeated(node, factor, channels // groups) for factor in factors]
-    if node.dtype() == "float32" and len(shape) > 2:
-        return op.nn.group_norm(node.input(0), *factors, groups, 1, list(range(2, len(shape))), epsilon)
-    split, wide = (shape[0], groups, channels // groups, *shape[2:]), (1, channels, *(1,) * (len(shape) - 2))
-    found, _, _ = _centred(node, node.reshape(node.input(0), split), range(2, len(shape) + 1), epsilon)
-    scaled = node.emit(op.multiply(node.reshape(found, shape), node.reshape(factors[0], wide)))
-    return op.add(scaled, node.reshape(factors[1], wide))
+    image = node.input(0) if len(shape) > 2 else node.reshape(node.input(0), (*shape, 1))
+    found = op.nn.group_norm(image, *factors, groups, 1, list(range(2, max(len(shape), 3))), epsilon)
+    return node.reshape(node.emit(found), shape)
 
 
 def _repeated(node: NodeImport, factor: Any, times: int) -> Any:
