@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-OPSET = 21
+OPSET = 22
 NAMES = ("batch", "channels", "height", "width")
 
 
@@ -116,6 +116,10 @@ def _grid() -> list[np.ndarray]:
     return [np.random.default_rng(3).uniform(-1, 1, (1, 64, 64, 2)).astype(np.float32)]
 
 
+def _offsets() -> list[np.ndarray]:
+    return [np.random.default_rng(4).uniform(-2, 2, (1, 18, 64, 64)).astype(np.float32)]
+
+
 def _resize(mode: str, scale: float, **more: Any) -> Case:
     attributes = {"mode": mode, **more}
     none = np.array([], np.float32)
@@ -150,6 +154,12 @@ WINDOWS: Mapping[str, Case] = {
     "resize linear 1.7": _resize("linear", 1.7),
     "resize cubic 2": _resize("cubic", 2.0),
     "grid sample": Case(operator="GridSample", operands=_grid()),
+    "deformable convolution 3 x 3": Case(
+        operator="DeformConv",
+        attributes={"pads": [1] * 4, "kernel_shape": [3, 3]},
+        can_be_open=False,
+        constants=[np.full((32, 32, 3, 3), 0.003, np.float32), *_offsets()],
+    ),
     "convolution 1 x 1": Case(operator="Conv", constants=[np.full((32, 32, 1, 1), 0.03, np.float32)]),
     "convolution 3 x 3": Case(
         operator="Conv", attributes={"pads": [1] * 4}, constants=[np.full((32, 32, 3, 3), 0.003, np.float32)]

@@ -1,0 +1,99 @@
+"""GridSample and DeformConv: pixels between the pixels are those of ONNX Runtime, of extents known and unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
+from tests.support.sums import assert_close
+
+OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+MODES = [*product(("linear", "cubic", "nearest"), ("zeros", "border", "reflection"), (0, 1))]
+OPEN = {"x": ("n", 3, "h", "w"), "at": ("n", "rows", "columns", 2)}
+
+
+def check(
+    node: onnx.NodeProto,
+    feeds: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray] | None = None,
+    shapes: Mapping[str, Any] | None = None,
+) -> None:
+    """Compile ``node``, and compare what it computes with ONNX Runtime."""
+    model = model_of(node, feeds, weights or {}, shapes or {})
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, dict(feeds))
+    found = computed(model, feeds)
+    assert found.shape == expected.shape
+    assert_close(found, expected, within=1e-5)
+
+
+def computed(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    (found,) = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes())(**feeds)
+    return np.asarray(found)
+
+
+def model_of(
+    node: onnx.NodeProto, feeds: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray], shapes: Mapping[str, Any]
+) -> onnx.ModelProto:
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes.get(name, value.shape))
+        for name, value in feeds.items()
+    ]
+    known = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "sampling", ports, made, known)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+
+
+def numbers(*shape: int, most: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).uniform(-most, most, shape).astype(np.float32)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("is_open", [False, True], ids=["known", "open"])
+@pytest.mark.parametrize(("mode", "padding", "aligned"), MODES)
+def test_a_grid_reads_what_onnx_runtime_reads(mode: str, padding: str, aligned: int, is_open: bool) -> None:
+    node = helper.make_node("GridSample", ["x", "at"], ["y"], mode=mode, padding_mode=padding, align_corners=aligned)
+    feeds = {"x": numbers(2, 3, 7, 9), "at": numbers(2, 5, 31, 2, most=1.6)}  # more than a tile of places, and outside
+    check(node, feeds, shapes=OPEN if is_open else None)
+
+
+def test_a_volume_is_read_between_its_voxels() -> None:
+    check(
+        helper.make_node("GridSample", ["x", "at"], ["y"]), {"x": numbers(1, 2, 4, 5, 6), "at": numbers(1, 3, 4, 5, 3)}
+    )
+
+
+@pytest.mark.parametrize("far", [np.float32(1e30), np.float32(-1e30)])
+def test_what_lies_far_outside_counts_nothing_whatever_the_image_has(far: np.float32) -> None:
+    node = helper.make_node("GridSample", ["x", "at"], ["y"])
+    feeds = {"x": np.full((1, 1, 4, 4), np.inf, np.float32), "at": np.full((1, 3, 3, 2), far, np.float32)}
+    assert not computed(model_of(node, feeds, {}, {}), feeds).any()
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts", "is_masked", "is_open"), [(1, 1, False, False), (2, 2, True, False), (1, 4, True, True)]
+)
+def test_a_deformed_convolution_is_that_of_onnx_runtime(
+    groups: int, parts: int, is_masked: bool, is_open: bool
+) -> None:
+    names = ["x", "w", "offset", "b", *(["mask"] if is_masked else [])]
+    node = helper.make_node(
+        "DeformConv", names, ["y"], strides=[2, 2], pads=[1] * 4, kernel_shape=[3, 3], group=groups, offset_group=parts
+    )
+    feeds = {"x": numbers(2, 8, 9, 11), "offset": numbers(2, parts * 18, 5, 6, most=3)}
+    if is_masked:
+        feeds["mask"] = numbers(2, parts * 9, 5, 6)
+    weights = {"w": numbers(6, 8 // groups, 3, 3), "b": numbers(6)}
+    shapes = {name: ("n", value.shape[1], f"h{name}", f"w{name}") for name, value in feeds.items()}
+    check(node, feeds, weights, shapes if is_open else None)
