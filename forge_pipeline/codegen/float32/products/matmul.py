@@ -23,6 +23,9 @@ VECTOR_PANEL = 4
 
 UNROLLED_STEPS = 4
 
+PACKING_ROWS = 32
+"""Rows for which packing an operand pays: it is read along panels, whatever the columns are divided by."""
+
 TYPICAL_ROWS = 128
 """Rows that are to be multiplied by weights which are read once: those of a sentence, or a share of an image."""
 
@@ -65,6 +68,9 @@ def _multiply_activations(graph: Graph, tensors: list[relax.Expr]) -> relax.Expr
     rows, steps, columns = *shape_of(tensors[0])[-2:], shape_of(tensors[1])[-1]
     family = NAME if all(isinstance(extent, int) for extent in (rows, steps, columns)) else open_matmul.NAME
     lanes = graph.machine.lanes
+    if family == NAME and rows >= PACKING_ROWS and columns > lanes:
+        width = panel_width(graph.machine, (rows,), steps, columns)
+        return graph.kernel(multiply_packing, *tensors, name="matmul", width=width)
     if isinstance(columns, int) and (columns % lanes == 0 or (family == NAME and 2 * columns <= lanes)):
         return graph.kernel(multiply_batched, *tensors, name="matmul", family=family)
     if rows == 1 and not (isinstance(columns, int) and columns < lanes):
@@ -150,28 +156,58 @@ def multiply_batched(left: te.Tensor, right: te.Tensor, family: str = NAME, pack
     With ``packs``, columns are packed into panels of that many, and the result has panels too.
     """
     step = te.reduce_axis((0, left.shape[-1]), "step")
-    leading = left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2]
-    both = [left.shape[:-2], right.shape[:-2]]
-    leading = list(leading)
-    for shape in both:
-        for offset in range(1, len(shape) + 1):
-            if not _is_one(shape[-offset]):
-                leading[-offset] = shape[-offset]
-
-    def pick(index: tuple[Any, ...], shape: Any) -> list[Any]:
-        own = index[len(index) - len(shape) :]
-        return [0 if _is_one(extent) else position for position, extent in zip(own, shape, strict=True)]
-
+    leading = _leading(left, right)
     if packs:
-        return open_matmul.multiply_packing(left, right, leading, pick, packs)
+        return open_matmul.multiply_packing(left, right, leading, _pick, packs)
 
     def element(*index: Any) -> Any:
         *batch, row, column = index
-        a, b = (pick(tuple(batch), shape) for shape in both)
+        a, b = (_pick(batch, side.shape[:-2]) for side in (left, right))
         return te.sum(left(*a, row, step) * right(*b, step, column), axis=[step])
 
     shape = (*leading, left.shape[-2], right.shape[-1])
     return te.compute(shape, element, name="product", attrs={primitives.FAMILY: family, PANEL: 0})
+
+
+def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor:
+    """Describe (..., rows, steps) times (..., steps, columns), packed into panels first; leading axes are broadcast."""
+    step = te.reduce_axis((0, left.shape[-1]), "step")
+    columns = int(right.shape[-1])
+    count, leading = -(-columns // width), _leading(left, right)
+
+    def packed(*index: Any) -> Any:
+        *batch, panel, k, lane = index
+        column = panel * width + lane
+        value = right(*batch, k, column)
+        return value if columns % width == 0 else tirx.if_then_else(column < columns, value, tirx.const(0, right.dtype))
+
+    def element(*index: Any) -> Any:
+        *batch, row, column = index
+        a, b = (_pick(batch, side.shape[:-2]) for side in (left, right))
+        return te.sum(left(*a, row, step) * panels(*b, column // width, step, column % width), axis=[step])
+
+    panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name=open_matmul.PANELS)
+    attributes = {primitives.FAMILY: open_matmul.NAME, PANEL: width}
+    product = te.compute((*leading, left.shape[-2], count * width), element, name="product", attrs=attributes)
+    if count * width == columns:
+        return product
+    return te.compute((*product.shape[:-1], columns), product, name="crop")
+
+
+def _leading(left: te.Tensor, right: te.Tensor) -> list[Any]:
+    """Return the extents before rows and columns of a product."""
+    leading = list(left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2])
+    for shape in (left.shape[:-2], right.shape[:-2]):
+        for offset in range(1, len(shape) + 1):
+            if not _is_one(shape[-offset]):
+                leading[-offset] = shape[-offset]
+    return leading
+
+
+def _pick(index: Sequence[Any], shape: Any) -> list[Any]:
+    """Return where an operand with these leading extents is read."""
+    own = index[len(index) - len(shape) :]
+    return [0 if _is_one(extent) else position for position, extent in zip(own, shape, strict=True)]
 
 
 def _is_one(extent: Any) -> bool:
