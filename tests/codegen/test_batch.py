@@ -104,7 +104,7 @@ def of_branches(shape: list[int], branches: dict[str, list[Branch]]) -> onnx.Mod
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_library_serves_any_batch(name: str) -> None:
     shape, branches = FAMILIES[name]

@@ -149,7 +149,7 @@ def test_half_precision_changes_the_computation_and_not_the_interface(stock: Opt
     assert 0 < np.max(np.abs(found - expected)) < 2e-2 * np.max(np.abs(expected))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("generator", ["stock", "auto"])
 @pytest.mark.parametrize("layout", ["first", "last"])
 def test_either_channel_layout_computes_the_same(layout: str, generator: str, stock: Options) -> None:

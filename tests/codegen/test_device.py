@@ -33,7 +33,7 @@ SORTED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", ["host", "raspberry-pi/5"])
 @pytest.mark.parametrize("operator", SORTED)
 def test_what_sorts_and_selects_calls_nothing_that_a_device_lacks(

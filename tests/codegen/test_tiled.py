@@ -138,7 +138,7 @@ CASES: dict[str, tuple[list[int | str], tuple[list[Node], dict[str, np.ndarray]]
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_model_computes_what_onnx_runtime_computes_and_has_no_generic_kernel(name: str) -> None:
     shape, (nodes, weights) = CASES[name]

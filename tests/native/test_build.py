@@ -37,7 +37,7 @@ def test_a_cpu_that_is_not_known_is_refused() -> None:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("cpu", ["x86_64", "aarch64", "riscv64", "aarch64-android"])
 def test_it_is_small(cpu: str) -> None:
     folder = built(cpu)

@@ -73,7 +73,7 @@ def test_a_models_names_are_shown_and_drawn_without_what_a_terminal_obeys(
     assert json.loads(described.stdout)["inputs"][0]["name"] == name
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", [HOSTILE, FORGED, "long" * 25_000], ids=["controls", "forged", "long"])
 def test_a_failing_run_names_what_is_wrong_in_two_printable_lines(forge: Any, tmp_path: Path, name: str) -> None:
     model, data = write(tmp_path / "m.onnx", name), tmp_path / "d.npz"

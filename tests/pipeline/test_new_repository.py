@@ -63,6 +63,7 @@ def repository(programs: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.every(2)
 def test_a_models_repository_builds_at_once_and_commits_no_secret(programs: Path, repository: Path) -> None:
     imported = call(programs, repository, "python", "-c", "import forge_pipeline; print(forge_pipeline.__file__)")
     assert imported.startswith(str(programs.parent))

@@ -97,7 +97,7 @@ def test_a_remote_that_failed_in_one_job_of_a_sweep_is_not_waited_for_in_the_nex
     assert capfd.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", ["remote_answer", "remote_rate", "remote_patience"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_a_limit_that_is_none_is_refused(name: str, value: float) -> None:

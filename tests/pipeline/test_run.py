@@ -200,7 +200,7 @@ def _refused(done: subprocess.CompletedProcess[str], code: int, out: Path) -> st
     return done.stderr
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [

@@ -72,7 +72,7 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_secret_on_the_command_line_is_refused_before_anything_is_written(
@@ -146,7 +146,7 @@ def test_a_sweep_leaves_no_file_of_hydras(forge: Any, tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("option", ["encrypt.key_ref", "target.description", "data.scale", "evaluate.metric"])
 def test_an_option_that_is_written_down_does_not_come_from_the_environment(forge: Any, option: str) -> None:
     done = forge("run", "experiment=digits", f"{option}=${{oc.env:CANARY}}", env=ENVIRONMENT)

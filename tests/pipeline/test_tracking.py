@@ -34,6 +34,7 @@ def _runs(uri: str, experiment: str = "forge-pipeline") -> list[Any]:
     return [] if found is None else list(client.search_runs([found.experiment_id]))
 
 
+@pytest.mark.long
 def test_every_job_of_a_sweep_is_a_run_of_mlflow(forge: Any, model: Path, tmp_path: Path) -> None:
     uri, out = f"sqlite:///{tmp_path}/runs.db", tmp_path / "swept"
     options = ["track=mlflow", f"track.uri={uri}", "track.experiment=boards", "compile.opt_level=1,3", "jobs=1"]

@@ -100,7 +100,7 @@ HARMS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("what", ["object", "record"])
 def test_what_is_damaged_in_the_remote_is_named_not_used_and_replaced_by_the_next_build(

@@ -79,7 +79,7 @@ READ_FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("fault", READ_FAULTS)
 def test_a_remote_that_cannot_be_read_is_told_once_and_still_written(
     bench: Any, web: Any, filled: Any, key: str, fault: str
@@ -104,7 +104,7 @@ WRITE_FAULTS: dict[str, tuple[Any, str, int]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("fault", WRITE_FAULTS)
 def test_a_remote_that_cannot_be_written_is_told_once_and_still_read(
     bench: Any, web: Any, filled: Any, key: str, fault: str
@@ -136,7 +136,7 @@ def test_a_missing_file_is_no_failure(bench: Any, web: Any, key: str) -> None:
     assert bench.told == []
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("what", ["actions/v1", "objects"])
 @pytest.mark.parametrize("fault", [faults.endless, faults.bomb])
 def test_an_answer_without_an_end_is_cut_off(
@@ -211,7 +211,7 @@ sys.exit(guarded(use))
 """
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("way", ["read", "write"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_program_that_waits_for_a_remote(
@@ -264,7 +264,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("what", ["object", "record"])
 def test_something_odd_in_a_shared_folder_is_not_read(

@@ -128,7 +128,7 @@ def geometry_of(channels: int, filters: int, groups: int, size: Any, kernel: int
     )  # fmt: skip
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("kernel", [unsized, unsized_pointwise, unsized_depthwise, channels_last])
 def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]) -> None:

@@ -41,7 +41,7 @@ def assert_is_attention(source: onnx.ModelProto) -> None:
     assert not any("softmax" in name for name in names)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("leading", "rows", "columns"), [((1, 2), 197, 197), ((2, 3), 24, 50), ((3,), 7, 64), ((1, 1), 6, 33)]
 )
@@ -54,7 +54,7 @@ def test_known_sizes(leading: Shape, rows: int, columns: int) -> None:
 SIZES = [{"b": b, "m": m, "n": n} for b in (1, 2) for m in (1, 5, 12, 13, 40) for n in (1, 15, 32, 33, 100)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("mask", [("b", 1, "m", "n"), ("b", 1, 1, "n"), (1, 1, 1, 1), (1, 2, "m", 1)])
 def test_open_sizes_with_masks(mask: Shape) -> None:
     source = attention(MASKED, ("b", 2), "m", "n", mask=mask)

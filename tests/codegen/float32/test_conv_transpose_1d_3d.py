@@ -78,7 +78,7 @@ def model_of(case: Case) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", CASES)
 def test_a_convolution_of_any_kind_is_right_and_has_no_generic_kernel(name: str) -> None:
     expect_right(name, "host", TILED)
@@ -90,7 +90,7 @@ def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
     expect_right(name, tag, TILED)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "name", ["phases of several kernels", "stride, dilation and lopsided padding", "groups", "three axes", "two axes"]
 )

@@ -53,7 +53,7 @@ def test_transposed_over_images_of_any_size(weight: tuple[int, ...], attributes:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("operator", "weight", "attributes"),
     [

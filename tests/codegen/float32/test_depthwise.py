@@ -32,7 +32,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[int, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("case", CASES)
 def test_edges(case: str) -> None:
     image, kernel, attributes = CASES[case]

@@ -54,7 +54,7 @@ def inverted(
     return model(nodes, {"x": image}, weights)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("image", "wide", "kernel", "attributes", "more"),
     [

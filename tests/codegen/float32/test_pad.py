@@ -41,7 +41,7 @@ def shortcut(
     return model(nodes, {"x": size}, weights)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("size", [(1, 3, 16, 12), ("n", 3, "h", "w")])
 @pytest.mark.parametrize(("before", "after"), [(32, 64), (28, 32), (28, 42), (5, 40)])
 def test_channels_that_a_shortcut_lacks(before: int, after: int, size: Shape) -> None:
@@ -52,7 +52,7 @@ def test_channels_that_a_shortcut_lacks(before: int, after: int, size: Shape) ->
         assert [name for name in names if "pack" in name] == ["unpack"], "only the result leaves its blocks"
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("size", [(2, 3, 10, 12), ("n", 3, "h", "w")])
 @pytest.mark.parametrize(("before", "after", "value"), [(32, 32, 0.5), (20, 24, -1.0), (16, 48, 2.0)])
 def test_constants_around_an_image(before: int, after: int, value: float, size: Shape) -> None:

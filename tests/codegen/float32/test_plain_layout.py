@@ -43,7 +43,7 @@ def at_all(source: onnx.ModelProto, *, terms: int, least: tuple[int, int] = (1, 
         assert_same(known, [size], terms=terms)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("operator", "attributes"),
     [
@@ -83,7 +83,7 @@ def test_functions_of_what_fills_padding(operator: str, filling: float) -> None:
     at_all(model(nodes, {"x": IMAGE}, pads), terms=20, least=(3, 5))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize("pads", [[0, 0, 2, 3, 0, 0, 1, 2], [0, 1, 0, 0, 0, 2, 0, 4], [1, 0, 2, 0, 0, 0, 0, 0]])
 def test_pads(mode: str, pads: list[int]) -> None:
@@ -129,7 +129,7 @@ def test_transpositions_of_bytes_and_of_floats_move_each_number_once(
         np.testing.assert_array_equal(compiled(source)(x)[0], x.transpose(order))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceMean", "ReduceL2"])
 @pytest.mark.parametrize("axes", [[3], [2, 3], [1, 3], [2], [0, 1, 2, 3]])
 def test_reductions(operator: str, axes: list[int]) -> None:
@@ -159,7 +159,7 @@ def test_normalization_of_images_of_any_size() -> None:
     at_all(one("InstanceNormalization", weights), terms=500, least=(3, 5))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("width", [3, 7, 12, 17, 30, 60, 63, 100, 197])
 def test_rows_of_every_width(width: int) -> None:
     row = {"r": np.linspace(-1, 1, width, dtype=np.float32), "c": np.linspace(1, 2, 8, dtype=np.float32).reshape(8, 1)}
@@ -203,7 +203,7 @@ CHAINS: dict[str, list[tuple[str, list[str], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("chain", list(CHAINS))
 @pytest.mark.parametrize("shape", [IMAGE, (2, 5, 21, 38)])
 @pytest.mark.parametrize("tag", ["x86-64/v2", "x86-64/v3", "raspberry-pi/5"])

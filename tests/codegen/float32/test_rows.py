@@ -15,7 +15,7 @@ from forge_pipeline.target import Target
 from tests.support.tiled import TILED, Shape, assert_same, compiled, kernels_of, model
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("columns", ["columns", 16, 17, 129])
 @pytest.mark.parametrize("heads", [(2, 3), (1, 3)])
 def test_one_row_by_a_matrix_that_is_no_constant(columns: int | str, heads: tuple[int, int]) -> None:
@@ -26,7 +26,7 @@ def test_one_row_by_a_matrix_that_is_no_constant(columns: int | str, heads: tupl
     assert not any("crop" in name for name in kernels_of(compiled(source))), "its columns are packed"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("leading", [(2, 5, 1), (3, 7), ("n", 5, 1), ("n", "m")])
 def test_rows_of_batches_by_one_matrix_that_is_no_constant(leading: Shape) -> None:
     nodes = [helper.make_node("MatMul", ["x", "m"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]

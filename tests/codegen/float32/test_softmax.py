@@ -30,7 +30,7 @@ SHAPES: list[tuple[Shape, int]] = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_softmax_over_any_axis(shape: Shape, axis: int) -> None:
     source = model([helper.make_node("Softmax", ["x"], ["y"], axis=axis)], {"x": shape})
@@ -61,7 +61,7 @@ def test_the_logarithm_of_softmax_is_that_of_onnx_runtime_and_finite_where_a_sha
         assert_close(found, expected, within=1e-5)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("shape", [(1, 12, 128, 128), (1, 12, 128, 100), ("n", 12, "t", "t")])
 def test_every_power_of_a_row_that_fills_a_vector_is_in_one(shape: Shape, operator: str, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _compare(source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str 
     assert any("open_winograd" in name for name in names), names
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("channels", "filters"), [(64, 64), (40, 128), (70, 20)])
 def test_images_of_any_size(channels: int, filters: int, threads: int) -> None:

@@ -10,7 +10,7 @@ from tests.support.int8.dynamic import CASES, layer, measured
 from tests.support.int8.net import Net
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", CASES)
 def test_a_product_of_measured_bytes_is_one_of_integers(case: str) -> None:
     net = Net(*CASES[case][0])

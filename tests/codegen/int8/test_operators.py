@@ -51,7 +51,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_convolution_stores_what_onnx_runtime_stores(case: str) -> None:
     channels, filters, size, kernel, attributes = CONVOLUTIONS[case]
@@ -110,7 +110,7 @@ def test_factors_that_are_no_powers_of_two_are_rounded_as_onnx_runtime_rounds_th
     check(net, net.pair(y, (71.3, 101)), optimized=True)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", [tag for tag in OTHERS if tag != HERE])
 @pytest.mark.parametrize("case", ["3x3 padded", "three channels", "depthwise"])
 def test_other_instructions_store_the_same(case: str, tag: str) -> None:
@@ -136,7 +136,7 @@ def test_without_such_instructions_a_convolution_is_computed_in_float_within_a_s
     assert (steps > 0).mean() < 0.01
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN])
 @pytest.mark.parametrize(("channels", "size"), [(16, 6), (24, 13), (64, 16)])
 def test_winograds_filtering_is_exact_in_integers_even_where_all_sums_are_largest(
@@ -205,7 +205,7 @@ def test_relu_and_clip_are_bounds_of_what_is_stored() -> None:
     check(net, positive, net.pair(net.node("Clip", convolution(net, 16, 16, 3), *bounds), (64.0, 100)))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("bounds", [(0.0, 18.0), (-7.0, 8.0), (-6.0, 6.0), (-8.0, 507.0), (-600.0, 12.0)])
 def test_bytes_are_clipped_to_bounds_that_lie_between_two_of_them(bounds: tuple[float, float]) -> None:
     net = Net(1, 16, 12, 12)

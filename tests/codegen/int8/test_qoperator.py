@@ -138,7 +138,7 @@ MATRICES: dict[str, Case] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("shape", [IMAGE, MATRIX])
 def test_operators_on_integers_store_what_onnx_runtime_stores(shape: tuple[int, ...], signed: bool) -> None:
@@ -267,7 +267,7 @@ def test_products_of_integers_are_exact_sums_in_integers(dtype: Any, zeros: str)
     np.testing.assert_array_equal(compiled(model)(x)[0], wanted.astype(np.int32))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("measures", [False, True])
 @pytest.mark.parametrize(
     ("groups", "size", "is_open"),

@@ -85,7 +85,7 @@ GROUPED: dict[str, tuple[tuple[int, ...], Callable[[Net], str]]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", dict.fromkeys([PLAIN, HERE]))
 @pytest.mark.parametrize("case", [*NETS, *GROUPED])
 def test_bytes_with_any_zero_point_store_what_onnx_runtime_stores(case: str, tag: str) -> None:

@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("generator", ["tiled", "stock"])
 def test_no_number_is_none_behind_a_bound(case: str, generator: str) -> None:

@@ -75,7 +75,7 @@ def computed(model: onnx.ModelProto, target: Target = V3) -> dict[str, list[str]
     return {kernel: list(found) for kernel, found in library.layers.items()}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("make", "source"),
     [

@@ -65,7 +65,7 @@ NETS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", NETS)
 def test_signed_activations_store_what_onnx_runtime_stores(case: str) -> None:
     shape, layers = NETS[case]

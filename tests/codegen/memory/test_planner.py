@@ -122,7 +122,7 @@ def test_values_survive_until_they_are_last_read(reads: Any, outputs: tuple[str,
     assert matches(pooled(*reads, outputs=outputs))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("reads", "copies"),
     [

@@ -127,7 +127,7 @@ def expect_equal(model: onnx.ModelProto, options: Options, feeds: dict[str, np.n
         assert_close(have, want, within=1e-5)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("case", RIGHT)
 def test_what_was_mended_computes_what_onnx_runtime_computes(case: str, model_of: Make, stock: Options) -> None:
     operator, inputs, attributes, dtype = RIGHT[case]
@@ -190,7 +190,7 @@ def test_blocks_of_pixels_and_channels_change_places_in_every_mode(
     np.testing.assert_array_equal(result(model, stock, {"x": x})[0], expected)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("variant", ["plain", "with state", "batch first"])
 @pytest.mark.parametrize("operator", RECURRENT)
 def test_recurrent_layers_run_both_ways(operator: str, variant: str, model_of: Make, stock: Options) -> None:
@@ -222,7 +222,7 @@ def test_a_gru_resets_before_or_after_the_product(linear: int, model_of: Make, s
     expect_equal(model, stock, {"x": array(5, 2, 3)})
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("operator", RECURRENT)
 @pytest.mark.parametrize("generator", ["stock", "auto"])
 def test_one_library_serves_any_number_of_steps(operator: str, generator: str, model_of: Make, stock: Options) -> None:

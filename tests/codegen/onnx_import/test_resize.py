@@ -156,7 +156,7 @@ def resize_of(shape: list[Any], inputs: dict[str, Any], attributes: dict[str, An
     return onnx.shape_inference.infer_shapes(model)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_extent_is_resized_as_by_onnx_runtime(name: str, model_of: Make) -> None:
     shape, inputs, attributes = KNOWN[name]

@@ -172,7 +172,7 @@ AXES: Mapping[str, tuple[list[int], dict[str, int], list[int]]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("way", AXES)
 def test_what_is_quantized_and_dequantized_is_what_the_reference_gives(way: str) -> None:
     shape, attributes, kinds = AXES[way]

@@ -292,7 +292,7 @@ def test_an_axis_that_is_removed_if_it_is_one_has_to_be_one() -> None:
         Engine(library.to_bytes(), threads=1)(floats(3, 4, 2))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("generator", "level"), [("stock", 1), ("tiled", 1), ("tiled", 3)])
 def test_a_program_is_the_same_by_any_generator_and_on_any_threads(generator: str, level: int, threads: int) -> None:

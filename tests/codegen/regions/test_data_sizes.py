@@ -124,7 +124,7 @@ CASES = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("name", CASES)
 def test_a_size_that_data_decide_is_that_of_onnx_runtime(name: str) -> None:
     text, samples = CASES[name]

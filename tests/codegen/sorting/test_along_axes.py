@@ -16,7 +16,7 @@ RANDOM = np.random.default_rng(0)
 DATA = RANDOM.standard_normal((3, 4, 5)).astype(np.float32)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
@@ -39,7 +39,7 @@ def test_a_running_product_is_one_before_its_first_factor() -> None:
     np.testing.assert_allclose(found[1:], np.cumprod(DATA, axis=0)[:-1], rtol=1e-6)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_elements_are_scattered_as_onnx_runtime_does_in_order(reduction: str) -> None:
     updates = RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_elements_are_scattered_as_onnx_runtime_does_in_order(reduction: str) ->
         np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_slices_are_scattered_as_onnx_runtime_does(reduction: str, depth: int) -> None:
@@ -99,7 +99,7 @@ def test_running_sums_of_rows_that_lie_side_by_side_are_those_of_each(reverse: b
         assert_close(found, summed, within=1e-5)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 61), (3, 5, 37)])
 def test_the_place_of_an_extreme_is_the_first_or_the_last_of_equal_ones(shape: tuple[int, ...], dtype: str) -> None:

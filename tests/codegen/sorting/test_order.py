@@ -13,7 +13,7 @@ from tests.support.kernels import of_onnx_runtime, run
 RANDOM = np.random.default_rng(0)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize(("shape", "axis"), [((5,), 0), ((3, 100, 4), 1), ((2, 3, 1000), -1), ((17, 0), 0)])
 def test_a_sort_is_stable_along_any_axis(shape: tuple[int, ...], axis: int, is_open: bool) -> None:
@@ -32,7 +32,7 @@ def test_a_sort_is_stable_along_any_axis(shape: tuple[int, ...], axis: int, is_o
         np.testing.assert_array_equal(values, np.take_along_axis(data, wanted, axis))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "int64"])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_first_k_are_those_of_onnx_runtime(dtype: str, is_open: bool) -> None:
@@ -77,7 +77,7 @@ def test_no_nan_is_chosen_before_a_number(is_open: bool) -> None:
         assert places.tolist() == ([1, 4, 3, 0, 2] if largest else [3, 4, 1, 0, 2])[:count]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("last", [0, 1])
 def test_an_extreme_is_the_first_or_the_last_of_equal_ones(operator: str, last: int) -> None:

@@ -25,7 +25,7 @@ def test_positions_are_those_that_are_not_zero(dtype: str, shape: tuple[int, ...
     np.testing.assert_array_equal(places[:count], np.flatnonzero(data))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("ordered", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize(("shape", "axis"), [((4, 5, 6), None), ((30, 2), 0), ((2, 30, 1), 1), ((2, 2, 9), -1)])
@@ -51,7 +51,7 @@ def test_unique_has_all_four_outputs_of_onnx_runtime(
     np.testing.assert_array_equal(found[2][: len(counts)], counts)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("is_centered", [0, 1])
 @pytest.mark.parametrize(("most", "overlap", "least"), [(3, 0.3, 0.2), (100, 0.5, -1.0), (0, 0.5, 0.0)])
 def test_the_boxes_that_are_kept_are_those_of_onnx_runtime(

@@ -56,7 +56,7 @@ def steps(library: Library, model: onnx.ModelProto, rest: Any) -> None:
     assert engine.length == total
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_attention_of_a_group_is_kept_in_step(made: tuple[onnx.ModelProto, onnx.ModelProto, Library]) -> None:
     model, _, library = made
 
@@ -78,7 +78,7 @@ def test_no_cache_is_copied(made: tuple[onnx.ModelProto, onnx.ModelProto, Librar
     assert not any("softmax" in name or "gather_elements" in name for name in calls)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_the_check_says_what_callers_do_not(made: tuple[onnx.ModelProto, onnx.ModelProto, Library]) -> None:
     report = verify_calls(made[1], made[2], CHECKS, float16=False)
     assert report["error"]["logits"] < 1e-5

@@ -65,7 +65,7 @@ def test_a_threshold_may_be_infinite_or_no_number() -> None:
     check(regressor(forest), forest, nan=True)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("aggregate", "own"), [("SUM", False), ("SUM", True), ("AVERAGE", True), ("MIN", False), ("MAX", True)]
 )

@@ -99,7 +99,7 @@ def test_pools_of_any_size_have_as_many_results_as_onnx_runtime_has_when_it_roun
     expect_same(unsized(net.finish(net.node("GlobalMaxPool", y), *(net.pair(x, OUT) for x in made)), 2, 3))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
 def test_windows_larger_than_an_image_of_any_size_are_refused_and_the_engine_goes_on(operator: str) -> None:
     net = Net(1, 16, 8, 8)
@@ -151,7 +151,7 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_target(tag: str) -> None:
     for name in ("pointwise", "padded", "depthwise"):

@@ -154,14 +154,14 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("tag", dict.fromkeys([HERE, "x86-64/v2"]))
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_several_kernels_are_in_integers_whatever_the_instructions(name: str, tag: str) -> None:
     assert expect_same(FORMS[name], tag)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tag", ELSEWHERE)
 def test_transposed_kernels_and_volumes_are_built_with_the_instructions_of_every_target(tag: str) -> None:
     from forge_pipeline.codegen.lowering import lower

@@ -56,14 +56,14 @@ BLOCKS = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("case", BLOCKS)
 def test_a_block_with_a_projection_stores_what_onnx_runtime_stores(case: str) -> None:
     net = Net(2, BLOCKS[case][0], 9, 13)
     check(net, block(net, *BLOCKS[case]))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, VNNI) if tag != HERE])
 def test_other_instructions_store_the_same_of_a_block(tag: str) -> None:
     net = Net(1, 16, 9, 13)
@@ -141,7 +141,7 @@ def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(lar
     check(net, y, net.node("MaxPool", y, kernel_shape=[2, 2]))  # two readers: bytes are stored
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("kind", ["groups", "few channels", "measured"])
 def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> None:
     channels = 3 if kind == "few channels" else 16
@@ -201,7 +201,7 @@ def test_blocks_of_any_batch_are_shared_out_among_threads() -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("tag", "stored"),
     [*((tag, MAIN) for tag in dict.fromkeys([HERE, *ELSEWHERE])), (HERE, SHORTCUT), (PLAIN, NEITHER), (VNNI, NEITHER)],

@@ -77,7 +77,7 @@ def dot_products() -> Iterator[Any]:
                     yield pytest.param(dot, lanes, reads, id=f"{name} {dot.name} {lanes} {reads}")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(("dot", "lanes", "reads"), [*dot_products()])
 def test_the_instructions_of_a_dot_product_add_what_its_pattern_adds(dot: Any, lanes: int, reads: str) -> None:
     given = {"seed": lanes, "mask": 0x00FF00FF if dot.widens else -1, "offset": dot.activation_offset}
@@ -98,7 +98,7 @@ def signed_dot_products() -> Iterator[Any]:
                     yield pytest.param(dot, lanes, bits, id=f"{name} {dot.name} {lanes} {bits}")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("scope", ["global", "local"])
 @pytest.mark.parametrize(("dot", "lanes", "bits"), [*signed_dot_products()])
 def test_products_of_activations_with_a_sign_are_added_exactly_at_both_ends(
@@ -158,7 +158,7 @@ def _computed(function: Any, instructions: tuple[Instruction, ...], **given: np.
 MICRO_KERNELS = {kernel.name: kernel for isa in INSTRUCTION_SETS.values() for kernel in isa.micro_kernels}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("name", MICRO_KERNELS)
 def test_the_instructions_of_a_micro_kernel_add_what_its_pattern_adds(name: str, stride: int) -> None:

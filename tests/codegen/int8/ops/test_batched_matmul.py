@@ -41,7 +41,7 @@ def product(*shape: int) -> tuple[Net, str]:
     return net, net.node("MatMul", left, net.node("Transpose", right, perm=turn))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", SHAPES)
 def test_a_product_of_two_activations_stores_what_onnx_runtime_stores(case: str) -> None:
     net, result = product(*SHAPES[case])

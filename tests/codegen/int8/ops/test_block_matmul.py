@@ -87,14 +87,14 @@ FORMS = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5, 16])
 def test_products_in_blocks_are_what_onnx_runtime_computes(form: str, rows: int) -> None:
     expect_same(product(rows, **FORMS[form]), [(rows, 128)])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("tag", [tag for tag in (*OTHERS, "amd/zen4") if tag != HERE])
 @pytest.mark.parametrize("form", ["four bits", "eight bits", "eight bits with zero points"])
 def test_every_x86_multiplies_blocks_alike(form: str, tag: str) -> None:

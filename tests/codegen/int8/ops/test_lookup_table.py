@@ -54,7 +54,7 @@ CHAINS: dict[str, Chain] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("arch", ["this", "riscv64"])
 def test_functions_of_a_byte_store_what_onnx_runtime_stores(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if arch != "this":  # no table instruction is known: one byte after the other

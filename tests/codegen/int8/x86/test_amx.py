@@ -52,7 +52,7 @@ def emulated(net: Any, output: str, monkeypatch: pytest.MonkeyPatch) -> Callable
     return lambda x: vm["main"](tvm.runtime.tensor(x)).numpy()
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("case", CASES)
 def test_products_in_tiles_store_what_onnx_runtime_stores(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, describe = CASES[case]

@@ -149,7 +149,7 @@ def test_every_step_may_have_a_mask_whatever_their_number(steps: int) -> None:
     assert panels.parts.masked == steps
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("shape", "random"),
     [
@@ -183,7 +183,7 @@ class Normal:
         return np.clip(np.rint(self.random.standard_normal(shape) * self.spread), low, high - 1)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("tag", ["x86-64/v2", PLAIN])
 @pytest.mark.parametrize("spread", [12, 40])
 def test_steps_in_pairs_are_exact_at_the_ends_of_both_ranges(tag: str, spread: int) -> None:
@@ -195,7 +195,7 @@ def test_steps_in_pairs_are_exact_at_the_ends_of_both_ranges(tag: str, spread: i
         np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("random", "rows", "steps"), [(Tails(), 8, 64), (Signs(), 8, 64), (Tails(), 8, 30), (Tails(), 23, 64)]
 )
