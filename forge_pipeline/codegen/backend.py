@@ -15,8 +15,8 @@ import tvm
 from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
+from forge_pipeline.codegen.calls import check_calls
 from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
-from forge_pipeline.codegen.device import check_calls
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.layout.origins import layers

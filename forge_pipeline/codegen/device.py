@@ -1,6 +1,7 @@
 """Runs a library as a device does, by `forge_runtime`, in a subprocess: what it computes ends at worst that one.
 
 The child (`python -m forge_pipeline.codegen.device`) reads one pickled Run, and writes what came out, or a ForgeError.
+It is there at each compilation, and imports no TVM.
 """
 
 from __future__ import annotations
@@ -11,11 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import tvm
-import tvm_ffi
-from tvm import tirx
-from tvm.ir import Call
-
 from forge_pipeline import children, limits
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, DataError, ForgeError
@@ -23,7 +19,6 @@ from forge_pipeline.runtime.bundle import Library
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +40,6 @@ def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> li
     request = Run(library=library if held is None else replace(library, weights=b""), weights=place, samples=samples)
     answer: list[list[np.ndarray] | DataError] = _answer(request, () if held is None else (held.file.descriptor,))
     return answer
-
-
-def check_calls(kernels: tvm.IRModule, model: onnx.ModelProto) -> None:
-    """Raise CompileError where ``kernels`` call functions by name: no device has any."""
-    missing = sorted(_called(kernels))
-    if missing:
-        raise CompileError(
-            where=f"model {model.graph.name!r}",
-            expected="operators that become code of their own",
-            found=f"calls of {', '.join(missing)}, which no device has",
-            fix="report the model: each of its operators should become code of its own",
-        )
-
-
-def _called(kernels: tvm.IRModule) -> set[str]:
-    """Return the names of the functions that kernels look up when they run."""
-    calls: list[Call] = []
-    for function in kernels.functions.values():
-        if isinstance(function, tirx.PrimFunc):
-            tvm_ffi.structural_walk(function.body, [(Call, calls.append)])
-    return {str(call.args[0].value) for call in calls if getattr(call.op, "name", "") == "tirx.tvm_call_packed"}
 
 
 def _answer(request: Run, inherited: Sequence[int]) -> Any:

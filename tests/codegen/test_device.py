@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +77,10 @@ def test_a_library_is_run_in_a_process_of_its_own(model_of: Make, stock: Options
     assert isinstance(found, list)
     np.testing.assert_array_equal(found[0], np.maximum(x, 0))
     assert isinstance(refusal, DataError)
+
+
+def test_the_process_that_runs_a_library_has_no_compiler() -> None:
+    wanted = "forge_pipeline.codegen.device", "forge_pipeline.runtime.unpacked"
+    program = f"import sys, {', '.join(wanted)}; print({{'tvm', 'torch', 'onnx'}} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
