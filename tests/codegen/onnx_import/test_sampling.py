@@ -1,4 +1,4 @@
-"""GridSample and DeformConv: pixels between the pixels are those of ONNX Runtime, of extents known and unknown."""
+"""GridSample, DeformConv and RoiAlign read between pixels what ONNX Runtime reads, of extents known and unknown."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def model_of(
     node: onnx.NodeProto, feeds: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray], shapes: Mapping[str, Any]
 ) -> onnx.ModelProto:
     ports = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes.get(name, value.shape))
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shapes.get(name, value.shape))
         for name, value in feeds.items()
     ]
     known = [numpy_helper.from_array(value, name) for name, value in weights.items()]
     made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     graph = helper.make_graph([node], "sampling", ports, made, known)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def numbers(*shape: int, most: float = 1.0) -> np.ndarray:
@@ -97,3 +97,17 @@ def test_a_deformed_convolution_is_that_of_onnx_runtime(
     weights = {"w": numbers(6, 8 // groups, 3, 3), "b": numbers(6)}
     shapes = {name: ("n", value.shape[1], f"h{name}", f"w{name}") for name, value in feeds.items()}
     check(node, feeds, weights, shapes if is_open else None)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize(("ratio", "is_half", "is_open"), [(0, True, True), (2, False, False), (9, True, False)])
+def test_a_region_is_read_as_onnx_runtime_reads_it(mode: str, ratio: int, is_half: bool, is_open: bool) -> None:
+    node = helper.make_node(
+        "RoiAlign", ["x", "boxes", "images"], ["y"], mode=mode, output_height=3, output_width=2, sampling_ratio=ratio,
+        spatial_scale=0.5, coordinate_transformation_mode="half_pixel" if is_half else "output_half_pixel",
+    )  # fmt: skip
+    least = numbers(5, 2, most=15)
+    boxes = np.concatenate([least, least + np.abs(numbers(5, 3, most=50)[:, :2])], axis=1)  # some reach outside
+    feeds = {"x": numbers(2, 3, 11, 13), "boxes": boxes, "images": np.array([0, 1, 1, 0, 1])}
+    shapes = {"x": ("n", 3, "h", "w"), "boxes": ("regions", 4), "images": ("regions",)}
+    check(node, feeds, shapes=shapes if is_open else None)

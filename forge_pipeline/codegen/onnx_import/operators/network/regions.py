@@ -11,10 +11,14 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.data_movement import padded
-from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own
+from forge_pipeline.codegen.onnx_import.operators.network.taps import one_of
+from forge_pipeline.codegen.sorting.rows import attributes, called, extents_of, own, unravelled
 from forge_pipeline.codegen.sorting.scatter import scatter_elements
 from forge_pipeline.codegen.tir import script
 from forge_pipeline.ir.sizes.expression import product
+
+SAMPLES = 64
+"""Places in a cell of a region whose pixels and weights are found together, for all channels."""
 
 
 def _roi_align(node: NodeImport) -> Any:
@@ -70,16 +74,22 @@ def _align_kernel(
         part = tirx.Select(low >= extent - 1, const(0), kept - low.astype(dtype))
         return low, tirx.min(low + 1, extent - 1), part
 
-    def pixel(source: Any, batch: Any, channel: Any, y: Any, x: Any) -> Any:
-        """Return the four pixels around a place, weighted: their sum, or the greatest; 0 far outside."""
+    def corners(y: Any, x: Any) -> list[tuple[Any, Any]]:
+        """Return where, in a channel, the four pixels around a place are, with their weights: 0 far outside."""
         inside = tirx.all(y >= const(-1), y <= height.astype(dtype), x >= const(-1), x <= width.astype(dtype))
         (top, bottom, v), (left, right, u) = around(y, height), around(x, width)
         one = const(1)
-        corners = [(top, left, (one - v) * (one - u)), (top, right, (one - v) * u)]
-        corners += [(bottom, left, v * (one - u)), (bottom, right, v * u)]
-        a, b, c, d = (weight * source[batch, channel, row, column] for row, column, weight in corners)
-        mixed = tirx.max(tirx.max(a, b), tirx.max(c, d)) if is_max else a + b + c + d
-        return tirx.if_then_else(inside, mixed, const(0))
+        found = [(top, left, (one - v) * (one - u)), (top, right, (one - v) * u)]
+        found += [(bottom, left, v * (one - u)), (bottom, right, v * u)]
+        return [(row * width + column, tirx.Select(inside, weight, const(0))) for row, column, weight in found]
+
+    def weighted(source: Any, batch: Any, channel: Any, PLACES: Any, WEIGHTS: Any, sample: Any) -> Any:
+        """Return the four pixels of a sample: their sum, or the greatest."""
+        a, b, c, d = (
+            WEIGHTS[corner, sample] * source[(batch, channel, *unravelled(PLACES[corner, sample], (height, width)))]
+            for corner in range(4)
+        )
+        return tirx.max(tirx.max(a, b), tirx.max(c, d)) if is_max else a + b + c + d
 
     def spot(begin: Any, step: Any, cell: Any, sample: Any, count: Any) -> Any:
         return begin + cell.astype(dtype) * step + (sample.astype(dtype) + const(0.5)) * step / count.astype(dtype)
@@ -87,8 +97,14 @@ def _align_kernel(
     def joined(total: Any, value: Any, is_first: Any) -> Any:
         return tirx.Select(is_first, value, tirx.max(total, value)) if is_max else total + value
 
-    def finished(total: Any, rows: Any, columns: Any) -> Any:
-        return total if is_max else total / tirx.max(rows * columns, tirx.const(1, "int64")).astype(dtype)
+    def finished(total: Any, count: Any) -> Any:
+        return total if is_max else total / tirx.max(count, tirx.const(1, "int64")).astype(dtype)
+
+    @script.inline
+    def place(PLACES, WEIGHTS, sample, y, x):  # type: ignore[no-untyped-def]
+        for corner in T.unroll(4):
+            PLACES[corner, sample] = one_of([place for place, _ in corners(y, x)], corner)
+            WEIGHTS[corner, sample] = one_of([weight for _, weight in corners(y, x)], corner)
 
     @script.prim_func(s_tir=True, private=True)
     def roi_align(a: T.handle, b: T.handle, c: T.handle, d: T.handle):  # type: ignore[no-untyped-def]
@@ -105,27 +121,35 @@ def _align_kernel(
                 steps = T.sblock_alloc_buffer((2,), dtype, scope="local")
                 counts = T.sblock_alloc_buffer((2,), "int64", scope="local")
                 total = T.sblock_alloc_buffer((1,), dtype, scope="local")
+                PLACES = T.sblock_alloc_buffer((4, SAMPLES), "int64", scope="local")
+                WEIGHTS = T.sblock_alloc_buffer((4, SAMPLES), dtype, scope="local")
                 steps[0] = side(B, r, 0)
                 steps[1] = side(B, r, 1)
-                counts[0] = samples(steps[0])
-                counts[1] = samples(steps[1])
-                for channel in T.serial(channels):
-                    for i, j in T.grid(pooled[0], pooled[1]):
-                        total[0] = const(0)
-                        for y in T.serial(T.max(counts[0], T.int64(0))):
-                            for x in T.serial(T.max(counts[1], T.int64(0))):
+                counts[0] = T.max(samples(steps[0]), T.int64(0))
+                counts[1] = T.max(samples(steps[1]), T.int64(0))
+                for i, j in T.grid(pooled[0], pooled[1]):
+                    for channel in T.serial(channels):
+                        Y[r, channel, i, j] = const(0)
+                    for part in T.serial((counts[0] * counts[1] + (SAMPLES - 1)) // SAMPLES):
+                        for s in T.serial(T.min(SAMPLES, counts[0] * counts[1] - part * SAMPLES)):
+                            place(
+                                PLACES,
+                                WEIGHTS,
+                                s,
+                                spot(corner(B, r, 1), steps[0], i, (part * SAMPLES + s) // counts[1], counts[0]),
+                                spot(corner(B, r, 0), steps[1], j, (part * SAMPLES + s) % counts[1], counts[1]),
+                            )
+                        for channel in T.serial(channels):
+                            total[0] = Y[r, channel, i, j]
+                            for s in T.serial(T.min(SAMPLES, counts[0] * counts[1] - part * SAMPLES)):
                                 total[0] = joined(
                                     total[0],
-                                    pixel(
-                                        X,
-                                        T.cast(P[r], "int64"),
-                                        channel,
-                                        spot(corner(B, r, 1), steps[0], i, y, counts[0]),
-                                        spot(corner(B, r, 0), steps[1], j, x, counts[1]),
-                                    ),
-                                    T.And(y == 0, x == 0),
+                                    weighted(X, T.cast(P[r], "int64"), channel, PLACES, WEIGHTS, s),
+                                    T.And(part == 0, s == 0),
                                 )
-                        Y[r, channel, i, j] = finished(total[0], counts[0], counts[1])
+                            Y[r, channel, i, j] = total[0]
+                    for channel in T.serial(channels):
+                        Y[r, channel, i, j] = finished(Y[r, channel, i, j], counts[0] * counts[1])
 
     return roi_align
 

@@ -81,7 +81,7 @@ class Reading:
 
         def first(place: Any, axis: Any) -> Any:
             """Return the first pixel; of what lies further outside than pixels reach, one that lies outside too."""
-            most = _one([extent.astype(real) for extent in extents], axis) + tirx.const(REACH, real)
+            most = one_of([extent.astype(real) for extent in extents], axis) + tirx.const(REACH, real)
             low = tirx.max(tirx.min(tirx.floor(place), most), tirx.const(-REACH, real))
             return tirx.Cast(PLACE, low) - (1 if self.mode == "cubic" else 0)
 
@@ -104,12 +104,12 @@ class Reading:
             WEIGHTS = T.sblock_alloc_buffer((reads, TILE), dtype, scope="local")
             for axis in T.unroll(space):
                 for i in T.serial(many):
-                    AT[axis, i] = _one(self.place(extents, tensors, n, group, kind, begin + i), axis)
+                    AT[axis, i] = one_of(self.place(extents, tensors, n, group, kind, begin + i), axis)
                 for i in T.serial(many):
                     FIRST[axis, i] = first(AT[axis, i], axis)
                 for k in T.unroll(count):
                     for i in T.serial(many):
-                        PARTS[axis, k, i] = _one(_shares(AT[axis, i] - T.floor(AT[axis, i]), self.mode), k).astype(
+                        PARTS[axis, k, i] = one_of(_shares(AT[axis, i] - T.floor(AT[axis, i]), self.mode), k).astype(
                             dtype
                         )
             if self.scale is not None:
@@ -168,7 +168,7 @@ def clamped(pixel: Any, extent: Any) -> Any:
     return tirx.max(tirx.min(pixel, extent - 1), 0)
 
 
-def _one(choices: Sequence[Any], which: Any) -> Any:
+def one_of(choices: Sequence[Any], which: Any) -> Any:
     """Return the ``which``-th of some expressions."""
     *others, last = choices
     return reduce(
