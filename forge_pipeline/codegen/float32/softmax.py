@@ -8,7 +8,6 @@ takes as long as the exponential does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import relax, tirx
@@ -79,7 +78,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
                     for turn in T.serial(whole):
                         for lane in T.vectorized(lanes):
                             most[lane] = T.max(most[lane], X[at(r, turn * lanes + lane)])
-                    top[0] = over_lanes(most, lanes, tirx.max)
+                    top[0] = script.over_lanes(most, lanes, tirx.max)
                     for lane in T.vectorized(lanes):
                         sums[lane] = T.float32(0)
                     for turn in T.serial(whole):
@@ -97,7 +96,7 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
                             sums[lane] = sums[lane] + T.Select(
                                 T.Cast("int64", lane) >= lanes - rest, last[lane], T.float32(0)
                             )
-                    total[0] = finished(over_lanes(sums, lanes, lambda left, right: left + right))
+                    total[0] = finished(script.over_lanes(sums, lanes, lambda left, right: left + right))
                     for turn in T.serial(whole):
                         for lane in T.vectorized(lanes):
                             Y[at(r, turn * lanes + lane)] = result(
@@ -121,15 +120,6 @@ def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parall
                         Y[at(r, i)] = result(X[at(r, i)], Y[at(r, i)], top[0], total[0])
 
     return softmax
-
-
-def over_lanes(buffer: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """Return what ``lanes`` numbers of a buffer make together: the halves of them, then the halves of these."""
-    found: list[Any] = [tirx.BufferLoad(buffer, [tirx.const(lane, "int64")]) for lane in range(lanes)]
-    while len(found) > 1:
-        half = len(found) // 2
-        found = [combine(found[lane], found[lane + half]) for lane in range(half)]
-    return found[0]
 
 
 HANDLERS = {"relax.nn.log_softmax": normalize, "relax.nn.softmax": normalize}

@@ -1,4 +1,7 @@
-"""Boxes that overlap no better box of their class: ONNX's NonMaxSuppression, with its limits as data."""
+"""Boxes that overlap no better box of their class: ONNX's NonMaxSuppression, with its limits as data.
+
+The boxes of a class lie in a heap, best on top: as many are taken off as are looked at, and the rest is not sorted.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
-from forge_pipeline.codegen.sorting.order import before
+from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at
+from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
 from forge_pipeline.codegen.tir import script
 
@@ -64,6 +67,12 @@ def suppression_kernel(
     def only(shape: tuple[Any, ...]) -> tuple[int, ...]:
         return (0,) * len(shape)
 
+    def better(P: Any, S: Any, o: Any, left: Any, right: Any) -> Any:
+        """Return whether the box at a place of the heap has a higher score than another, or as high and is first."""
+        boxes = [tirx.Cast("int64", S[at(o, 0, 0, place)]) for place in (left, right)]
+        first, second = (P[rows.at(o, box, 0)] for box in boxes)
+        return tirx.any(before(first, second, descending=True), tirx.all(equal(first, second), boxes[0] < boxes[1]))
+
     @script.prim_func(s_tir=True, private=True)
     def suppress(  # type: ignore[no-untyped-def]
         a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle, h: T.handle,
@@ -77,19 +86,24 @@ def suppression_kernel(
         L = T.match_buffer(e, least, "float32")
         R = T.match_buffer(f, (places, 3), "int64")
         C = T.match_buffer(g, (), "int64")
-        K = T.match_buffer(h, (*score_shape[:2], 2), "int64")
+        K = T.match_buffer(h, score_shape[:2], "int64")
         S = T.match_buffer(i, (*score_shape[:2], 2, score_shape[2]), PLACE)
 
         @script.inline
-        def precede(flag, o, j, left, right):  # type: ignore[no-untyped-def]
-            flag[0] = T.Cast(
-                "int32",
-                before(
-                    P[rows.at(o, T.Cast("int64", left), j)],
-                    P[rows.at(o, T.Cast("int64", right), j)],
-                    descending=True,
-                ),
-            )
+        def sink(o, count, node, child, held):  # type: ignore[no-untyped-def]
+            """Let a box go down in the heap of ``count`` boxes until no better one is below it."""
+            child[0] = 2 * node[0] + 1
+            while child[0] < count:
+                if T.if_then_else(child[0] + 1 < count, better(P, S, o, child[0] + 1, child[0]), False):
+                    child[0] = child[0] + 1
+                if better(P, S, o, child[0], node[0]):
+                    held[0] = S[at(o, 0, 0, node[0])]
+                    S[at(o, 0, 0, node[0])] = S[at(o, 0, 0, child[0])]
+                    S[at(o, 0, 0, child[0])] = held[0]
+                    node[0] = child[0]
+                    child[0] = 2 * child[0] + 1
+                else:
+                    child[0] = count
 
         @script.inline
         def compare(flag, n, one, other):  # type: ignore[no-untyped-def]
@@ -108,47 +122,51 @@ def suppression_kernel(
                 o = T.axis.opaque(rows.outer, row)
                 T.reads()
                 T.writes()
-                half = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 flag = T.sblock_alloc_buffer((1,), "int32", scope="local")
                 found = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 kept = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 seen = T.sblock_alloc_buffer((1,), "int64", scope="local")
-                candidate = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                node = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                child = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                held = T.sblock_alloc_buffer((1,), PLACE, scope="local")
                 found[0] = T.int64(0)
                 for place in T.serial(rows.length):
                     if P[rows.at(o, place, 0)] > L[only(least)]:
                         S[at(o, 0, 0, found[0])] = T.Cast(PLACE, place)
                         found[0] = found[0] + 1
-                sorting_code(rows, precede)(S, o, 0, found[0], half)
+                for step in T.serial(found[0] // 2):
+                    node[0] = found[0] // 2 - 1 - step
+                    sink(o, found[0], node, child, held)
                 kept[0] = T.int64(0)
-                candidate[0] = T.int64(0)
-                while candidate[0] < T.if_then_else(kept[0] < M[only(most)], found[0], T.int64(0)):
+                while T.if_then_else(kept[0] < M[only(most)], found[0], T.int64(0)) > 0:
                     flag[0] = T.int32(0)
                     seen[0] = T.int64(0)
                     while seen[0] < T.if_then_else(flag[0] == 0, kept[0], T.int64(0)):
                         compare(
                             flag,
                             o // classes,
-                            T.Cast("int64", S[at(o, 0, half[0], candidate[0])]),
-                            T.Cast("int64", S[at(o, 0, half[0], seen[0])]),
+                            T.Cast("int64", S[at(o, 0, 0, T.int64(0))]),
+                            T.Cast("int64", S[at(o, 0, 1, seen[0])]),
                         )
                         seen[0] = seen[0] + 1
-                    if flag[0] == T.int32(0):  # those that are kept go to the front of all that were looked at
-                        S[at(o, 0, half[0], kept[0])] = S[at(o, 0, half[0], candidate[0])]
+                    if flag[0] == T.int32(0):
+                        S[at(o, 0, 1, kept[0])] = S[at(o, 0, 0, T.int64(0))]
                         kept[0] = kept[0] + 1
-                    candidate[0] = candidate[0] + 1
-                K[o // classes, o % classes, 0] = kept[0]
-                K[o // classes, o % classes, 1] = half[0]
+                    found[0] = found[0] - 1
+                    S[at(o, 0, 0, T.int64(0))] = S[at(o, 0, 0, found[0])]
+                    node[0] = T.int64(0)
+                    sink(o, found[0], node, child, held)
+                K[o // classes, o % classes] = kept[0]
         with T.sblock("result"):
             T.reads()
             T.writes()
             filled = T.sblock_alloc_buffer((1,), "int64", scope="local")
             filled[0] = T.int64(0)
             for o in T.serial(rows.outer):
-                for place in T.serial(K[o // classes, o % classes, 0]):
+                for place in T.serial(K[o // classes, o % classes]):
                     R[filled[0], 0] = T.Cast("int64", o // classes)
                     R[filled[0], 1] = T.Cast("int64", o % classes)
-                    R[filled[0], 2] = T.Cast("int64", S[at(o, 0, K[o // classes, o % classes, 1], place)])
+                    R[filled[0], 2] = T.Cast("int64", S[at(o, 0, 1, place)])
                     filled[0] = filled[0] + 1
             C[()] = filled[0]
 
@@ -177,7 +195,7 @@ def non_max_suppression(
     results: list[tuple[Extents, str]] = [
         ((bound, 3), "int64"),
         ((), "int64"),
-        ((*score_shape[:2], 2), "int64"),
+        (score_shape[:2], "int64"),
         ((*score_shape[:2], 2, score_shape[2]), PLACE),
     ]
     selected, count, *_ = called(builder, kernel, [boxes, scores, *limits], results)

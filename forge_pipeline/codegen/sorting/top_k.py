@@ -16,6 +16,9 @@ from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
 from forge_pipeline.codegen.tir import script
 
+LOOKED_AT = 16
+"""Elements that are compared together with the worst that is kept; few of a long row are better."""
+
 SORTED_PART = 4
 """Rows of which one in so many elements, or more, are wanted are sorted whole, which takes fewer steps for each."""
 
@@ -31,6 +34,9 @@ def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
         later = before(right, left, descending=descending)
         return tirx.any(later, tirx.all(equal(left, right), left_place > right_place))
 
+    def either(left: Any, right: Any) -> Any:
+        return left | right
+
     @script.prim_func(s_tir=True, private=True)
     def top_k_rows(a: T.handle, b: T.handle, c: T.handle):  # type: ignore[no-untyped-def]
         T.func_attr(attributes("top_k"))
@@ -39,34 +45,38 @@ def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
         P = T.match_buffer(c, rows.resized(kept).shape, "int64")
 
         @script.inline
-        def swap(o, j, left, right, value, place):  # type: ignore[no-untyped-def]
-            value[0] = V[at(o, left, j)]
-            place[0] = P[at(o, left, j)]
-            V[at(o, left, j)] = V[at(o, right, j)]
-            P[at(o, left, j)] = P[at(o, right, j)]
-            V[at(o, right, j)] = value[0]
-            P[at(o, right, j)] = place[0]
+        def sink(o, j, count, node, child, value, place):  # type: ignore[no-untyped-def]
+            """Put a value into the first ``count``, at ``node`` or below: what follows it goes up."""
+            child[0] = 2 * node[0] + 1
+            while child[0] < count:
+                if T.if_then_else(
+                    child[0] + 1 < count,
+                    follows(
+                        V[at(o, child[0] + 1, j)],
+                        P[at(o, child[0] + 1, j)],
+                        V[at(o, child[0], j)],
+                        P[at(o, child[0], j)],
+                    ),
+                    False,
+                ):
+                    child[0] = child[0] + 1
+                if follows(V[at(o, child[0], j)], P[at(o, child[0], j)], value[0], place[0]):
+                    V[at(o, node[0], j)] = V[at(o, child[0], j)]
+                    P[at(o, node[0], j)] = P[at(o, child[0], j)]
+                    node[0] = child[0]
+                    child[0] = 2 * child[0] + 1
+                else:
+                    child[0] = count
+            V[at(o, node[0], j)] = value[0]
+            P[at(o, node[0], j)] = place[0]
 
         @script.inline
-        def descend(o, j, first, count, node, worst, value, place):  # type: ignore[no-untyped-def]
-            node[0] = first
-            worst[0] = T.int64(-1)
-            while worst[0] != node[0]:
-                worst[0] = node[0]
-                for side in T.serial(2):
-                    if T.if_then_else(
-                        2 * node[0] + 1 + side < count,
-                        follows(
-                            V[at(o, 2 * node[0] + 1 + side, j)], P[at(o, 2 * node[0] + 1 + side, j)],
-                            V[at(o, worst[0], j)], P[at(o, worst[0], j)],
-                        ),
-                        False,
-                    ):  # fmt: skip
-                        worst[0] = 2 * node[0] + 1 + side
-                if worst[0] != node[0]:
-                    swap(o, j, node[0], worst[0], value, place)
-                    node[0] = worst[0]
-                    worst[0] = T.int64(-1)
+        def offer(o, j, i, node, child, value, place):  # type: ignore[no-untyped-def]
+            if before(A[rows.at(o, i, j)], V[at(o, T.int64(0), j)], descending=descending):
+                value[0] = A[rows.at(o, i, j)]
+                place[0] = i
+                node[0] = T.int64(0)
+                sink(o, j, kept, node, child, value, place)
 
         for row in T.parallel(rows.outer * rows.inner):
             with T.sblock("row"):
@@ -75,23 +85,42 @@ def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending
                 T.reads()
                 T.writes()
                 node = T.sblock_alloc_buffer((1,), "int64", scope="local")
-                worst = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                child = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 value = T.sblock_alloc_buffer((1,), dtype, scope="local")
                 place = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                wanted = T.sblock_alloc_buffer((LOOKED_AT,), "int32", scope="local")
                 for i in T.serial(kept):
                     V[at(o, i, j)] = A[rows.at(o, i, j)]
                     P[at(o, i, j)] = T.Cast("int64", i)
                 for i in T.serial(kept // 2):
-                    descend(o, j, kept // 2 - 1 - i, kept, node, worst, value, place)
+                    node[0] = kept // 2 - 1 - i
+                    value[0] = V[at(o, node[0], j)]
+                    place[0] = P[at(o, node[0], j)]
+                    sink(o, j, kept, node, child, value, place)
                 if kept > 0:
-                    for i in T.serial(rows.length - kept):
-                        if before(A[rows.at(o, kept + i, j)], V[at(o, T.int64(0), j)], descending=descending):
-                            V[at(o, T.int64(0), j)] = A[rows.at(o, kept + i, j)]
-                            P[at(o, T.int64(0), j)] = kept + i
-                            descend(o, j, T.int64(0), kept, node, worst, value, place)
+                    for block in T.serial((rows.length - kept) // LOOKED_AT):
+                        for lane in T.vectorized(LOOKED_AT):
+                            wanted[lane] = T.Cast(
+                                "int32",
+                                before(
+                                    A[rows.at(o, kept + block * LOOKED_AT + lane, j)],
+                                    V[at(o, T.int64(0), j)],
+                                    descending=descending,
+                                ),
+                            )
+                        if script.over_lanes(wanted, LOOKED_AT, either) != 0:
+                            for lane in T.serial(LOOKED_AT):
+                                offer(o, j, kept + block * LOOKED_AT + lane, node, child, value, place)
+                    for i in T.serial((rows.length - kept) % LOOKED_AT):
+                        offer(o, j, kept + (rows.length - kept) // LOOKED_AT * LOOKED_AT + i, node, child, value, place)
                 for i in T.serial(kept):
-                    swap(o, j, T.int64(0), kept - 1 - i, value, place)
-                    descend(o, j, T.int64(0), kept - 1 - i, node, worst, value, place)
+                    value[0] = V[at(o, kept - 1 - i, j)]
+                    place[0] = P[at(o, kept - 1 - i, j)]
+                    V[at(o, kept - 1 - i, j)] = V[at(o, T.int64(0), j)]
+                    P[at(o, kept - 1 - i, j)] = P[at(o, T.int64(0), j)]
+                    node[0] = T.int64(0)
+                    if i < kept - 1:
+                        sink(o, j, kept - 1 - i, node, child, value, place)
 
     return top_k_rows
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from tvm import tirx
 from tvm.script.parser._core import parse, scan_macro, utils
 from tvm.tirx.script.parser.entry import TIRInline
 
@@ -42,6 +43,15 @@ def inline(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 inline.dispatch_token = INLINED  # type: ignore[attr-defined]
+
+
+def over_lanes(buffer: Any, lanes: int, combine: Callable[[Any, Any], Any]) -> Any:
+    """Return what ``lanes`` numbers of a buffer make together: the halves of them, then the halves of these."""
+    found: list[Any] = [tirx.BufferLoad(buffer, [tirx.const(lane, "int64")]) for lane in range(lanes)]
+    while len(found) > 1:
+        half = len(found) // 2
+        found = [combine(found[lane], found[lane + half]) for lane in range(half)]
+    return found[0]
 
 
 class _Inlined(TIRInline):  # type: ignore[misc]

@@ -14,7 +14,6 @@ from typing import Any, Final
 from tvm import tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.float32.softmax import over_lanes
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, own, size, unravelled
 from forge_pipeline.codegen.tir import script
 
@@ -248,12 +247,12 @@ def plain_moments(
                 second = T.sblock_alloc_buffer((1,), KIND, scope="local")
                 away = T.sblock_alloc_buffer((1,), KIND, scope="local")
                 gather(X, t, sums, parts, mean, squares)
-                total[0] = over_lanes(mean, vector, added) / T.float32(vector)
+                total[0] = script.over_lanes(mean, vector, added) / T.float32(vector)
                 for lane in T.vectorized(vector):
                     parts[lane] = (mean[lane] - total[0]) * (mean[lane] - total[0])
-                second[0] = over_lanes(squares, vector, added) + over_lanes(parts, vector, added) * T.Cast(
-                    KIND, length // vector
-                )
+                second[0] = script.over_lanes(squares, vector, added) + script.over_lanes(
+                    parts, vector, added
+                ) * T.Cast(KIND, length // vector)
                 for i in T.serial(length % vector):
                     away[0] = X[flat(t, length // vector * vector + i)] - total[0]
                     total[0] = total[0] + away[0] / T.Cast(KIND, length // vector * vector + i + 1)
