@@ -14,21 +14,42 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Value, dtype_of, has_known_shape, ints, shape_of
+
+OPEN = (0, 2, 3, 4)
+"""Axes of a volume whose extents may be symbolic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """A convolution along the depth: the volume's extent, taps, stride, dilation, padding before it, results."""
+    """A convolution along the depth: the volume's extent, taps, stride, dilation, padding before and behind it.
 
-    size: int
+    The extent may be symbolic.
+    """
+
+    size: Any
     kernel: int
     stride: int
     dilation: int
     before: int
-    output: int
+    behind: int
+
+    @property
+    def output(self) -> Any:
+        """Images of the result."""
+        taps = self.dilation * (self.kernel - 1) + 1
+        return simplify((self.size + (self.before + self.behind - taps)) // self.stride + 1)
+
+    @property
+    def last(self) -> Any:
+        """The last place that is read."""
+        return (self.output - 1) * self.stride + (self.kernel - 1) * self.dilation - self.before
+
+    def of(self, volume: te.Tensor) -> Depth:
+        """Return it inside a kernel, where an open extent is that of its ``volume``."""
+        return self if isinstance(self.size, int) else replace(self, size=volume.shape[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +77,13 @@ class Conv3d:
 
     def emit(self, graph: Graph) -> Value:
         """Unfold the depth, convolve images, fold it again; the result is plain."""
+        plain = graph.plain(self.source)
         source, weight, geometry = unfold_depth(
-            graph, graph.plain(self.source), self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
+            graph, plain, self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
         )
         images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
-        return fold_depth(graph, images.emit(graph).blocked, self.filters, self.depth.output)
+        batch = None if geometry.is_static and isinstance(self.depth.size, int) else shape_of(plain)[0]
+        return fold_depth(graph, images.emit(graph).blocked, self.filters, self.depth.output, batch)
 
 
 def unfold_depth(
@@ -80,24 +103,36 @@ def unfold_depth(
         image = graph.kernel(
             _unfold_blocks, plain, *fillers, name="unfold_depth", depth=depth, lanes=lanes, filler=filler
         )
-        source = Value(blocked=image, channels=blocks * lanes * depth.kernel)
+        source = Value(blocked=_counted(graph, image, geometry), channels=blocks * lanes * depth.kernel)
     else:
         groups = geometry.groups
         image = graph.kernel(_unfold, plain, *fillers, name="unfold_depth", depth=depth, groups=groups, filler=filler)
-        source = Value(plain=image)
+        source = Value(plain=_counted(graph, image, geometry))
     flat = taps.reshape(taps.shape[0], -1, *geometry.kernel)
     return source, flat, replace(geometry, channels=flat.shape[1] * geometry.groups)
 
 
-def fold_depth(graph: Graph, images: relax.Expr, filters: int, depth: int) -> Value:
-    """Return a blocked batch of images as the volumes, of ``depth`` images each, that they are."""
-    return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth))
+def _counted(graph: Graph, images: relax.Expr, geometry: Geometry) -> relax.Expr:
+    """Return images of an open size whose number has a name of its own: TVM fuses nothing else with several extents."""
+    batch, *image = shape_of(images)
+    if isinstance(batch, int | tirx.Var) or geometry.is_static:
+        return images
+    kind = relax.TensorType([tirx.Var("images", "int64"), *image], dtype_of(images))
+    return graph.builder.match_cast(images, kind)
+
+
+def fold_depth(graph: Graph, images: relax.Expr, filters: int, depth: Any, batch: Any = None) -> Value:
+    """Return a blocked batch of images as the volumes, of ``depth`` images each, that they are; ``batch`` if open."""
+    if batch is None:
+        return Value(plain=graph.kernel(_fold, images, name="fold_depth", filters=filters, depth=depth))
+    volumes = graph.emit(relax.op.reshape(images, (batch, depth, *shape_of(images)[1:])))
+    return Value(plain=graph.kernel(_fold_volumes, volumes, name="fold_depth", filters=filters))
 
 
 def as_images(graph: Graph, plain: relax.Expr) -> Value:
     """Return a volume as a blocked batch of its images."""
     _, channels, size, _, _ = shape_of(plain)
-    depth = Depth(size=size, kernel=1, stride=1, dilation=1, before=0, output=size)
+    depth = Depth(size=size, kernel=1, stride=1, dilation=1, before=0, behind=0)
     image = graph.kernel(
         _unfold_blocks, plain, name="unfold_depth", depth=depth, lanes=graph.block(channels), filler=0
     )  # fmt: skip
@@ -107,7 +142,7 @@ def as_images(graph: Graph, plain: relax.Expr) -> Value:
 def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, taps * C / lanes, H, W, lanes)."""
     batch, channels, _, height, width = volume.shape
-    channels = int(channels)
+    channels, depth = int(channels), depth.of(volume)
     blocks = -(-channels // lanes)
     outside = _outside(volume, fillers, filler)
 
@@ -123,7 +158,7 @@ def _unfold_blocks(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, lanes: 
 def _unfold(volume: te.Tensor, *fillers: te.Tensor, depth: Depth, groups: int, filler: int) -> te.Tensor:
     """Describe (N, C, D, H, W) as (N * depths, groups * taps * C / groups, H, W)."""
     batch, channels, _, height, width = volume.shape
-    inputs = int(channels) // groups
+    inputs, depth = int(channels) // groups, depth.of(volume)
     outside = _outside(volume, fillers, filler)
 
     def element(image: Any, c: Any, h: Any, w: Any) -> Any:
@@ -146,13 +181,24 @@ def _voxel(
     conditions = list(conditions)
     if depth.before > 0:
         conditions.append(place >= 0)
-    if (depth.output - 1) * depth.stride + (depth.kernel - 1) * depth.dilation - depth.before >= depth.size:
+    if depth.behind > 0 if not isinstance(depth.size, int) else depth.last >= depth.size:
         conditions.append(place < depth.size)
     value = volume[image // depth.output, channel, place, h, w]
     if not conditions:
         return value
     inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
     return tirx.if_then_else(inside, value, outside)
+
+
+def _fold_volumes(images: te.Tensor, filters: int) -> te.Tensor:
+    """Describe (N, depth, F / lanes, H, W, lanes) as (N, F, depth, H, W)."""
+    batch, depth, _, height, width, lanes = images.shape
+    lanes = int(lanes)
+    return te.compute(
+        (batch, filters, depth, height, width),
+        lambda n, f, d, h, w: images[n, d, f // lanes, h, w, f % lanes],
+        name="fold_depth",
+    )
 
 
 def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
@@ -167,9 +213,11 @@ def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
 
 
 def conv3d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 convolution with constant weights and a known size."""
+    """Take every float32 convolution with constant weights, of any size."""
     weight, attributes = graph.look(call.args[1]).constant, call.attrs
-    if weight is None or attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5):
+    if weight is None or attributes.data_layout != "NCDHW":
+        return None
+    if not has_known_shape(call.args[0], rank=5, symbolic_axes=OPEN):
         return None
     return Value(
         deferred=make_conv3d(
@@ -185,7 +233,7 @@ def conv3d(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def make_conv3d(
-    source: Value, weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
+    source: Value, weight: Array, *, size: tuple[Any, ...], strides: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...], groups: int,
 ) -> Conv3d:  # fmt: skip
     """Return a convolution over (channels, depth, height, width) of ``size``; padding: three begins, three ends."""
@@ -196,17 +244,15 @@ def make_conv3d(
 
 
 def split_depth(
-    weight: Array, *, size: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...],
+    weight: Array, *, size: tuple[Any, ...], strides: tuple[int, ...], padding: tuple[int, ...],
     dilation: tuple[int, ...], groups: int,
 ) -> tuple[Depth, Geometry]:  # fmt: skip
     """Return a convolution, as ``make_conv3d`` takes it, along the depth, and over its images."""
     channels, depth_size, *image_size = size
     front, top, left, back, bottom, right = padding
-    kernel = weight.shape[2]
-    output = (depth_size + front + back - dilation[0] * (kernel - 1) - 1) // strides[0] + 1
     depth = Depth(
-        size=depth_size, kernel=kernel, stride=strides[0], dilation=dilation[0], before=front, output=output
-    )  # fmt: skip
+        size=depth_size, kernel=weight.shape[2], stride=strides[0], dilation=dilation[0], before=front, behind=back
+    )
     geometry = Geometry(
         channels=channels,
         filters=weight.shape[0],

@@ -21,7 +21,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv3d import make_conv3d
+from forge_pipeline.codegen.float32.conv3d import OPEN, make_conv3d
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
@@ -270,9 +270,9 @@ def filters_first(weight: Array, groups: int) -> Array:
 
 
 def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 transposed convolution with constant weights; but for three axes, of any size."""
+    """Take every float32 transposed convolution with constant weights, of any size."""
     weight, groups = graph.look(call.args[1]).constant, int(call.attrs.groups)
-    axes = axes_of(graph, call, symbolic_axes=(0, 2, 3) if len(call.ty.shape.values) < 5 else (0,))
+    axes = axes_of(graph, call, symbolic_axes=OPEN)
     if weight is None or axes is None:
         return None
     weight, source = filters_first(weight, groups), graph.look(call.args[0])

@@ -140,14 +140,18 @@ class Choice:
         table = taps(Axis(size=LONG, output=LONG * times, scale=self.scale), self.rule).first
         return times if np.array_equal(table, np.arange(LONG * times) // times) else None
 
+    def between(self, at: Any, size: Any) -> tuple[Any, Any]:
+        """Return the pixel before the place of result ``at``, which is mixed linearly, and the share of the next."""
+        where = _where(at, size, self.axis(size), self.rule)
+        low = tirx.floor(where)
+        return tirx.Cast("int64", low), where - low
+
     def mixed(self, at: Any, size: Any) -> tuple[list[Any], list[Any]]:
         """Return the two pixels that result ``at`` mixes linearly, and their weights, as ONNX Runtime has them.
 
         The last pixel, where it is read alone, is two of one half each.
         """
-        where = _where(at, size, self.axis(size), self.rule)
-        low = tirx.floor(where)
-        first, part = tirx.Cast("int64", low), where - low
+        first, part = self.between(at, size)
         alone = first >= size - 1
         shares = [tirx.Select(alone, 0.5, 1.0 - part), tirx.Select(alone, 0.5, part)]
         return [first, tirx.min(first + 1, size - 1)], shares

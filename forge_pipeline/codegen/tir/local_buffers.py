@@ -77,11 +77,21 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
             return allocation
         return tirx.AllocBuffer(buffer, {**dict(allocation.annotations), KEPT: tirx.IntImm("bool", 1)})
 
-    kept = function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.AllocBuffer, keep)]))
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.AllocBuffer, keep), (tirx.Bind, _without_bounds)])
+    kept = function.with_body(body)
     noted = _sizes.get()
     if noted is not None:
         noted.append(asked)
     return kept
+
+
+def _without_bounds(bind: tirx.Bind, _mutator: Any) -> tirx.Bind:
+    """Return the name of a float so that TVM takes no bounds from it: it fails at those of a choice times a number.
+
+    The value is reinterpreted as of its own type, for which LLVM has no instruction.
+    """
+    kind = str(bind.var.ty)
+    return tirx.Bind(bind.var, tirx.call_intrin(kind, "tirx.reinterpret", bind.value)) if "float" in kind else bind
 
 
 def _bytes(buffer: Any) -> int:

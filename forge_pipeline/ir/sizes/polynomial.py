@@ -13,9 +13,9 @@ Kind = Literal["extent", "floordiv", "positive", "is_zero", "not_negative", "tru
 Interval: TypeAlias = "tuple[int | None, int | None]"
 Whole: TypeAlias = "int | Size"
 
-MAX_TERMS: Final = 64
+MAX_TERMS: Final = 256
 MAX_DEGREE: Final = 16
-MAX_WEIGHT: Final = 512
+MAX_WEIGHT: Final = 2048
 """Atoms in an expression, those within atoms included."""
 MAX_COEFFICIENT: Final = 1 << 63
 

@@ -56,6 +56,23 @@ CASES: dict[str, Case] = {
     "one axis, a filter for each channel": ("Conv", (1, 24, 40), (24, 1, 5), {"group": 24, "pads": [2, 2]}),
 }  # fmt: skip
 
+VOLUMES: dict[str, Case] = {
+    "images of an open size": (
+        "Conv", ("N", 16, 8, "H", "W"), (24, 16, 3, 3, 3), {"pads": [1] * 6, "strides": [2, 2, 1]},
+    ),
+    "an open depth": ("Conv", ("N", 9, "D", 6, 7), (8, 9, 3, 3, 3), {"pads": [1] * 6, "dilations": [2, 1, 1]}),
+    "all three": (
+        "Conv", ("N", 3, "D", "H", "W"), (16, 3, 2, 5, 5), {"pads": [0, 2, 2, 2, 2, 2], "strides": [2, 2, 2]},
+    ),
+    "one filter for each channel": ("Conv", ("N", 16, "D", "H", "W"), (16, 1, 3, 3, 3), {"group": 16}),
+    "images of an open size, transposed": (
+        "ConvTranspose", ("N", 16, 4, "H", "W"), (16, 8, 3, 3, 3),
+        {"strides": [2, 2, 2], "pads": [1] * 6, "output_padding": [1] * 3},
+    ),
+    "all three, transposed": ("ConvTranspose", ("N", 8, "D", "H", "W"), (8, 8, 2, 4, 2), {"strides": [2, 4, 2]}),
+}  # fmt: skip
+SIZES = ({"N": 1, "D": 5, "H": 8, "W": 9}, {"N": 3, "D": 8, "H": 13, "W": 6})
+
 
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
@@ -84,6 +101,11 @@ def test_a_convolution_of_any_kind_is_right_and_has_no_generic_kernel(name: str)
     expect_right(name, "host", TILED)
 
 
+@pytest.mark.parametrize("name", VOLUMES)
+def test_volumes_of_open_sizes_have_no_generic_kernel(name: str) -> None:
+    expect_right(name, "host", TILED)
+
+
 @pytest.mark.parametrize("tag", ["x86-64/v2"])
 @pytest.mark.parametrize("name", ["phases of several kernels", "three axes with stride and dilation"])
 def test_narrower_vectors_compute_the_same(tag: str, name: str) -> None:
@@ -99,14 +121,14 @@ def test_channels_may_be_the_last_axis(name: str) -> None:
 
 
 def expect_right(name: str, tag: str, options: Options) -> None:
-    model = model_of(CASES[name])
+    case = (CASES | VOLUMES)[name]
+    model = model_of(case)
     library = build(model, Target.from_tag(tag), options)
     assert library.metadata["compile"]["fallbacks"] == []
     session = onnxruntime.InferenceSession(model.SerializeToString())
     engine = Engine(library.to_bytes(), threads=2)
-    shape = CASES[name][1]
-    for batch in (1, 3) if "N" in shape else (1,):
-        x = normal(*(batch if extent == "N" else int(extent) for extent in shape))
+    for size in SIZES if any(isinstance(extent, str) for extent in case[1]) else SIZES[:1]:
+        x = normal(*(size[extent] if isinstance(extent, str) else extent for extent in case[1]))
         (expected,), (found,) = session.run(None, {"x": x}), engine(x)
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()

@@ -19,6 +19,8 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.runtime.unpacked import loaded
 from forge_pipeline.target import Target
 from tests.support.sums import assert_same_sums
+from tests.support.tiled import Shape, assert_same
+from tests.support.tiled import model as model_of_nodes
 
 OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 
@@ -250,3 +252,11 @@ def test_a_slice_of_at_most_one_row_is_one_row_for_all() -> None:
     for batch, steps in ((1, 1), (2, 5), (3, 16)):
         x = np.random.default_rng(2).standard_normal((batch, 4, steps, steps)).astype(np.float32)
         np.testing.assert_array_equal(engine(x)[0], session.run(None, {"x": x})[0])
+
+
+@pytest.mark.long
+def test_many_parts_of_open_extents_are_joined() -> None:
+    """A detector joins what is left of each of 90 classes."""
+    inputs: dict[str, Shape] = {f"x{part}": (f"n{part}", 2) for part in range(90)}
+    source = model_of_nodes([helper.make_node("Concat", list(inputs), ["y"], axis=0)], inputs)
+    assert_same(source, [{f"n{part}": part % 3 + first for part in range(90)} for first in (1, 2)], terms=1)
