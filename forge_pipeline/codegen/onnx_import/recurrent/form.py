@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 TILE = 4
 """Sequences that go through the steps together, and share what is read of the recurrence matrix."""
 
-WIDTHS = {"LSTM": 8, "GRU": 16, "RNN": 32}
-"""States of a block: the sums of all its gates are as many vectors as hide the latency of the additions."""
+WIDTHS = {"LSTM": 16, "GRU": 16, "RNN": 32}
+"""States of a block: sums and functions of as many vectors as hide the latency of additions and of exponentials."""
 
 LATE_RESET_WIDTH = 32
 """States of a block of a GRU whose candidate is a product by itself, of the state that was reset."""
