@@ -121,21 +121,18 @@ def test_activations_are_rounded_in_blocks_where_the_accuracy_level_permits_it(
     assert operators.count("QuantizeLinear") == (level == 4)
 
 
-def test_rows_that_are_no_whole_blocks_stay_as_they_are_at_any_accuracy_level() -> None:
-    random: Any = np.random.default_rng(4)
+@pytest.mark.parametrize("depth", [20, 40, 47])
+def test_rows_that_are_no_whole_blocks_are_rounded_in_blocks_too(depth: int) -> None:
+    random: Any = np.random.default_rng(depth)
+    blocks = -(-depth // 16)
     constants: Arrays = {
-        "w": random.integers(0, 256, (6, 3, 8)).astype(np.uint8),
-        "s": random.uniform(0.01, 0.02, (6, 3)).astype(np.float32),
+        "w": random.integers(0, 256, (6, blocks, 8)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (6, blocks)).astype(np.float32),
     }
-    attributes = {"K": 40, "N": 6, "bits": 4, "block_size": 16, "accuracy_level": 4}
-    net = model(
-        [own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)],
-        {"x": np.ones((2, 40), np.float32)},
-        constants,
-        "y",
-        opset=21,
-    )
-    assert "QuantizeLinear" not in {item.op_type for item in in_standard(net).graph.node}
+    attributes = {"K": depth, "N": 6, "bits": 4, "block_size": 16, "accuracy_level": 4}
+    feeds = [{"x": random.standard_normal((rows, depth)).astype(np.float32)} for rows in (2, 3)]
+    net = with_open_sizes([own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)], feeds, constants, ["y"])
+    assert_same_results(net, feeds, within=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
