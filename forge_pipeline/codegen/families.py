@@ -33,7 +33,7 @@ from forge_pipeline.codegen.float32.normalization import group_norm
 from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
 from forge_pipeline.codegen.float32.products import matmul as float32_matmul
 from forge_pipeline.codegen.float32.winograd import fixed_size, open_size, weights
-from forge_pipeline.codegen.int8 import dynamic_quantize
+from forge_pipeline.codegen.int8 import dynamic_quantize, rounded_lstm
 from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
 from forge_pipeline.codegen.int8.conv import conv_transpose as int8_conv_transpose
 from forge_pipeline.codegen.int8.conv import depthwise as int8_depthwise
@@ -96,6 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     attention_kernel.NAME: Family(handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule),
     attention_kernel.SOFTMAX: Family(schedule=attention_kernel.schedule, continues=False),
     attention_kernel.SUMS: Family(schedule=attention_kernel.schedule_sums, continues=False),
+    "int8_rounded_lstm": Family(handlers=rounded_lstm.HANDLERS),
     "int32_results": Family(handlers=int32_results.HANDLERS),
     "int8_pool": Family(handlers=int8_pool.HANDLERS),
     residual.NAME: Family(handlers=residual.HANDLERS, schedule=residual.schedule),

@@ -30,6 +30,7 @@ from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.open_extents import clear_impossible, name_open, unlike
 from forge_pipeline.ir.qdq.qoperator import write_out
+from forge_pipeline.ir.qdq.rounded_lstm import as_kernels
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.ir.sizes.encoding import to_json
 from forge_pipeline.ir.sizes.expression import Whole
@@ -85,7 +86,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return expanded(with_bytes(write_out(written_out(_with_names(model)).model)), has_converter)
+    known = as_kernels(written_out(_with_names(model)).model)
+    return expanded(with_bytes(write_out(known)), has_converter)
 
 
 def _with_names(model: onnx.ModelProto) -> onnx.ModelProto:

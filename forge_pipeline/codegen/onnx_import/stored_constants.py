@@ -51,10 +51,3 @@ class Stored:
         return relax.op.dequantize(
             relax.const(integers, "int32"), relax.const(scale, "float32"), zeros, axis=1, out_dtype="float32"
         )
-
-    def in_panels(self, panels: int, width: int) -> list[Any]:
-        """Return integers as (directions, panels, columns, width), and scales that are broadcast over them."""
-        directions, rows, columns = self.integers.shape
-        split = self.integers.astype(np.int8).reshape(directions, panels, width, columns).transpose(0, 1, 3, 2)
-        scale = np.broadcast_to(self.scale, (directions, rows, 1)).reshape(directions, panels, 1, width)
-        return [relax.const(np.ascontiguousarray(split), "int8"), relax.const(np.ascontiguousarray(scale), "float32")]

@@ -29,7 +29,7 @@ def product(writer: Writer, node: NodeProto) -> None:
     """Write out MatMulNBits (A, B, scales, zero_points, g_idx, bias) as a product by dequantized weights.
 
     Half-precision activations are multiplied in 32 bits, as ONNX Runtime does. Where accuracy level 4
-    permits it, activations are rounded in the weights' blocks, if these divide a row.
+    permits it, activations are rounded in the weights' blocks, of which the last is filled up with zeros.
     """
     a, b, scales, zeros, order, bias = inputs_of(node, 6)
     given = attributes_of(node)
@@ -59,6 +59,9 @@ def product(writer: Writer, node: NodeProto) -> None:
         if not np.array_equal(rows, np.arange(depth)):
             places = writer.constant(rows, f"{order}/rows")
             a = writer.node("Gather", [a, places], f"{result}/inputs", axis=-1)
+    is_rounded = int(given.get("accuracy_level", 0)) == INT8_LEVEL
+    missing = blocks * size - depth if is_rounded else 0
+    steps = np.pad(steps, ((0, 0), (0, missing)))
     dtype = helper.tensor_dtype_to_np_dtype(KINDS[bits])
     names = [
         writer.large(steps.astype(dtype), f"{b}/steps"),
@@ -68,10 +71,14 @@ def product(writer: Writer, node: NodeProto) -> None:
     writer.needs = max(writer.needs, BLOCKS)
     weight = writer.node("DequantizeLinear", names, f"{result}/weight", axis=1, block_size=size)
     right = writer.node("Transpose", [weight], f"{result}/columns", perm=[1, 0])
-    is_rounded = int(given.get("accuracy_level", 0)) == INT8_LEVEL and depth % size == 0
 
     def activations(name: str) -> str:
-        return in_blocks(writer, name, depth, size) if is_rounded else name
+        if missing:
+            ends, last = (
+                writer.constant(np.array(numbers, np.int64), f"{result}/pads") for numbers in ([0, missing], [-1])
+            )
+            name = writer.node("Pad", [name, ends, "", last], f"{result}/filled")
+        return in_blocks(writer, name, depth + missing, size) if is_rounded else name
 
     _multiplied(writer, node, (a, right, bias), writer.types.get(scales, TensorProto.FLOAT), activations)
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
-from forge_pipeline.ir.contrib.writer import Unusual, Writer, inputs_of
+from forge_pipeline.ir.contrib.emitter import Emitter
+from forge_pipeline.ir.contrib.writer import Array, Unusual, Writer, inputs_of
+from forge_pipeline.ir.qdq import rounded_lstm
+from forge_pipeline.ir.qdq.rounded_lstm import Weights
+from forge_pipeline.ir.recurrent import GATES, STATES
 
 INTEGER = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 """Operators on integers with int32 results, and the same on floats."""
@@ -136,12 +140,69 @@ def _measured(writer: Writer, x: str, result: str) -> str:
 def recurrent(writer: Writer, node: NodeProto) -> None:
     """Write out DynamicQuantizeLSTM (X, W, R, B, sequence_lens, initial_h, initial_c, P, and how W and R are stored).
 
-    The state stays in float, where ONNX Runtime rounds it to bytes at every step: the more exact of the two.
+    Its state is rounded to bytes at every step (`rounded_lstm`). Where a step is of another kind than most, with
+    peepholes, lengths or other activations, the state stays in float, the more exact of the two.
     """
-    others = inputs_of(node, 12)
-    x, w, r = others[:3]
     if not any(node.output):
         raise Unusual("no results")
+    op = Emitter(writer, node)
+    if rounded_lstm.is_usual(op):
+        _with_rounded_state(op)
+    else:
+        _with_exact_state(writer, node)
+
+
+def _with_rounded_state(op: Emitter) -> None:
+    """Write a product of all inputs for each direction, and the steps."""
+    writer, hidden, x = op.writer, op.integer("hidden_size"), op.input(0)
+    real = _measured(writer, x, op.base)
+    inputs, states = (_matrices(op, place, first) for place, first in ((1, 8), (2, 10)))
+    bias = op.input(3) and op.array(op.input(3), "a bias")
+    products, before = list[str](), list[list[str]]()
+    for direction, weight in enumerate(inputs):
+        product = op("MatMul", real, writer.real((weight.integers, weight.scale, weight.zero), axis=1))
+        if isinstance(bias, np.ndarray):
+            width = GATES["LSTM"] * hidden
+            product = op("Add", product, op.constant(bias[direction, :width] + bias[direction, width:]))
+        products.append(product)
+        given = [op.input(place) for place in STATES["LSTM"]]
+        before.append(
+            [op("Gather", state, op.index(direction), axis=0) if state else _zeros(op, x, hidden) for state in given]
+        )
+    rounded_lstm.write(op, products, states, before)
+
+
+def _zeros(op: Emitter, x: str, hidden: int) -> str:
+    """Return a state (batch, hidden) of zeros, for inputs (steps, batch, size)."""
+    shape = op.concat(op.length(x, 1), op.integers(hidden), axis=0)
+    return op("ConstantOfShape", shape, value=helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]))
+
+
+def _matrices(op: Emitter, place: int, first: int) -> list[Weights]:
+    """Return weights (directions, rows, columns) as a matrix for each direction, with its scale and its zero point."""
+    weight, (scale, zero) = op.input(place), (op.input(first), op.input(first + 1))
+    integers, factors, points = _known(op.writer, weight, scale, zero)
+    directions, _, columns = integers.shape
+    found = []
+    for direction in range(directions):
+        parts = [array.reshape(directions, -1)[direction] for array in (factors, points)]
+        parts = [part.reshape(()) if part.size == 1 else part for part in parts]
+        if parts[0].ndim > parts[1].ndim:
+            parts[1] = np.full(columns, parts[1])
+        found.append(
+            Weights(
+                integers=op.writer.large(np.ascontiguousarray(integers[direction]), f"{weight}/{direction}"),
+                scale=op.constant(np.ascontiguousarray(parts[0])),
+                zero=op.constant(np.ascontiguousarray(parts[1])),
+            )
+        )
+    return found
+
+
+def _with_exact_state(writer: Writer, node: NodeProto) -> None:
+    """Write an LSTM of floats."""
+    others = inputs_of(node, 12)
+    x, w, r = others[:3]
     result, given = next(name for name in node.output if name), others[3:8]
     operands = [_measured(writer, x, result)]
     for weight, (scale, zero) in ((w, others[8:10]), (r, others[10:12])):
@@ -158,20 +219,14 @@ def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
 
     A scale for each direction is one of the first axis; one for each row too makes every direction a matrix by itself.
     """
-    integers, factors, points = writer.weight(weight), writer.array(scale), writer.array(zero)
-    if factors is None or points is None:
-        raise Unusual("scales that are no constants")
-    if integers.ndim != 3 or any(array.size not in (len(integers), integers[:, 0].size) for array in (factors, points)):
-        raise Unusual(f"{factors.size} scales and {points.size} zero points of weights {integers.shape}")
+    integers, factors, points = _known(writer, weight, scale, zero)
     directions, columns, rows = integers.shape
     turned = np.ascontiguousarray(integers.swapaxes(1, 2))
     if factors.size == points.size == directions:
-        parts = [writer.constant(array.reshape(-1), weight) for array in (factors.astype(np.float32), points)]
+        parts = [writer.constant(array.reshape(-1), weight) for array in (factors, points)]
         return writer.node("DequantizeLinear", [writer.large(turned, weight), *parts], f"{weight}/real", axis=0)
     shape = (directions, rows)
-    factors, points = (
-        np.broadcast_to(array.reshape(directions, -1), shape) for array in (factors.astype(np.float32), points)
-    )
+    factors, points = (np.broadcast_to(array.reshape(directions, -1), shape) for array in (factors, points))
     target, reals = writer.constant(np.array([1, rows, columns], np.int64), f"{weight}/shape"), []
     for direction in range(directions):
         parts = [writer.constant(np.ascontiguousarray(array[direction]), weight) for array in (factors, points)]
@@ -180,3 +235,13 @@ def _of_directions(writer: Writer, weight: str, scale: str, zero: str) -> str:
         )
         reals.append(writer.node("Reshape", [real, target], f"{weight}/way"))
     return writer.node("Concat", reals, f"{weight}/ways", axis=0)
+
+
+def _known(writer: Writer, weight: str, scale: str, zero: str) -> tuple[Array, Array, Array]:
+    """Return weights (directions, columns, rows), their scales as float32, and their zero points."""
+    integers, factors, points = writer.weight(weight), writer.array(scale), writer.array(zero)
+    if factors is None or points is None:
+        raise Unusual("scales that are no constants")
+    if integers.ndim != 3 or any(array.size not in (len(integers), integers[:, 0].size) for array in (factors, points)):
+        raise Unusual(f"{factors.size} scales and {points.size} zero points of weights {integers.shape}")
+    return integers, factors.astype(np.float32), points

@@ -36,7 +36,7 @@ def without_saturation(model: ModelProto) -> ModelProto:
     if any(_has_signed_activations(graph) for graph in _graphs(parsed.graph)):
         parsed = write_out(parsed)
     for graph in _graphs(parsed.graph):
-        _make_unsigned(graph)
+        _make_unsigned(graph, parsed.graph)
     return parsed
 
 
@@ -55,8 +55,9 @@ def _has_signed_activations(graph: GraphProto) -> bool:
     return any(node.op_type in WEIGHTS and _input(node, IMAGE_ZERO) in signed for node in graph.node)
 
 
-def _make_unsigned(graph: GraphProto) -> None:
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+def _make_unsigned(graph: GraphProto, outer: GraphProto) -> None:
+    """Replace the weights of a graph, which may be those of the main graph around it."""
+    constants = {tensor.name: tensor for tensor in (*outer.initializer, *graph.initializer)}
     added: dict[str, TensorProto] = {}
     for node in graph.node:
         weight = constants.get(_input(node, WEIGHTS.get(node.op_type, -1)))

@@ -15,6 +15,7 @@ from forge_pipeline.ir.canonical import canonical_model
 from forge_pipeline.ir.contrib.signature import LEAST_INPUTS
 from forge_pipeline.ir.contrib.table import OWN_NAMES
 from forge_pipeline.ir.qdq.qoperator import RULES
+from forge_pipeline.ir.qdq.rounded_lstm import read
 from forge_pipeline.ir.qdq.to_standard import in_standard, kept
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.microsoft import (
@@ -120,21 +121,18 @@ def test_activations_are_rounded_in_blocks_where_the_accuracy_level_permits_it(
     assert operators.count("QuantizeLinear") == (level == 4)
 
 
-def test_rows_that_are_no_whole_blocks_stay_as_they_are_at_any_accuracy_level() -> None:
-    random: Any = np.random.default_rng(4)
+@pytest.mark.parametrize("depth", [20, 40, 47])
+def test_rows_that_are_no_whole_blocks_are_rounded_in_blocks_too(depth: int) -> None:
+    random: Any = np.random.default_rng(depth)
+    blocks = -(-depth // 16)
     constants: Arrays = {
-        "w": random.integers(0, 256, (6, 3, 8)).astype(np.uint8),
-        "s": random.uniform(0.01, 0.02, (6, 3)).astype(np.float32),
+        "w": random.integers(0, 256, (6, blocks, 8)).astype(np.uint8),
+        "s": random.uniform(0.01, 0.02, (6, blocks)).astype(np.float32),
     }
-    attributes = {"K": 40, "N": 6, "bits": 4, "block_size": 16, "accuracy_level": 4}
-    net = model(
-        [own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)],
-        {"x": np.ones((2, 40), np.float32)},
-        constants,
-        "y",
-        opset=21,
-    )
-    assert "QuantizeLinear" not in {item.op_type for item in in_standard(net).graph.node}
+    attributes = {"K": depth, "N": 6, "bits": 4, "block_size": 16, "accuracy_level": 4}
+    feeds = [{"x": random.standard_normal((rows, depth)).astype(np.float32)} for rows in (2, 3)]
+    net = with_open_sizes([own("MatMulNBits", ["x", "w", "s"], ["y"], **attributes)], feeds, constants, ["y"])
+    assert_same_results(net, feeds, within=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -241,20 +239,56 @@ def test_operators_with_channels_last_transpose_nothing_between_them() -> None:
     assert "Transpose" not in {node.op_type for node in written.graph.node}
 
 
-@pytest.mark.parametrize("per_row", [False, True])
-def test_a_quantized_lstm_differs_by_the_rounding_of_its_state(per_row: bool) -> None:
+def quantized_lstm(*, per_row: bool, dtype: Any = np.int8, outputs: tuple[str, ...] = ("y",), **more: Any) -> Any:
+    """Return a node of a layer in both directions, its constants and its input; no pair of weights saturates."""
     random: Any = np.random.default_rng(4)
     steps, inputs, hidden = 6, 12, 8
     constants: Arrays = {"bias": (random.standard_normal((2, 8 * hidden)) / 10).astype(np.float32)}
+    zero = 128 if dtype == np.uint8 else 0
     for name, rows in (("w", inputs), ("r", hidden)):
         shape = (2, 4 * hidden) if per_row else (2,)
-        constants[name] = random.integers(-60, 61, (2, rows, 4 * hidden)).astype(np.int8)  # no pair of them saturates
+        constants[name] = (random.integers(-60, 61, (2, rows, 4 * hidden)) + zero).astype(dtype)
         constants[f"{name}s"] = random.uniform(0.003, 0.006, shape).astype(np.float32)
-        constants[f"{name}z"] = np.zeros(shape, np.int8)
-    names = ["x", "w", "r", "bias", "", "", "", "", "ws", "wz", "rs", "rz"]
-    node = own("DynamicQuantizeLSTM", names, ["y"], hidden_size=hidden, direction="bidirectional")
-    feeds = {"x": random.standard_normal((steps, 2, inputs)).astype(np.float32)}
-    check(model([node], feeds, constants, "y", opset=17), feeds, step=8e-3)  # of a state between -1 and 1
+        constants[f"{name}z"] = np.full(shape, zero, dtype)
+    names = ["x", "w", "r", "bias", "", "", "", more.pop("peepholes", ""), "ws", "wz", "rs", "rz"]
+    node = own("DynamicQuantizeLSTM", names, list(outputs), hidden_size=hidden, direction="bidirectional", **more)
+    return node, constants, {"x": random.standard_normal((steps, 2, inputs)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_a_quantized_lstm_rounds_its_state_as_onnx_runtime_does(per_row: bool, dtype: Any) -> None:
+    node, constants, feeds = quantized_lstm(per_row=per_row, dtype=dtype)
+    net = model([node], feeds, constants, "y", opset=17)
+    written = check(net, feeds, within=1e-6)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in written.graph.initializer}
+    scans = [node for node in written.graph.node if node.op_type == "Scan"]
+    assert [step.is_reverse for scan in scans if (step := read(scan, shapes, 17))] == [False, True]
+
+
+@pytest.mark.parametrize("what", ["peepholes", "clip"])
+def test_a_quantized_lstm_of_another_kind_differs_by_the_rounding_of_its_state(what: str) -> None:
+    more: dict[str, Any] = {"peepholes": "p"} if what == "peepholes" else {"clip": 0.3}
+    node, constants, feeds = quantized_lstm(per_row=False, **more)
+    constants |= {"p": np.full((2, 24), 0.1, np.float32)} if what == "peepholes" else {}
+    written = check(model([node], feeds, constants, "y", opset=17), feeds, step=8e-3)  # of a state between -1 and 1
+    assert "LSTM" in {node.op_type for node in written.graph.node}
+
+
+@pytest.mark.parametrize("change", ["sum", "activation", "order"])
+def test_a_scan_that_computes_something_else_is_not_read_as_a_quantized_lstm(change: str) -> None:
+    node, constants, feeds = quantized_lstm(per_row=False)
+    written = canonical_model(in_standard(model([node], feeds, constants, "y", opset=17)))
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in written.graph.initializer}
+    scan = next(node for node in written.graph.node if node.op_type == "Scan")
+    (body,) = (item.g for item in scan.attribute if item.name == "body")
+    if change == "order":
+        split = next(node for node in body.node if node.op_type == "Split")
+        split.output[0], split.output[1] = split.output[1], split.output[0]
+    else:
+        old, new = ("Add", "Sub") if change == "sum" else ("Tanh", "Softsign")
+        next(node for node in body.node if node.op_type == old).op_type = new
+    assert read(scan, shapes, 17) is None
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -37,6 +37,7 @@ from forge_pipeline.codegen.onnx_import.operators.network import (
     recurrent,
     regions,
     resize,
+    rounded_lstm,
     sampling,
 )
 from forge_pipeline.ir.ml.builder import ML
@@ -57,10 +58,14 @@ STANDARD: Final[Mapping[str, Converter]] = {
 }
 
 
+OWN: Final[Mapping[str, Converter]] = {**selection.CONVERTERS, **caches.CONVERTERS, **rounded_lstm.CONVERTERS}
+"""Operators of our own domain."""
+
+
 def converter_of(domain: str, operator: str) -> Converter | None:
     """Return what emits an operator, or None."""
     if domain == DOMAIN:
-        return selection.CONVERTERS.get(operator) or caches.CONVERTERS.get(operator)
+        return OWN.get(operator)
     if domain == ML:
         return trees.CONVERTERS.get(operator)
     found = STANDARD.get(operator) if domain in ("", "ai.onnx") else None

@@ -55,6 +55,15 @@ def suppression(op: Operation) -> Sequence[Known]:
     return [Known(INT64, (batch * classes * kept, 3)), Known(INT64, ())]
 
 
+def rounded_lstm(op: Operation) -> Sequence[Known]:
+    """The state and the cell behind the last step, and every state."""
+    (steps, batch, _), hidden = needed(op.shape(0)), needed(op.shape(3))[0]
+    for place in (1, 2):
+        batch = op.require_equal(batch, needed(op.shape(place))[0], "the batches of data and states differ")
+    dtype = op.input(0).dtype
+    return [Known(dtype, (batch, hidden)), Known(dtype, (batch, hidden)), Known(dtype, (steps, batch, hidden))]
+
+
 def sizes(op: Operation) -> Sequence[Known]:
     """Expressions over the extents of the inputs."""
     shape = tuple(op.attribute("shape", ()))
@@ -87,6 +96,7 @@ RULES: Final[Mapping[str, Rule]] = {
     own.POSITIONS: positions,
     own.UNIQUE: unique,
     own.SUPPRESSION: suppression,
+    own.ROUNDED_LSTM: rounded_lstm,
     own.SIZES: sizes,
     own.APPEND: append,
     own.CACHED_ATTENTION: cached_attention,

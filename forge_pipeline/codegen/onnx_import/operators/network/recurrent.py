@@ -14,14 +14,11 @@ from tvm.relax import op
 
 from forge_pipeline.codegen.float32.weight_decode import dequantize
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.onnx_import.recurrent_functions import functions_of
-from forge_pipeline.codegen.onnx_import.recurrent_kernels import (
-    Form,
-    gru_kernel,
-    lstm_kernel,
-    panel_width,
-    rnn_kernel,
-)
+from forge_pipeline.codegen.onnx_import.recurrent.form import Form, in_blocks, width_of
+from forge_pipeline.codegen.onnx_import.recurrent.functions import functions_of
+from forge_pipeline.codegen.onnx_import.recurrent.gru import gru_kernel, late_gru_kernel
+from forge_pipeline.codegen.onnx_import.recurrent.lstm import lstm_kernel
+from forge_pipeline.codegen.onnx_import.recurrent.rnn import rnn_kernel
 from forge_pipeline.codegen.onnx_import.stored_constants import Stored
 from forge_pipeline.ir.recurrent import GATES, REVERSALS, STATES
 
@@ -57,6 +54,11 @@ class _Layer:
     def has_later_bias(self) -> bool:
         """True for a GRU whose reset gate comes after the product, and after its bias."""
         return self.kind == "GRU" and bool(self.attributes.get("linear_before_reset", 0))
+
+    @property
+    def resets_state(self) -> bool:
+        """True for a GRU whose reset gate comes before the candidate's product."""
+        return self.kind == "GRU" and not self.has_later_bias
 
     def emit(self, expression: Any) -> Any:
         return self.builder.emit(self.builder.normalize(expression))
@@ -116,6 +118,7 @@ def _steps(layer: _Layer) -> list[Any]:
         hidden=hidden,
         dtype=layer.dtype,
         reversals=layer.reversals,
+        width=width_of(layer.kind, hidden, resets_late=layer.resets_state),
         is_parallel=_is_worth_threads(layer, steps, batch),
         has_lengths=layer.lengths is not None,
         is_coupled=bool(layer.attributes.get("input_forget", 0)),
@@ -123,22 +126,26 @@ def _steps(layer: _Layer) -> list[Any]:
     functions = functions_of(layer.kind, layer.attributes, layer.directions, layer.dtype)
     products = [_product(layer, direction) for direction in range(directions)]
     states = [_initial(layer, position, batch) for position in STATES[layer.kind]]
-    extra: list[Any] = []
+    gates, extra, matrices = GATES[layer.kind], list[Any](), list[Any]()
     if layer.kind == "LSTM":
         kernel = lstm_kernel(form, functions)
         peepholes = layer.given(7)
         shape = (directions, 3, hidden)
         extra = [layer.zeros(*shape) if peepholes is None else _reshaped(layer, peepholes, shape)]
+    elif layer.resets_state:
+        kernel = late_gru_kernel(form, functions)
+        matrices = [_in_blocks(layer, form, 0, 2), _in_blocks(layer, form, 2, 3)]
     elif layer.kind == "GRU":
-        kernel = gru_kernel(form, functions, linear=layer.has_later_bias)
+        kernel = gru_kernel(form, functions)
         extra = [_later_bias(layer)]
     else:
         kernel = rnn_kernel(form, functions)
+    matrices = matrices or [_in_blocks(layer, form, 0, gates)]
     variable = layer.builder.add_func(kernel, f"{layer.kind.lower()}_steps")
     types = [relax.TensorType((steps, directions, batch, hidden), layer.dtype)]
     types += [relax.TensorType((directions, batch, hidden), layer.dtype)] * len(states)
     lengths = relax.const(np.zeros(1, np.int32)) if layer.lengths is None else layer.lengths
-    operands = [products[0], products[-1], _in_panels(layer), lengths, *extra, *states]
+    operands = [products[0], products[-1], *matrices, lengths, *extra, *states]
     done = layer.emit(relax.call_tir(variable, operands, types))
     return [layer.emit(relax.TupleGetItem(done, part)) for part in range(len(types))]
 
@@ -196,16 +203,27 @@ def _initial(layer: _Layer, position: int, batch: Any) -> Any:
     return layer.emit(op.broadcast_to(layer.zeros(1, 1, layer.hidden), shape))
 
 
-def _in_panels(layer: _Layer) -> Any:
-    """Return R (directions, gates * hidden, hidden) as the kernels read it: (directions, panels, hidden, width)."""
-    width = panel_width(layer.hidden)
-    panels = GATES[layer.kind] * layer.hidden // width
-    stored = Stored.of(layer.builder, layer.given(2))
+def _in_blocks(layer: _Layer, form: Form, first: int, last: int) -> Any:
+    """Return R (directions, gates * hidden, hidden) of some gates, as the kernels read it (`in_blocks`)."""
+    stored, weight, gates = Stored.of(layer.builder, layer.given(2)), layer.given(2), last - first
+    rows = slice(first * layer.hidden, last * layer.hidden)
     if stored is not None and stored.fits_int8 and layer.dtype == "float32":
-        parts = stored.in_panels(panels, width)
-        return layer.builder.emit_te(dequantize, *parts, primfunc_name_hint="dequantize_weight")
-    split = _reshaped(layer, layer.given(2), (layer.directions, panels, width, layer.hidden))
-    return _arranged(layer, split, [0, 1, 3, 2], (layer.directions, panels, layer.hidden, width))
+        scale = np.broadcast_to(stored.scale, (*stored.integers.shape[:2], 1)).astype(np.float32)
+        parts = [in_blocks(array[:, rows], gates, form) for array in (stored.integers.astype(np.int8), scale)]
+        return layer.builder.emit_te(dequantize, *map(relax.const, parts), primfunc_name_hint="dequantize_weight")
+    array = _constant(weight)
+    if array is not None:
+        return _as_constant(layer, in_blocks(array[:, rows], gates, form))
+    directions, hidden, blocks, width = layer.directions, layer.hidden, form.blocks, form.width
+    apart = layer.emit(op.reshape(weight, (directions, GATES[layer.kind], hidden, hidden)))
+    if gates < GATES[layer.kind]:
+        apart = layer.emit(op.strided_slice(apart, [1], [first], [last]))
+    if form.rest:
+        apart = layer.emit(op.nn.pad(apart, [0, 0, 0, 0, 0, blocks * width - hidden, 0, 0]))
+    split = layer.emit(op.reshape(apart, (directions, gates, blocks, width, hidden)))
+    ordered = layer.emit(op.permute_dims(split, [0, 2, 1, 3, 4]))
+    split = layer.emit(op.reshape(ordered, (directions, blocks, form.parts(gates), form.part(gates), hidden)))
+    return layer.emit(op.permute_dims(split, [0, 1, 2, 4, 3]))
 
 
 def _arranged(layer: _Layer, value: Any, order: list[int], shape: tuple[int, ...]) -> Any:

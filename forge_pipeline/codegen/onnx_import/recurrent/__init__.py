@@ -1,0 +1,1 @@
+"""Recurrent layers as kernels: LSTM, GRU and RNN."""
