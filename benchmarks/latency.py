@@ -122,7 +122,7 @@ def at_its_best(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> onn
 
 def inputs_for(model: onnx.ModelProto, sizes: Mapping[str, int]) -> Mapping[str, np.ndarray]:
     """Return arrays that ONNX Runtime runs ``model`` with, from a fixed seed."""
-    from forge_pipeline.codegen.judge import reference_of
+    from forge_pipeline.codegen.verification.judge import reference_of
     from forge_pipeline.passes.verification.candidate_sizes import Preferred
     from forge_pipeline.passes.verification.made_up import Kinds, made_up
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
-from forge_pipeline.codegen.judge import Feed
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.codegen.verification.judge import Feed
+from forge_pipeline.codegen.verification.verify import Checks
 from forge_pipeline.content import FileRange, OpenFile
 from forge_pipeline.errors import CompileError, ForgeError
 from forge_pipeline.runtime.bundle import Library

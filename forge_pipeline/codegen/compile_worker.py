@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
-from forge_pipeline.codegen.verify import verify
-from forge_pipeline.codegen.verify_calls import verify_calls
+from forge_pipeline.codegen.verification.verify import verify
+from forge_pipeline.codegen.verification.verify_calls import verify_calls
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.ffi import torch_hidden

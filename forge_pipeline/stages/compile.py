@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.codegen.amx_permission import needed
 from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
-from forge_pipeline.codegen.judge import Feed
 from forge_pipeline.codegen.options import ChannelLayout, FloatArithmetic, Options, OptLevel
-from forge_pipeline.codegen.verify import Checks
+from forge_pipeline.codegen.verification.judge import Feed
+from forge_pipeline.codegen.verification.verify import Checks
 from forge_pipeline.config import bind
 from forge_pipeline.data import Dataset, Preparation
 from forge_pipeline.errors import ConfigError, TargetError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from forge_pipeline.codegen.verify_calls import Calls
+from forge_pipeline.codegen.verification.verify_calls import Calls
 from forge_pipeline.errors import CompileError
 from forge_pipeline.evaluation.comparison import Model
 from forge_pipeline.evaluation.feeds import Feeds

@@ -11,8 +11,8 @@ import pytest
 
 from forge_pipeline.api.load import load
 from forge_pipeline.codegen.state.in_step import in_step
-from forge_pipeline.codegen.verify import Checks, Tolerance
-from forge_pipeline.codegen.verify_calls import verify_calls
+from forge_pipeline.codegen.verification.verify import Checks, Tolerance
+from forge_pipeline.codegen.verification.verify_calls import verify_calls
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.unpacked import loaded
 from tests.support.decoders import SIZE, VOCABULARY, decoder, kept

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.judge import Judge
-from forge_pipeline.codegen.rounding import dithered, nudged
+from forge_pipeline.codegen.verification.judge import Judge
+from forge_pipeline.codegen.verification.rounding import dithered, nudged
 from forge_pipeline.errors import VerificationError
 from forge_pipeline.ir.reference.interpreter import Interpreter
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.judge import Feed, Judge, reference_of
+from forge_pipeline.codegen.verification.judge import Feed, Judge, reference_of
 from forge_pipeline.errors import DataError
 from forge_pipeline.runtime.bundle import Library
 from forge_runtime.entries import Entries, Entry
@@ -70,7 +70,7 @@ def verify(
     (``rounding``), or is not finite where it should be; DataError where the library refuses ``feeds``, or whatever is
     made up; CompileError where it does not run.
     """
-    from forge_pipeline.codegen.device import results
+    from forge_pipeline.codegen.verification.device import results
 
     source = Source(model=model, library=library, checks=checks)
     reference = reference_of(model)
@@ -158,7 +158,7 @@ class Source:
 
         Raises ``refusal``, the library's, where it refuses those too, or ONNX Runtime takes no others.
         """
-        from forge_pipeline.codegen.device import results
+        from forge_pipeline.codegen.verification.device import results
         from forge_pipeline.ir.sizes.keeping import keeping
         from forge_pipeline.passes.verification.exact import REFUSALS
         from forge_pipeline.passes.verification.samples import Unsupported

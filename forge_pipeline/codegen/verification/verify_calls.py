@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_pipeline.codegen.judge import Feed, Judge, reference_of
 from forge_pipeline.codegen.state.in_step import LAST, ONES, TOTAL, in_step
-from forge_pipeline.codegen.verify import MADE_UP, Checks, Trial, listed, precision, rounded
+from forge_pipeline.codegen.verification.judge import Feed, Judge, reference_of
+from forge_pipeline.codegen.verification.verify import MADE_UP, Checks, Trial, listed, precision, rounded
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.ir.sizes.keeping import call_sizes, keeping
 from forge_pipeline.runtime.bundle import Library
@@ -31,7 +31,7 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
     Raises VerificationError where an output is off, DataError where the library refuses a call, CompileError where
     ONNX Runtime takes no such calls.
     """
-    from forge_pipeline.codegen.device import results
+    from forge_pipeline.codegen.verification.device import results
 
     metadata = library.metadata
     calls = Calls(model=model, metadata=metadata, dims=checks.dims, seed=checks.seed, reference=reference_of(model))

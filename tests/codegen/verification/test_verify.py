@@ -18,7 +18,7 @@ from forge_pipeline import children
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.compile_process import STEP, Job, compile_in_subprocess
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.verify import Checks, Tolerance, precision, verify
+from forge_pipeline.codegen.verification.verify import Checks, Tolerance, precision, verify
 from forge_pipeline.errors import CompileError, DataError, VerificationError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target

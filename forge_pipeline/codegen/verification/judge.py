@@ -60,7 +60,7 @@ class Judge:
         and one in four would be beyond them. Of floats that is twice what inputs that are moved by their spacing show,
         or twice what ONNX Runtime is off from its own results in double precision: either side has errors of its own.
         """
-        from forge_pipeline.codegen.rounding import DRAWS, dithered, nudged
+        from forge_pipeline.codegen.verification.rounding import DRAWS, dithered, nudged
         from forge_pipeline.ir.reference.double import feed_in_double, in_double
 
         noise = dict.fromkeys(wanted, NOTHING)

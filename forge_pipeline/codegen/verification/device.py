@@ -1,7 +1,7 @@
 """Runs a library as a device does, by `forge_runtime`, in a subprocess: what it computes ends at worst that one.
 
-The child (`python -m forge_pipeline.codegen.device`) reads one pickled Run, and writes what came out, or a ForgeError.
-It is there at each compilation, and imports no TVM.
+The child (`python -m forge_pipeline.codegen.verification.device`) reads one pickled Run, and writes what came out, or a
+ForgeError. It is there at each compilation, and imports no TVM.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def results(library: Library, samples: Sequence[Mapping[str, np.ndarray]]) -> li
 
 
 def _answer(request: Run, inherited: Sequence[int]) -> Any:
-    command = children.python("-m", "forge_pipeline.codegen.device")
+    command = children.python("-m", "forge_pipeline.codegen.verification.device")
     child = children.run_apart(command, pickle.dumps(request), files=inherited)
     if child.status != 0:
         last = (child.said.strip().splitlines() or ["no message"])[-1]

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.device import results
 from forge_pipeline.codegen.lowering import END, STOCK
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Entry, Lowering
+from forge_pipeline.codegen.verification.device import results
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.target import Target
@@ -80,7 +80,7 @@ def test_a_library_is_run_in_a_process_of_its_own(model_of: Make, stock: Options
 
 
 def test_the_process_that_runs_a_library_has_no_compiler() -> None:
-    wanted = "forge_pipeline.codegen.device", "forge_pipeline.runtime.unpacked"
+    wanted = "forge_pipeline.codegen.verification.device", "forge_pipeline.runtime.unpacked"
     program = f"import sys, {', '.join(wanted)}; print({{'tvm', 'torch', 'onnx'}} & sys.modules.keys())"
     found = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

@@ -1,0 +1,1 @@
+"""A library has run, and computed what its model computes, before it is kept."""
