@@ -27,14 +27,20 @@ settings.register_profile(
 settings.load_profile("project")
 
 
+EVERY = {"tests/codegen/float32/": 3, "tests/codegen/int8/": 3, "tests/ir/contrib/": 3}
+"""Of the cases of a test below these folders, each n-th is in the default suite where no mark says otherwise."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the cases of a test marked `every` to the long suite, but for each n-th of them."""
+    """Leave the cases of tests to the long suite, but for each n-th of them, as their mark `every` or folder says."""
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
-        if mark is not None and item.get_closest_marker("long") is None:
+        folder = next((n for path, n in EVERY.items() if item.nodeid.startswith(path)), 1)
+        step = mark.args[0] if mark is not None else folder
+        if item.get_closest_marker("long") is None:
             name, _, _ = item.nodeid.partition("[")
-            if seen[name] % mark.args[0]:
+            if seen[name] % step:
                 item.add_marker(pytest.mark.long)
             seen[name] += 1

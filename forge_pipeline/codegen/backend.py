@@ -66,7 +66,7 @@ def import_onnx(work: Lowering) -> None:
     """Prepare the model and import it to Relax, for each combination of sizes that is asked for.
 
     On a CPU, half precision is computed in single. A model with control flow, or with sizes that data decides, becomes
-    a program of regions. Raises CompileError where such a model is asked for at several sizes.
+    a program of regions. Raises CompileError where such a model is asked for at several sizes, or for a GPU.
     """
     source = _model(work) if work.options.state is None else in_step(_model(work)).model
     work.states = states_of(source, work.options.state, work.options.state_max)
@@ -82,6 +82,13 @@ def import_onnx(work: Lowering) -> None:
         found = cut(model)
         if isinstance(found, Cut) and work.states:
             raise without_regions()
+        if isinstance(found, Cut) and work.target.kind == "cuda":
+            raise CompileError(
+                where=f"model {source.graph.name!r} for {work.target.tag}",
+                expected="a model without control flow, whose sizes follow from those of its inputs",
+                found="one that its runtime continues by what it computed, which none on a GPU does",
+                fix="compile it for the CPU of that machine, or export it without what follows from data",
+            )
         if not isinstance(found, Cut):
             work.entries.append(_entry(found, work, variant.function, variant.extents))
         elif len(variants) == 1:

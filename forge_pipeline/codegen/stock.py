@@ -13,6 +13,7 @@ from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.gpu import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
 from forge_pipeline.codegen.options import Options
@@ -34,6 +35,9 @@ def graph(work: Lowering) -> None:
 def kernels(work: Lowering) -> None:
     """Turn operators into kernels with TVM's default schedules."""
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
+    if work.target.kind == "cuda":
+        for entry in work.entries:
+            entry.module = in_threads(entry.module)
     if work.target.kind == "llvm":
         for entry in work.entries:
             entry.module = _with_starts(entry.module)

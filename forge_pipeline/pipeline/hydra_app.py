@@ -332,9 +332,16 @@ def own_targets(folder: Path | None) -> list[Target]:
         return []
     root = folder if (folder / "config.yaml").is_file() else None
     more = [] if root else [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]"]
-    tags = (_choice(path, folder / "target") for path in sorted((folder / "target").rglob("*.yaml")))
+    own = (path for path in sorted((folder / GROUP).rglob("*.yaml")) if not _is_ours(path, folder))
+    tags = (_choice(path, folder / GROUP) for path in own)
     sections = (compose([f"{GROUP}={tag}", *more], root)[GROUP] for tag in tags)
     return [Target.from_config(section) for section in sections if not is_several(section)]
+
+
+def _is_ours(path: Path, folder: Path) -> bool:
+    """Return whether a file is, to the byte, the one of that name in this package."""
+    ours = conf_dir() / path.relative_to(folder)
+    return ours.is_file() and ours.read_bytes() == path.read_bytes()
 
 
 def _choice(path: Path, folder: Path) -> str:

@@ -850,6 +850,7 @@ def test_every_name_of_forges_pages_has_a_row() -> None:
     assert missing == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("section", "name"),
     [

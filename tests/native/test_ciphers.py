@@ -131,7 +131,7 @@ def made(choice: random.Random, size: int) -> Case:
     )
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_it_agrees_with_openssl_on_every_length(cipher: Cipher) -> None:
     choice = random.Random(7)
     sizes = [*range(1100), *(choice.randrange(1 << 16) for _ in range(20)), 1 << 16, 1 << 20]

@@ -101,6 +101,7 @@ def test_a_convolution_of_any_kind_is_right_and_has_no_generic_kernel(name: str)
     expect_right(name, "host", TILED)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", VOLUMES)
 def test_volumes_of_open_sizes_have_no_generic_kernel(name: str) -> None:
     expect_right(name, "host", TILED)

@@ -51,7 +51,7 @@ def layer(weights: str, hidden: int, *, per_row: bool, has_states: bool) -> onnx
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("hidden", [8, 20, 72])
 @pytest.mark.parametrize("weights", RANGES)

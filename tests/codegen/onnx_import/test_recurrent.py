@@ -81,7 +81,7 @@ def layers(draw: st.DrawFn) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(model=layers())
 def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.ModelProto) -> None:
     engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)

@@ -59,7 +59,7 @@ def numbers(*shape: int, most: float = 1.0) -> np.ndarray:
     return np.random.default_rng(sum(shape)).uniform(-most, most, shape).astype(np.float32)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("is_open", [False, True], ids=["known", "open"])
 @pytest.mark.parametrize(("mode", "padding", "aligned"), MODES)
 def test_a_grid_reads_what_onnx_runtime_reads(mode: str, padding: str, aligned: int, is_open: bool) -> None:
