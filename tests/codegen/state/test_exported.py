@@ -65,9 +65,11 @@ def test_attention_of_a_group_is_kept_in_step(made: tuple[onnx.ModelProto, onnx.
             return {"attention_mask": np.ones((1, total), np.int64)}
         return {"seqlens_k": np.array([total - 1], np.int32), "total_sequence_length": np.array(total, np.int32)}
 
-@pytest.mark.every(6)
     assert [row["name"] for row in library.metadata["inputs"]] == ["input_ids"]
     steps(library, model, rest)
+
+
+@pytest.mark.every(6)
 def test_no_cache_is_copied(made: tuple[onnx.ModelProto, onnx.ModelProto, Library]) -> None:
     engine = loaded(made[2], threads=1)
     engine(np.ones((1, 9), np.int64))

@@ -52,7 +52,7 @@ def made(request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, Library]:
     return model, kept(model, dims={"s": (1,)})
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 def test_every_step_is_that_of_the_model_with_its_past(made: tuple[onnx.ModelProto, Library]) -> None:
     model, library = made
     engine = loaded(library, threads=2)
@@ -62,6 +62,9 @@ def test_every_step_is_that_of_the_model_with_its_past(made: tuple[onnx.ModelPro
     assert kept_ones == [f"present.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
     agree(engine, Reference(model), [tokens(count, at) for at, count in enumerate((5, 1, 1, 7, 1, 3, 1))])
     assert engine.length == 19
+
+
+@pytest.mark.every(6)
 def test_no_cache_is_copied(made: tuple[onnx.ModelProto, Library]) -> None:
     """One token is appended where the cache lies, and attention reads it there: no kernel makes another of its size."""
     engine = loaded(made[1], threads=1)
