@@ -53,6 +53,7 @@ def _of(body: Any) -> Any:
 
 
 def _rows(loop: tirx.For) -> Any:
+    """Return a parallel loop whose turns are threads, in blocks of ``THREADS``."""
     kind = str(loop.loop_var.ty.dtype)
 
     def row(block: Any, thread: Any) -> Any:
@@ -69,7 +70,7 @@ def _rows(loop: tirx.For) -> Any:
 
 
 def _bound(tag: str, extent: Any, body: Any, kind: str = "int64") -> tirx.For:
-    """Return ``body`` of the threads of a kind that ``extent`` says how many are."""
+    """Return a loop over ``extent`` blocks or threads, as ``tag`` says, around what ``body`` makes of its variable."""
     variable = tirx.Var(tag.replace(".", "_").lower(), kind)
     extent = tirx.const(extent, kind) if isinstance(extent, int) else extent
     axis = tirx.IterVar(None, tirx.Var(tag, kind), tirx.IterVar.ThreadIndex, tag)

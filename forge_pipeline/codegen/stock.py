@@ -1,6 +1,7 @@
 """The steps of TVM's default pipeline: correct everywhere, fast nowhere on a CPU; the fallback and the yardstick.
 
-On a CPU no kernel has a schedule of its own, so all of them are reported as fallbacks. On a GPU they get dlight's.
+On a CPU no kernel has a schedule of its own, so all of them are reported as fallbacks. On a GPU they get dlight's,
+and those whose loops are their own get threads.
 """
 
 from __future__ import annotations
