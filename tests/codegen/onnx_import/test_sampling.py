@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.sums import assert_close
@@ -111,3 +112,15 @@ def test_a_region_is_read_as_onnx_runtime_reads_it(mode: str, ratio: int, is_hal
     feeds = {"x": numbers(2, 3, 11, 13), "boxes": boxes, "images": np.array([0, 1, 1, 0, 1])}
     shapes = {"x": ("n", 3, "h", "w"), "boxes": ("regions", 4), "images": ("regions",)}
     check(node, feeds, shapes=shapes if is_open else None)
+
+
+def test_an_image_of_bool_is_refused_by_its_node() -> None:
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.BOOL, [1, 1, 4, 4]),
+        helper.make_tensor_value_info("grid", TensorProto.FLOAT, [1, 2, 2, 2]),
+    ]
+    made = helper.make_tensor_value_info("y", TensorProto.BOOL, [1, 1, 2, 2])
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"], mode="nearest")
+    model = helper.make_model(helper.make_graph([node], "graph", ports, [made]), ir_version=10)
+    with pytest.raises(CompileError, match="an image of bool"):
+        build(model, Target.from_tag("host"), OPTIONS)

@@ -34,6 +34,8 @@ def _grid_sample(node: NodeImport) -> Any:
     space = len(out)
     if mode not in COUNTS:
         raise NotImplementedError(f"mode {mode}")
+    if node.dtype() == "bool":
+        raise NotImplementedError("an image of bool")
 
     def place(extents: Sequence[Any], tensors: Any, n: Any, group: Any, kind: Any, pixel: Any) -> list[Any]:
         found = []
