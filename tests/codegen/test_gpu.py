@@ -33,7 +33,7 @@ CASES: dict[str, tuple[list[np.ndarray], dict[str, Any], int]] = {
         {"axis": 1, "reduction": "add"},
         1,
     ),
-    "LayerNormalization": ([RANDOM.standard_normal((5, 40)), np.ones(40)], {}, 1),
+    "GRU": ([RANDOM.standard_normal(s) for s in ((5, 2, 6), (1, 12, 6), (1, 12, 4))], {"hidden_size": 4}, 2),
 }
 HAS_GPU = shutil.which("nvcc") is not None and shutil.which("nvidia-smi") is not None
 
@@ -43,10 +43,11 @@ def given(operator: str) -> list[np.ndarray]:
 
 
 def model(operator: str) -> onnx.ModelProto:
-    """Return a model of open rows; what says how many, and integers, are constants."""
+    """Return a model of open rows; what is of integers, and further numbers of a recurrent layer, are constants."""
     values, (_, attributes, results) = given(operator), CASES[operator]
     names = [f"x{number}" for number in range(len(values))]
     fixed = {name for name, value in zip(names, values, strict=True) if value.dtype.kind != "f"}
+    fixed |= {*names[1:]} if operator == "GRU" else set()
     ports = [
         helper.make_tensor_value_info(
             name, TensorProto.FLOAT, ["rows", *value.shape[1:]] if not number else value.shape

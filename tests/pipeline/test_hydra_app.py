@@ -139,6 +139,7 @@ def test_targets_of_ones_own_are_listed_and_suggested(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert own_targets(None) == []
     shutil.copy(conf_dir() / "config.yaml", "conf")
+    shutil.copytree(conf_dir() / "target/amd", "conf/target/amd")  # this package's, to the byte: nobody's own
     assert {target.tag for target in own_targets(None)} == set(found)
     with pytest.raises(UsageError, match="did you mean 'mine/board'"):
         launch(["--config-dir", "conf", "target=mine/bord"], lambda config, folder: None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -25,8 +25,6 @@ ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softplus", "Softsign", *sorted(ALPHA)
 FEATURES = 5
 SIZES = ((1, 1), (6, 7))
 """Steps and batch: both are symbolic. Seven sequences are four, two and one."""
-OF_MEANING = 1e3
-"""A GRU whose gates are no fractions squares its state at every step, and its rounding with it: soon to infinity."""
 
 
 @st.composite
@@ -81,7 +79,7 @@ def layers(draw: st.DrawFn) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(model=layers())
 def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.ModelProto) -> None:
     engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
@@ -96,8 +94,9 @@ def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.Model
             .astype(np.float32)
             for value in model.graph.input
         }
-        wanted = session.run(None, feeds)
-        assume(all(np.abs(want).max() < OF_MEANING for want in wanted))
-        for want, have in zip(wanted, engine(*feeds.values()), strict=True):
+        for want, have in zip(session.run(None, feeds), engine(*feeds.values()), strict=True):
             assert have.shape == want.shape
-            assert np.abs(have - want).max() <= 5e-5 * max(np.abs(want).max(), 1)
+            if np.isfinite(want).all():
+                assert np.abs(have - want).max() <= 5e-5 * max(np.abs(want).max(), 1)
+            else:  # a GRU whose gates are no fractions squares its state at every step
+                assert not np.isfinite(have).all()
