@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -100,3 +101,29 @@ def test_a_recurrent_layer_computes_what_onnx_runtime_computes(model: onnx.Model
                 assert np.abs(have - want).max() <= 5e-5 * max(np.abs(want).max(), 1)
             else:  # a GRU whose gates are no fractions squares its state at every step
                 assert not np.isfinite(have).all()
+
+
+@pytest.mark.parametrize("operator", GATES)
+def test_a_sequence_of_no_steps_ends_with_zeros_whatever_its_state_was(operator: str) -> None:
+    random, rows = np.random.default_rng(0), GATES[operator] * 3
+    states = ["h", "c"][: 1 + (operator == "LSTM")]
+    names = ["y", "y_h", "y_c"][: 1 + len(states)]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3, FEATURES]),
+        helper.make_tensor_value_info("lengths", TensorProto.INT32, [3]),
+        *(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 3]) for name in states),
+    ]
+    weights = {"w": random.standard_normal((1, rows, FEATURES)), "r": random.standard_normal((1, rows, 3))}
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", "w", "r", "", "lengths", *states], names, hidden_size=3)], "graph", ports,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    given = {"x": random.standard_normal((4, 3, FEATURES)).astype(np.float32), "lengths": np.array([0, 2, 4], np.int32)}
+    given |= {name: np.ones((1, 3, 3), np.float32) for name in states}
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, given)
+    found = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)(*given.values())
+    assert not found[1][:, 0].any()
+    for want, have in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-5)

@@ -92,6 +92,12 @@ class Form:
             return steps
         return tirx.max(tirx.min(lengths[row].astype("int64"), steps), tirx.const(0, "int64"))
 
+    def started(self, state: Any, lengths: Any, row: Any, steps: Any) -> Any:
+        """Return what a state is before its first step: nothing where there is none, as ONNX Runtime has it."""
+        if not self.has_lengths:
+            return state
+        return tirx.Select(self.count(lengths, row, steps) > 0, state, tirx.const(0, self.dtype))
+
     def loop(self, extent: Any) -> Any:
         """Return the loop over what may run side by side."""
         return T.parallel(extent) if self.is_parallel else T.serial(extent)

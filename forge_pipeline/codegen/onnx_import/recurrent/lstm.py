@@ -41,8 +41,8 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
         @script.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
-            H[w, n, j] = H0[w, n, j]
-            C[w, n, j] = C0[w, n, j]
+            H[w, n, j] = form.started(H0[w, n, j], L, n, steps)
+            C[w, n, j] = form.started(C0[w, n, j], L, n, steps)
 
         @script.inline
         def step(w, tile, time):  # type: ignore[no-untyped-def]

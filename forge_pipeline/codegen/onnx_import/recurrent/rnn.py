@@ -34,7 +34,7 @@ def rnn_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
 
         @script.inline
         def begin(w, n, j):  # type: ignore[no-untyped-def]
-            H[w, n, j] = H0[w, n, j]
+            H[w, n, j] = form.started(H0[w, n, j], L, n, steps)
 
         @script.inline
         def step(w, tile, time):  # type: ignore[no-untyped-def]
