@@ -3,11 +3,11 @@
 They take turns (`benchmarks.turns`); ratios are medians over the turns of ours / theirs.
 
 The others get what suits them best: the newest releases, all optimizations, as many threads as we have, initializers
-that are no inputs, open extents fixed to what is measured; OpenVINO float32 and its hint for latency. ONNX Runtime's
-threads spin, as they do by default. `benchmarks.others` says how it is with MNN, ncnn and LiteRT. We get the file as it
-is, through the pipeline's load and fold stages, and one library for any sizes. A file that they cannot read, a
-TensorFlow Lite one, they get as the ONNX that our load stage makes of it. Open extents are EXTENTS', ``--size``'s, a
-batch of 1, or the first that ONNX Runtime takes.
+that are no inputs, open extents fixed to what is measured; OpenVINO float32 (or, `openvino_bf16`, its hint for
+bfloat16) and its hint for latency. ONNX Runtime's threads spin, as they do by default. `benchmarks.others` says how it
+is with MNN, ncnn and LiteRT. We get the file as it is, through the pipeline's load and fold stages, and one library for
+any sizes. A file that they cannot read, a TensorFlow Lite one, they get as the ONNX that our load stage makes of it.
+Open extents are EXTENTS', ``--size``'s, a batch of 1, or the first that ONNX Runtime takes.
 
     python -m benchmarks.latency --json latency.json                      # everything, with 1 and with 2 threads
     python -m benchmarks.latency --json latency.json --resume             # what the file lacks
@@ -36,12 +36,13 @@ from benchmarks.others import OTHERS, NoFileError
 from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, real_inputs
 
 if TYPE_CHECKING:
+    from forge_pipeline.codegen.options import FloatArithmetic
     from forge_pipeline.ir import ONNXModule
 
 FOLDER = Path("../shared/models")
 """Where models that are files lie; without it, those that ``benchmarks.models`` makes are measured."""
 
-PACKAGES = {"mnn": "MNN", "litert": "ai-edge-litert"}
+PACKAGES = {"openvino_bf16": "openvino", "mnn": "MNN", "litert": "ai-edge-litert"}
 """What packages of runtimes are called, where they have another name."""
 
 
@@ -145,7 +146,14 @@ def folded(source: Path) -> ONNXModule:
     return output
 
 
-def prepare(source: Path, folder: Path, target: str, runtimes: Sequence[str], sizes: Mapping[str, int]) -> Prepared:
+def prepare(
+    source: Path,
+    folder: Path,
+    target: str,
+    runtimes: Sequence[str],
+    sizes: Mapping[str, int],
+    arithmetic: FloatArithmetic = "float32",
+) -> Prepared:
     """Compile ``source`` in ``folder``, and write what the other runtimes load."""
     from forge_pipeline.codegen.build import build
     from forge_pipeline.codegen.options import Options
@@ -164,7 +172,7 @@ def prepare(source: Path, folder: Path, target: str, runtimes: Sequence[str], si
         except NoFileError as error:
             del files[name]
             failed[name] = str(error)
-    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None, float_arithmetic=arithmetic)
     try:
         library.write_bytes(build(model.mod, Target.from_tag(target), options).to_bytes())
     except ForgeError as error:
@@ -224,9 +232,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--runs", type=int, default=30, help="at least; small models have more")
     parser.add_argument("--target", default="host")
-    parser.add_argument(
-        "--runtimes", nargs="+", choices=RUNTIMES, default=[name for name in RUNTIMES if name not in OTHERS]
-    )
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=["ours", "onnxruntime", "openvino"])
+    parser.add_argument("--arithmetic", default="float32", help="ours: float32, float16 or bfloat16")
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name so many of our kernels")
@@ -254,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
             if source is None:
                 source = folder / "source.onnx"
                 onnx.save(MODELS[name](), source)
-            prepared = prepare(source, folder, chosen.target, runtimes, sizes)
+            prepared = prepare(source, folder, chosen.target, runtimes, sizes, chosen.arithmetic)
             for threads in (threads for other, threads in missing if other == name):
                 rows[name, threads] = measure(name, prepared, threads, chosen.runs, chosen.slowest)
                 print(table([rows[name, threads]]).splitlines()[2], flush=True)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,24 +186,25 @@ def _onnxruntime(model: Path, threads: int, given: dict[str, np.ndarray]) -> Cal
     return lambda: session.run(None, given)[0]
 
 
-def _openvino(model: Path, threads: int, given: dict[str, np.ndarray]) -> Callable[[], Any]:
-    """Run in float32 what the model does not quantize; integers stay integers."""
+def _openvino(model: Path, threads: int, given: dict[str, np.ndarray], *, hint: str = "f32") -> Callable[[], Any]:
+    """Run in float32, or in what ``hint`` allows, what the model does not quantize; integers stay integers."""
     import openvino
 
     core = openvino.Core()
     compiled = core.compile_model(
         core.read_model(model),
         "CPU",
-        {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"},
+        {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint},
     )
     request = compiled.create_infer_request()
     return lambda: request.infer(given)[compiled.outputs[0]]
 
 
-RUNTIMES = {
+RUNTIMES: Mapping[str, Callable[..., Callable[[], Any]]] = {
     "ours": _ours,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "openvino_bf16": partial(_openvino, hint="bf16"),
     "decoder": llama_cpp.ours,
     "llama.cpp": llama_cpp.llama_cpp,
     **{name: run for name, (_, run) in OTHERS.items()},

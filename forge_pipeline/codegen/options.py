@@ -8,7 +8,7 @@ from typing import Literal
 
 OptLevel = Literal[0, 1, 2, 3, 4]
 ChannelLayout = Literal["first", "last"]
-FloatArithmetic = Literal["float32", "float16"]
+FloatArithmetic = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,12 @@ class Options:
     up to rounding; 4 also approximations of transcendental functions. ``float16`` stores weights in half
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its
     interface. ``float_arithmetic`` is what a CPU computes products and convolutions in, and what goes on with their
-    results. ``channel_layout`` is where convolutions keep their channels; None leaves the choice to the generator.
-    ``amx``: products of bytes may use Intel's tile registers, for which a process must ask its system. ``dims`` are
-    sizes of open extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
-    ``relocatable``: the code is an object for a linker, not a shared object. ``state``: the output that each input is
-    of the call before, which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
+    results; with bfloat16, products by constant weights only, whose sums are float32. ``channel_layout`` is where
+    convolutions keep their channels; None leaves the choice to the generator. ``amx``: products of bytes may use
+    Intel's tile registers, for which a process must ask its system. ``dims`` are sizes of open extents, by name,
+    that get functions of their own; ``open_form``: one for any other size is there too. ``relocatable``: the code
+    is an object for a linker, not a shared object. ``state``: the output that each input is of the call before,
+    which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
     """
 
     generator: str
@@ -42,4 +43,4 @@ class Options:
     @property
     def computes_or_stores_halves(self) -> bool:
         """Whether results are those of half precision, and compared as such."""
-        return self.float16 or self.float_arithmetic == "float16"
+        return self.float16 or self.float_arithmetic != "float32"

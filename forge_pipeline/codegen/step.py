@@ -113,8 +113,9 @@ class Lowering:
     @property
     def machine(self) -> Machine:
         """The CPU as schedules see it."""
-        halves = self.options.float_arithmetic == "float16"
-        return replace(Machine.of(self.target, halves=halves), amx=self.options.amx)
+        arithmetic = self.options.float_arithmetic
+        machine = Machine.of(self.target, halves=arithmetic == "float16")
+        return replace(machine, amx=self.options.amx, pairs=arithmetic == "bfloat16")
 
 
 def modules_text(work: Lowering) -> str:

@@ -101,9 +101,10 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
         work.origins.carry(entry.module, module)
     if work.options.opt_level >= LAID_OUT:
         module = without_signs(module, work.origins)
-    if work.options.float_arithmetic == "float16":
-        if entry.is_quantized:
-            raise refuse_quantized()
+    arithmetic = work.options.float_arithmetic
+    if arithmetic != "float32" and entry.is_quantized:
+        raise refuse_quantized(arithmetic)
+    if arithmetic == "float16":
         module = in_halves(module, work.origins)
     entry.module = name_extents(module, work.origins) if entry.extents is None else module
     entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)

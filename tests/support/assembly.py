@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-FMA = re.compile(r"\t(vfn?madd|fmla)")
+FMA = re.compile(r"\t(vfn?madd|fmla|vdpbf16ps)")
 SPILL = re.compile(
     r"\tv?mov\w*\t.*\(%r[sb]p\).*mm|\tv?mov\w*\t%[xyz]mm\d+, .*\(%r[sb]p\)|\t(ldr|str|ldp|stp|ldur|stur)\tq.*\[(sp|x29)"
 )

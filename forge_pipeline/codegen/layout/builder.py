@@ -74,13 +74,14 @@ class Deferred(Protocol):
 class Value:
     """A value of the graph in the forms that exist so far; at least one does.
 
-    ``channels`` is the true number of channels where there is a blocked form. ``nodes`` are the model's that a deferred
-    value comes from.
+    ``channels`` is the true number of channels where there is a blocked form. ``pairs``: the plain form as pairs of
+    bfloat16. ``nodes`` are the model's that a deferred value comes from.
     """
 
     plain: relax.Expr | None = None
     blocked: relax.Expr | None = None
     channels: int = 0
+    pairs: relax.Expr | None = None
     constant: Array | None = None
     parts: tuple[Value, ...] | None = None
     deferred: Deferred | None = None

@@ -21,13 +21,22 @@ LEAST_LEVEL: Final = 2
 QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
 """Operators of quantized models."""
 
-FLAGS: Final = frozenset({"asimdhp", "avx512_fp16"})
-"""What Linux calls vectors of halves on ARM and on x86."""
+FLAGS: Final[Mapping[FloatArithmetic, frozenset[str]]] = {
+    "float16": frozenset({"asimdhp", "avx512_fp16"}),
+    "bfloat16": frozenset({"avx512_bf16"}),
+}
+"""What Linux calls vectors of halves, on ARM and on x86, and dot products of bfloat16."""
 
 
 def computes_halves(target: Target) -> bool:
     """Return whether the target is a CPU with vectors of halves; all of Apple's have them."""
-    return target.kind == "llvm" and (target.libc == "apple" or not FLAGS.isdisjoint(target.cpu_flags))
+    return computes(target, "float16")
+
+
+def computes(target: Target, arithmetic: FloatArithmetic) -> bool:
+    """Return whether the target is a CPU with arithmetic in float16 or bfloat16."""
+    is_apple = target.libc == "apple" and arithmetic == "float16"
+    return target.kind == "llvm" and (is_apple or not FLAGS[arithmetic].isdisjoint(target.cpu_flags))
 
 
 def widest(target: Target, model: ONNXModule, options: Mapping[str, Any]) -> FloatArithmetic:
@@ -42,8 +51,8 @@ def check_arithmetic(target: Target, options: Options) -> None:
     """Raise TargetError for half precision on a CPU that has none, ConfigError where other options forbid it."""
     if options.float_arithmetic == "float32":
         return
-    if not computes_halves(target):
-        able = ", ".join(each.tag for each in described() if computes_halves(each))
+    if not computes(target, options.float_arithmetic):
+        able = ", ".join(each.tag for each in described() if computes(each, options.float_arithmetic))
         is_gpu = target.kind != "llvm"
         raise TargetError(
             where=OPTION,
@@ -69,11 +78,11 @@ def check_arithmetic(target: Target, options: Options) -> None:
         )
 
 
-def refuse_quantized() -> ConfigError:
+def refuse_quantized(arithmetic: FloatArithmetic) -> ConfigError:
     """Return the refusal of a quantized model."""
     return ConfigError(
         where=OPTION,
         expected="float32 for a quantized model: its products are of integers, and float32 lies between them",
-        found="float16",
+        found=arithmetic,
         fix="leave it float32, or build the model with quantize=none",
     )

@@ -18,6 +18,7 @@ from tvm import DataType, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
+from forge_pipeline.codegen.tir import bfloat16_pairs
 from forge_pipeline.target import Target
 
 PIPELINE = "forge"
@@ -62,8 +63,8 @@ def build(module: tvm.IRModule, target: Target) -> Any:
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
-    keep = tvm.tirx.transform.prim_func_pass(_keep, opt_level=0)
-    return lower, lambda: tvm.transform.Sequential([keep, finalize_host()]), finalize_device
+    own = [tvm.tirx.transform.prim_func_pass(each, opt_level=0) for each in (bfloat16_pairs.with_instructions, _keep)]
+    return lower, lambda: tvm.transform.Sequential([*own, finalize_host()]), finalize_device
 
 
 def _keep(function: Any, _module: Any, _context: Any) -> Any:

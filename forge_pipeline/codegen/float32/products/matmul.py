@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32.products import open_matmul, row_matmul
 from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
@@ -45,8 +45,10 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if weight is not None and weight.ndim == 2:
         family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
         machine = graph.machine.computing(str(weight.dtype))
-        packed = pack_weight(weight, panel_width(machine, shape_of(left)[:-1], *weight.shape))
-        source, panels = graph.plain(operands[0]), graph.constant(packed)
+        source = graph.plain(operands[0])
+        if machine.multiplies_pairs(_rows_together(shape_of(left)[:-1])) and weight.shape[0] % 2 == 0:
+            source, weight, steps = _in_pairs(graph, operands[0]), bfloat16_pairs.paired(weight), steps // 2
+        panels = graph.constant(pack_weight(weight, panel_width(machine, shape_of(left)[:-1], *weight.shape)))
         sums: list[relax.Expr] = []
         for part in cuts(machine, shape_of(left)[:-1], steps):
             sums = [graph.kernel(multiply_panels, source, panels, *sums, name="dense", columns=weight.shape[1],
@@ -61,6 +63,23 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         result = _multiply_activations(graph, [flat, tensors[1]])
         return Value(plain=graph.emit(relax.op.reshape(result, (*leading, columns))))
     return Value(plain=_multiply_activations(graph, tensors))
+
+
+def _in_pairs(graph: Graph, value: Value) -> relax.Expr:
+    """Return a value's rows as pairs of bfloat16, which all products of it share."""
+    if value.pairs is None:
+        value.pairs = graph.kernel(_pair, graph.plain(value), name="pair")
+    return value.pairs
+
+
+def _pair(rows: te.Tensor) -> te.Tensor:
+    """Describe (..., steps) as pairs (..., steps / 2)."""
+    half = int(rows.shape[-1]) // 2
+    return te.compute(
+        (*rows.shape[:-1], half),
+        lambda *at: bfloat16_pairs.pair(rows(*at), rows(*at[:-1], at[-1] + half)),
+        name="pair",
+    )
 
 
 def _multiply_activations(graph: Graph, tensors: list[relax.Expr]) -> relax.Expr:
@@ -134,7 +153,9 @@ def multiply_panels(
     def element(*index: Any) -> Any:
         *row, column = index
         weight = panels[column // width, first + step, column % width]
-        return te.sum(left(*row, first + step) * weight, axis=[step])
+        value = left(*row, first + step)
+        is_paired = panels.dtype == "int32"
+        return te.sum(bfloat16_pairs.dot(value, weight) if is_paired else value * weight, axis=[step])
 
     rows = left.shape[:-1]
     attributes = {primitives.FAMILY: family, PANEL: width}

@@ -1,0 +1,141 @@
+"""Products of bfloat16, two at a time: `vdpbf16ps` of AVX-512 BF16, which adds them to a sum in float32.
+
+Two numbers, rounded to bfloat16, are a pair in an int32, so a kernel of pairs has the loops of one of floats. Which two
+make a pair does not matter to a sum as long as both operands agree: number k and the one half of a row behind it, since
+these are read in whole vectors. TVM knows neither operator, and its code generator has no vectors of bfloat16; so both
+operators stay as they are until the last pass before machine code, which calls functions in LLVM's language for them.
+
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS and VCVTNEPS2BF16.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import DataType, tirx
+from tvm.ir import Call, StringImm
+from tvm.ir import _ffi_api as operators
+
+from forge_pipeline.codegen.layout.builder import Array
+
+PAIR: Final = "tirx.forge_pair_bfloat16"
+DOT: Final = "tirx.forge_dot_bfloat16"
+
+PURE = 1
+"""TVM's kind of a call that only computes."""
+
+VECTORS: Final = (4, 8, 16)
+"""Sums in a vector that the instruction has."""
+
+for _name in (PAIR, DOT):
+    operators.RegisterOp(_name, "of pairs of bfloat16")
+    for _key, _value in (("TVectorizable", True), ("TCallEffectKind", PURE), ("TScriptPrinterName", _name[5:])):
+        operators.RegisterOpAttr(_name, _key, _value, 10)
+
+
+def pair(low: Any, high: Any) -> Any:
+    """Describe the int32 that holds two floats, rounded to the nearest bfloat16."""
+    return tirx.call_intrin("int32", PAIR, low, high)
+
+
+def dot(left: Any, right: Any) -> Any:
+    """Describe the sum of both products of two pairs, in float32, as a term of a sum."""
+    return tirx.call_intrin("float32", DOT, left, right)
+
+
+def paired(weight: Array) -> Array:
+    """Return floats (steps, columns) as pairs (steps / 2, columns) of a step and the one half of them behind it."""
+    halves = weight.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
+    low, high = np.split(halves, 2)
+    return (low | high << np.uint32(16)).view(np.int32)
+
+
+def with_instructions(function: Any, _module: Any, _context: Any) -> Any:
+    """Return a kernel, ready for LLVM but for the two operators, with functions in their place."""
+    bodies: dict[str, str] = {}
+
+    def called(name: str, kind: Any, body: str, arguments: list[Any]) -> Any:
+        lanes = DataType(str(kind)).lanes
+        symbol = f"forge_{name}_{lanes}"
+        bodies[symbol] = _function(symbol, body, lanes)
+        return tirx.call_pure_extern(str(kind), symbol, *arguments)
+
+    def add(sum_: tirx.Add) -> Any:
+        for total, term in ((sum_.a, sum_.b), (sum_.b, sum_.a)):
+            if _is(term, DOT):
+                body = _DOT if DataType(str(sum_.ty.dtype)).lanes in VECTORS else _DOT_OF_ANY
+                return called("dot_bfloat16", sum_.ty.dtype, body, [total, *term.args])
+        return sum_
+
+    def rest(call: Call) -> Any:
+        if _is(call, PAIR):
+            return called("pair_bfloat16", call.ty.dtype, _PAIR, list(call.args))
+        if _is(call, DOT):  # the only term: nothing is added to it
+            return add(tirx.Add(tirx.const(0.0, str(call.ty.dtype)), call))
+        return call
+
+    body = tvm_ffi.structural_map(function.body, [(tirx.Add, add)])
+    body = tvm_ffi.structural_map(body, [(Call, rest)])
+    for symbol in sorted(bodies):
+        body = tirx.AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(bodies[symbol]), body)
+    return function.with_body(body) if bodies else function
+
+
+def _is(expression: Any, name: str) -> bool:
+    return isinstance(expression, Call) and bool(expression.op.same_as(tvm.ir.Op.get(name)))
+
+
+def _function(symbol: str, body: str, lanes: int) -> str:
+    """Return a function in LLVM's language whose types are vectors of ``lanes``; one is no vector."""
+    names = {"symbol": symbol, "lanes": lanes, "twice": 2 * lanes, "bits": 32 * lanes}
+    for kind, item in (("F", "float"), ("I", "i32"), ("H", "i16"), ("B", "bfloat")):
+        names[kind] = f"<{lanes} x {item}>" if lanes > 1 else item
+    constants = {"shift": "16", "mask": "-65536"}
+    for key, value in constants.items():
+        names[key] = f"<{', '.join([f'i32 {value}'] * lanes)}>" if lanes > 1 else value
+    return body.format(**names)
+
+
+_PAIR = """
+define internal {I} @{symbol}({F} %low, {F} %high) alwaysinline nounwind {{
+  %a = fptrunc {F} %low to {B}
+  %b = fptrunc {F} %high to {B}
+  %c = bitcast {B} %a to {H}
+  %d = bitcast {B} %b to {H}
+  %e = zext {H} %c to {I}
+  %f = zext {H} %d to {I}
+  %g = shl {I} %f, {shift}
+  %h = or {I} %e, %g
+  ret {I} %h
+}}
+"""
+_DOT = """
+define internal {F} @{symbol}({F} %sums, {I} %left, {I} %right) alwaysinline nounwind {{
+  %a = bitcast {I} %left to <{twice} x bfloat>
+  %b = bitcast {I} %right to <{twice} x bfloat>
+  %c = call {F} @llvm.x86.avx512bf16.dpbf16ps.{bits}({F} %sums, <{twice} x bfloat> %a, <{twice} x bfloat> %b)
+  ret {F} %c
+}}
+declare {F} @llvm.x86.avx512bf16.dpbf16ps.{bits}({F}, <{twice} x bfloat>, <{twice} x bfloat>)
+"""
+_DOT_OF_ANY = """
+define internal {F} @{symbol}({F} %sums, {I} %left, {I} %right) alwaysinline nounwind {{
+  %a = shl {I} %left, {shift}
+  %b = shl {I} %right, {shift}
+  %c = bitcast {I} %a to {F}
+  %d = bitcast {I} %b to {F}
+  %e = fmul {F} %c, %d
+  %f = and {I} %left, {mask}
+  %g = and {I} %right, {mask}
+  %h = bitcast {I} %f to {F}
+  %i = bitcast {I} %g to {F}
+  %j = fmul {F} %h, %i
+  %k = fadd {F} %e, %j
+  %l = fadd {F} %sums, %k
+  ret {F} %l
+}}
+"""

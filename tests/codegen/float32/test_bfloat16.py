@@ -1,0 +1,100 @@
+"""Products by constant weights in bfloat16: what is computed, what is refused, what the code consists of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.layout.half_precision import computes
+from forge_pipeline.errors import ConfigError, TargetError
+from forge_pipeline.target import Target
+from forge_runtime.engine import Engine
+from tests.support.assembly import ALLOWED, SPILL, hottest_block
+from tests.support.half_net import HALVES, Net, dense_net
+from tests.support.int8.net import OUT, convolution
+from tests.support.int8.net import Net as QuantizedNet
+
+PAIRS = replace(HALVES, float_arithmetic="bfloat16")
+HERE, ZEN4 = Target.from_tag("host"), Target.from_tag("amd/zen4")
+is_here = pytest.mark.skipif(not computes(HERE, "bfloat16"), reason="this CPU has no dot products of bfloat16")
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = Engine(build(model, HERE, PAIRS).to_bytes(), threads=1)(x)[0]
+    return found
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    return values.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+@pytest.mark.parametrize("rows", [(128,), ("rows", 7)])
+def test_tiles_are_of_the_instruction_and_stay_in_registers(rows: tuple[int | str, ...], tmp_path: Path) -> None:
+    build(dense_net(rows), ZEN4, PAIRS, dump=tmp_path)
+    block = hottest_block(next(tmp_path.glob("*-code.txt")).read_text())
+    assert sum("vdpbf16ps\t" in line and "%zmm" in line for line in block) >= 8
+    assert not any("vfmadd" in line for line in block)
+    assert sum(bool(SPILL.search(line)) for line in block) <= ALLOWED
+
+
+@is_here
+@pytest.mark.parametrize(
+    ("rows", "steps", "columns"),
+    [((1,), 384, 200), ((1,), 6, 3), ((37,), 2, 40), ((37,), 3000, 200), (("rows",), 384, 40), ((3, "rows"), 384, 200),
+     (("batch", 5), 6, 3), (("batch", 1), 3000, 40)],
+)  # fmt: skip
+def test_products_are_those_of_rounded_operands(rows: tuple[int | str, ...], steps: int, columns: int) -> None:
+    net = Net(seed=steps + columns)
+    weight = net.random.standard_normal((steps, columns)).astype(np.float32)
+    model = net.finish([*rows, steps], net.node("MatMul", "x", net.constant(weight)))
+    x = net.random.standard_normal([{"rows": 21, "batch": 2}.get(str(size), size) for size in (*rows, steps)])
+    x = x.astype(np.float32)
+    found = run(model, x)
+    wanted = rounded(x) @ rounded(weight)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@is_here
+def test_what_no_number_is_stays_none_and_an_odd_number_of_steps_is_float32() -> None:
+    net = Net()
+    even = net.node("MatMul", "x", net.constant(np.eye(4)))
+    model = net.finish((1, 4), even)
+    values = np.array([[np.nan, np.inf, -np.inf, 1e-3]], np.float32)
+    found = run(model, values)
+    assert np.isnan(found).all()  # as of float32: infinity times zero is none
+    net = Net()
+    weight = net.random.standard_normal((5, 3)).astype(np.float32)
+    x = net.random.standard_normal((2, 5)).astype(np.float32)
+    found = run(net.finish((2, 5), net.node("MatMul", "x", net.constant(weight))), x)
+    np.testing.assert_allclose(found, x @ weight, rtol=1e-5, atol=1e-5)
+
+
+def test_where_pairs_start_half_as_often_only_one_row_is_of_them(tmp_path: Path) -> None:
+    for rows, is_paired in ((1, True), (8, False)):
+        net, folder = Net(), tmp_path / str(rows)
+        model = net.finish((rows, 64), net.node("MatMul", "x", net.constant(np.ones((64, 64)))))
+        build(model, Target.from_tag("intel/sapphire-rapids"), PAIRS, dump=folder)
+        assert ("vdpbf16ps" in next(folder.glob("*-code.txt")).read_text()) == is_paired
+
+
+def test_rows_that_several_products_read_are_rounded_once(tmp_path: Path) -> None:
+    net = Net()
+    query, key = (net.node("MatMul", "x", net.constant(net.random.standard_normal((64, 64)))) for _ in range(2))
+    build(net.finish((8, 64), query, key), ZEN4, PAIRS, dump=tmp_path)
+    text = next(tmp_path.glob("*-layout.txt")).read_text()
+    assert text.count("R.call_tir(cls.pair,") == 1
+
+
+def test_other_cpus_and_quantized_models_are_refused() -> None:
+    with pytest.raises(TargetError, match=r"a CPU with arithmetic in bfloat16: amd/zen4, intel/sapphire-rapids, found"):
+        build(dense_net((4,)), Target.from_tag("x86-64/v4"), PAIRS)
+    net = QuantizedNet(1, 16, 8, 8)
+    model = net.finish(net.pair(convolution(net, 16, 16, 1), OUT))
+    with pytest.raises(ConfigError, match=r"float32 for a quantized model: .*found bfloat16"):
+        build(model, ZEN4, PAIRS)
