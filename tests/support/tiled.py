@@ -33,9 +33,9 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-def compiled(source: onnx.ModelProto, threads: int = 1) -> Engine:
-    """Return the model, compiled for this machine; no kernel is left to plain loops."""
-    library = build(source, Target.from_tag("host"), TILED)
+def compiled(source: onnx.ModelProto, threads: int = 1, tag: str = "host") -> Engine:
+    """Return the model, compiled for a target that runs here; no kernel is left to plain loops."""
+    library = build(source, Target.from_tag(tag), TILED)
     assert library.metadata["compile"]["fallbacks"] == []
     return Engine(library.to_bytes(), threads=threads)
 
@@ -48,9 +48,9 @@ def kernels_of(engine: Engine) -> list[str]:
     return [kernel.name for kernel in engine.profile(*inputs, runs=1)]
 
 
-def assert_same(source: onnx.ModelProto, sizes: Sequence[dict[str, int]], *, terms: int) -> None:
+def assert_same(source: onnx.ModelProto, sizes: Sequence[dict[str, int]], *, terms: int, tag: str = "host") -> None:
     """Compare with ONNX Runtime at each of ``sizes``, one after the other."""
-    engine, session = compiled(source, threads=2), onnxruntime.InferenceSession(source.SerializeToString())
+    engine, session = compiled(source, threads=2, tag=tag), onnxruntime.InferenceSession(source.SerializeToString())
     rng = np.random.default_rng(3)
     for given in sizes:
         feeds = {}

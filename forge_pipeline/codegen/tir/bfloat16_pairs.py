@@ -20,8 +20,6 @@ from tvm import DataType, tirx
 from tvm.ir import Call, StringImm
 from tvm.ir import _ffi_api as operators
 
-from forge_pipeline.codegen.layout.builder import Array
-
 PAIR: Final = "tirx.forge_pair_bfloat16"
 DOT: Final = "tirx.forge_dot_bfloat16"
 
@@ -47,11 +45,12 @@ def dot(left: Any, right: Any) -> Any:
     return tirx.call_intrin("float32", DOT, left, right)
 
 
-def paired(weight: Array) -> Array:
+def paired(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return floats (steps, columns) as pairs (steps / 2, columns) of a step and the one half of them behind it."""
     halves = weight.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
     low, high = np.split(halves, 2)
-    return (low | high << np.uint32(16)).view(np.int32)
+    pairs: np.ndarray[Any, Any] = (low | high << np.uint32(16)).view(np.int32)
+    return pairs
 
 
 def with_instructions(function: Any, _module: Any, _context: Any) -> Any:
@@ -94,8 +93,7 @@ def _function(symbol: str, body: str, lanes: int) -> str:
     names = {"symbol": symbol, "lanes": lanes, "twice": 2 * lanes, "bits": 32 * lanes}
     for kind, item in (("F", "float"), ("I", "i32"), ("H", "i16"), ("B", "bfloat")):
         names[kind] = f"<{lanes} x {item}>" if lanes > 1 else item
-    constants = {"shift": "16", "mask": "-65536"}
-    for key, value in constants.items():
+    for key, value in (("shift", "16"), ("mask", "-65536")):
         names[key] = f"<{', '.join([f'i32 {value}'] * lanes)}>" if lanes > 1 else value
     return body.format(**names)
 
