@@ -45,9 +45,8 @@ from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Entry, Lowering
-from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir import local_buffers, short_math, vector_math
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
-from forge_pipeline.codegen.tir.vector_math import install
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
@@ -203,8 +202,9 @@ def generate_code(work: Lowering) -> None:
     Raises CompileError for nvcc's refusals, and for calls of what no device has.
     """
     check_calls(work.module, _model(work))
-    install()
+    vector_math.install()
     local_buffers.install()
+    short_math.install()
     with _compiling(work) as machine, local_buffers.workspaces() as sizes:
         if work.device_program is None:
             work.code = _for_gpu(work, machine)

@@ -29,10 +29,16 @@ PURE = 1
 VECTORS: Final = (4, 8, 16)
 """Sums in a vector that the instruction has."""
 
-for _name in (PAIR, DOT):
-    operators.RegisterOp(_name, "of pairs of bfloat16")
-    for _key, _value in (("TVectorizable", True), ("TCallEffectKind", PURE), ("TScriptPrinterName", _name[5:])):
-        operators.RegisterOpAttr(_name, _key, _value, 10)
+
+def register(name: str) -> None:
+    """Make an operator of TVM that only computes, of numbers or of vectors; its name begins with `tirx.`."""
+    operators.RegisterOp(name, "of bfloat16")
+    for key, value in (("TVectorizable", True), ("TCallEffectKind", PURE), ("TScriptPrinterName", name[5:])):
+        operators.RegisterOpAttr(name, key, value, 10)
+
+
+register(PAIR)
+register(DOT)
 
 
 def pair(low: Any, high: Any) -> Any:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.layout.half_precision import computes
@@ -58,6 +59,45 @@ def test_products_are_those_of_rounded_operands(rows: tuple[int | str, ...], ste
     found = run(model, x)
     wanted = rounded(x) @ rounded(weight)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@is_here
+@pytest.mark.parametrize(
+    ("batches", "rows", "columns", "depth", "width"),
+    [((2, 3), 37, 37, 32, 32), ((2, "heads"), "rows", 45, 6, 48), (("batch", 2), "rows", "columns", 64, 16),
+     ((1, 3), 7, "columns", 5, 16)],
+)  # fmt: skip
+def test_attention_multiplies_rounded_numbers(
+    batches: tuple[int | str, ...], rows: int | str, columns: int | str, depth: int, width: int
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["products"]),
+        helper.make_node("Mul", ["products", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "mask"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["shares"]),
+        helper.make_node("MatMul", ["shares", "v"], ["y"]),
+    ]
+    shapes: dict[str, tuple[int | str, ...]] = {
+        "q": (*batches, rows, depth), "k": (*batches, depth, columns), "v": (*batches, columns, width),
+        "mask": (1, 1, 1, columns),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "graph", [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", 1, None)], [numpy_helper.from_array(np.float32(0.3), "scale")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    sizes, random = {"batch": 2, "heads": 3, "rows": 29, "columns": 71}, np.random.default_rng(depth)
+    feeds = {
+        name: random.standard_normal([sizes.get(str(size), size) for size in shape]).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    feeds["mask"][..., ::3] = -np.inf
+    q, k, v = (rounded(feeds[name]) if depth % 2 == 0 else feeds[name] for name in "qkv")
+    shares = np.exp((scores := 0.3 * (q @ k) + feeds["mask"]) - scores.max(-1, keepdims=True))
+    wanted = (shares @ v) / shares.sum(-1, keepdims=True)
+    (found,) = Engine(build(model, HERE, PAIRS).to_bytes(), threads=1)(**feeds)
+    bound = 2**-9 if depth % 2 == 0 else 1e-6  # of a share, rounded
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(v).max())
 
 
 @is_here

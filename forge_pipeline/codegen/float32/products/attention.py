@@ -4,6 +4,9 @@ The keys are packed into panels of whole vectors, the last of which is filled wi
 it reads the last row of the values again, times zero. Rows are computed in tiles, the last of which repeats the last
 row where there are no more: no test inside. Powers are added up as they are, and the sums divided at the end (Dao et
 al., "FlashAttention", 2022; a row's scores fit into the cache here, so that no maximum has to be corrected).
+
+Where the query is pairs of bfloat16, both products are of pairs: of a step and the one half of them behind it, and of a
+panel's column and the one a vector behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.products.open_matmul import PANELS, ROWS, STEPS, choose_rows, schedule_packing
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import bfloat16_pairs, primitives, short_math
+from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 NAME = "attention"
@@ -39,6 +43,7 @@ def attend(
 ) -> te.Tensor:  # fmt: skip
     """Describe attention of (..., rows, depth) over (..., depth, columns) and (..., columns, width).
 
+    With a query of pairs (..., rows, depth / 2), as ``matmul.in_pairs`` makes them, values are ``in_pairs``.
     ``steps`` are what is done to scores before the softmax: an operator with its constant, or with the next of
     ``terms``, which broadcasts, and has as many columns as all panels (``fill``). ``zero_for_nan``: a row without a
     column that counts gives zeros. The result has tiles of rows, (..., tiles, tile, width), and no axes of one before.
@@ -46,6 +51,7 @@ def attend(
     *leading, rows, depth = query.shape
     batches = [extent for extent in leading if not _is_one(extent)]  # TVM knows no block by an axis of one
     columns, width = keys.shape[-1], PANEL_VECTORS * lanes
+    is_paired, kind = query.dtype == "int32", keys.dtype
     count = tirx.floordiv(columns + (width - 1), width)
     shape = (*batches, tirx.floordiv(rows + (tile - 1), tile), tile)
 
@@ -59,47 +65,86 @@ def attend(
     def packed(*at: Any) -> Any:
         *batch, panel, step, lane = at
         column = panel * width + lane
-        return tirx.if_then_else(column < columns, keys(*whole(batch), step, column), tirx.const(0, keys.dtype))
+        key = keys(*whole(batch), step, column)
+        if is_paired:
+            key = bfloat16_pairs.pair(key, keys(*whole(batch), step + depth, column))
+        return tirx.if_then_else(column < columns, key, tirx.const(0, query.dtype))
+
+    def multiplied(one: Any, other: Any) -> Any:
+        return bfloat16_pairs.dot(one, other) if is_paired else one * other
 
     panels = te.compute((*batches, count, depth, width), packed, name=PANELS)
     step = te.reduce_axis((0, depth), "step")
 
     def product(*at: Any) -> Any:
-        *batch, block, row, panel, lane = at
-        return te.sum(query(*whole(batch), row_of(block, row), step) * panels(*batch, panel, step, lane), axis=[step])
+        *batch, block, row, panel, vector, lane = at
+        number = query(*whole(batch), row_of(block, row), step)
+        return te.sum(multiplied(number, panels(*batch, panel, step, vector * lanes + lane)), axis=[step])
 
-    scores = te.compute((*shape, count, width), product, name="scores", attrs={primitives.FAMILY: NAME})
+    scores = te.compute((*shape, count, PANEL_VECTORS, lanes), product, name="scores", attrs={primitives.FAMILY: NAME})
 
     def score(*at: Any) -> Any:
-        *batch, block, row, panel, lane = at
-        value, rest, column = scores(*at), iter(terms), panel * width + lane
+        *batch, block, row, panel, vector, lane = at
+        value, rest, column = scores(*at), iter(terms), panel * width + vector * lanes + lane
         for operator, constant in steps:
-            other = tirx.const(constant, query.dtype) if constant is not None else None
+            other = tirx.const(constant, kind) if constant is not None else None
             if other is None:
                 term, place = next(rest), (*whole(batch), row_of(block, row), column)
                 other = term(*(0 if _is_one(e) else i for i, e in zip(place, term.shape, strict=True)))
             value = OPERATORS[operator](value, other)
-        return tirx.Select(column < columns, value, tirx.const(float("-inf"), query.dtype))
+        return tirx.Select(column < columns, value, tirx.const(float("-inf"), kind))
 
     row = te.compute(scores.shape, score, name="row")
-    most = _over_lanes(row, lanes, te.max, ("maxima", "most"))
-    powers = te.compute(row.shape, lambda *i: te.exp(row(*i) - most(*i[:-2])), name="powers")
-    total = _over_lanes(powers, lanes, te.sum, ("sums", "total"))
-    inverse = te.compute(total.shape, lambda *i: tirx.const(1, query.dtype) / total(*i), name="inverse")
-    panel, column = te.reduce_axis((0, count), "panel"), te.reduce_axis((0, width), "column")
+    most = _reduced(te.max, row, shape, "most")
+
+    def power(*at: Any) -> Any:
+        score, greatest = row(*at), most(*at[:-3])
+        return short_math.exp_of_difference(score, greatest) if is_paired else te.exp(score - greatest)
+
+    if is_paired:
+        vector, none = te.reduce_axis((0, PANEL_VECTORS), "vector"), tirx.const(0, kind)
+
+        def share(*at: Any) -> Any:  # a sum, as TVM's schedule finds no place for what reads a vector and the next one
+            found = power(*at[:-1], vector, at[-1])
+            both = (tirx.Select(vector == number, found, none) for number in range(PANEL_VECTORS))
+            return te.sum(bfloat16_pairs.pair(*both), axis=[vector])
+
+        shares = te.compute((*shape, count, lanes), share, name=SHARES)
+        ones = bfloat16_pairs.pair(tirx.const(1, kind), tirx.const(1, kind))
+        total = _reduced(te.sum, shares, shape, "total", times=ones)
+    else:
+        shares = te.compute(row.shape, power, name=SHARES)
+        total = _reduced(te.sum, shares, shape, "total")
+    inverse = te.compute(total.shape, lambda *i: tirx.const(1, kind) / total(*i), name="inverse")
+    each = [te.reduce_axis((0, extent), "each") for extent in shares.shape[len(shape) :]]
 
     def mix(*at: Any) -> Any:
-        *batch, block, row, lane = at
-        value = values(*whole(batch), tirx.min(panel * width + column, columns - 1), lane)
-        return te.sum(powers(*batch, block, row, panel, column) * value, axis=[panel, column])
+        place = each
+        if not is_paired:
+            panel, vector, column = each
+            place = [tirx.min(panel * width + vector * lanes + column, columns - 1)]
+        return te.sum(multiplied(shares(*at[:-1], *each), values(*whole(at[:-3]), *place, at[-1])), axis=each)
 
     mixed = te.compute((*shape, values.shape[-1]), mix, name="mixed")
 
     def element(*at: Any) -> Any:
         value = mixed(*at) * inverse(*at[:-1])
-        return tirx.Select(total(*at[:-1]) > 0, value, tirx.const(0, query.dtype)) if zero_for_nan else value
+        return tirx.Select(total(*at[:-1]) > 0, value, tirx.const(0, kind)) if zero_for_nan else value
 
     return te.compute(mixed.shape, element, name="attention")
+
+
+def in_pairs(values: te.Tensor, lanes: int) -> te.Tensor:
+    """Describe (..., columns, width) as panels (..., panels, lanes, width) of pairs, a vector's columns apart."""
+    columns, width = values.shape[-2], PANEL_VECTORS * lanes
+
+    def element(*at: Any) -> Any:
+        *batch, panel, column, lane = at
+        both = (panel * width + vector * lanes + column for vector in range(PANEL_VECTORS))
+        return bfloat16_pairs.pair(*(values(*batch, tirx.min(each, columns - 1), lane) for each in both))
+
+    count = tirx.floordiv(columns + (width - 1), width)
+    return te.compute((*values.shape[:-2], count, lanes, values.shape[-1]), element, name="pair")
 
 
 def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
@@ -114,17 +159,17 @@ def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
     return te.compute(tuple(shape), element, name="crop")
 
 
-def _over_lanes(values: te.Tensor, lanes: int, reduce: Callable[..., Any], names: tuple[str, str]) -> te.Tensor:
-    """Describe a reduction of (..., panels, whole vectors) to (...): each lane by itself, then the lanes."""
-    *rows, count, width = values.shape
-    panel, vector = te.reduce_axis((0, count), "panel"), te.reduce_axis((0, int(width) // lanes), "vector")
-    lane = te.reduce_axis((0, lanes), "lane")
+def _reduced(
+    reduce: Callable[..., Any], values: te.Tensor, rows: Sequence[Any], name: str, *, times: Any = None
+) -> te.Tensor:
+    """Describe a reduction of (rows..., ...), or of pairs of bfloat16 ``times`` one, to (rows...)."""
+    axes = [te.reduce_axis((0, extent), "each") for extent in values.shape[len(rows) :]]
 
-    def partial(*at: Any) -> Any:
-        return reduce(values(*at[:-1], panel, vector * lanes + at[-1]), axis=[panel, vector])
+    def element(*row: Any) -> Any:
+        value = values(*row, *axes)
+        return reduce(value if times is None else bfloat16_pairs.dot(value, times), axis=axes)
 
-    parts = te.compute((*rows, lanes), partial, name=names[0])
-    return te.compute(tuple(rows), lambda *row: reduce(parts(*row, lane), axis=[lane]), name=names[1])
+    return te.compute(tuple(rows), element, name=name)
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -151,8 +196,11 @@ def _is_one(extent: Any) -> bool:
     return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
-CHAIN = ("maxima", "most", "powers", "sums", "total", "inverse")
-"""The blocks of a row's softmax, in order."""
+SHARES = "shares"
+"""The block of a row's powers, or of pairs of them, which the last product reads."""
+
+CHAIN = ("most", SHARES, "total", "inverse", "mixed", "attention")
+"""The blocks behind the scores, in order."""
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -160,9 +208,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     named = {str(sch.get(block).name_hint): block for block in primitives.blocks(sch)}
     schedule_packing(sch, named[PANELS])
-    *batches, block, row, panel, column, step = sch.get_loops(anchor)
+    *batches, block, row, panel, vector, lane, step = sch.get_loops(anchor)
     work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in sch.get_loops(anchor))
-    vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*batches, block, panel, step, row, vector, lane)
     if primitives.extent(sch, block) is not None or not batches:
         shared = block = primitives.fuse(sch, [*batches, block])
@@ -170,24 +217,24 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         shared = primitives.fuse(sch, batches)
     sch.set_scope(anchor, 0, "local")
     sch.reverse_compute_at(named["row"], panel)
-    for name in (*CHAIN, "mixed", "attention"):
+    for name in CHAIN:
         sch.reverse_compute_at(named[name], block)
     primitives.parallel_if_worth(sch, shared, work)
     _mix(sch, named["mixed"], machine)
     sch.vectorize(lane)
     for loop in (row, vector):
         sch.unroll(loop)
-    for name in ("row", "powers"):
-        sch.vectorize(sch.split(sch.get_loops(named[name])[-1], [None, machine.lanes])[1])
-    for name in ("maxima", "sums"):
-        lanes, panels, vectors = sch.get_loops(named[name])[-3:]
-        sch.reorder(panels, vectors, lanes)
-        sch.vectorize(lanes)
-        sch.decompose_reduction(named[name], panels)
+    sch.vectorize(sch.get_loops(named["row"])[-1])
+    lanes, *added = sch.get_loops(named[SHARES])[-1 - _count_reduced(sch, named[SHARES]) :]
+    sch.reorder(*added, lanes)
+    sch.vectorize(lanes)
+    for loop in added:
+        sch.unroll(loop)
+        sch.decompose_reduction(named[SHARES], loop)
     for name in ("most", "total"):
-        row, lane = sch.get_loops(named[name])[-2:]
-        sch.unroll(lane)
-        sch.decompose_reduction(named[name], lane)
+        first = sch.get_loops(named[name])[-_count_reduced(sch, named[name])]
+        sch.decompose_reduction(named[name], first)
+        reduce_in_lanes(sch, first, machine)
     primitives.vectorize_and_unroll(sch, named["attention"], below=2, lanes=machine.lanes)
     start = sch.decompose_reduction(anchor, step)
     primitives.vectorize_and_unroll(sch, start, below=2, lanes=machine.lanes)
@@ -196,14 +243,18 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 def _mix(sch: Schedule, mixed: SBlockRV, machine: Machine) -> None:
     """Hold tiles of the product by the values in registers."""
     done = sch.cache_write(mixed, 0, "local")
-    *_, row, width, panel, column = sch.get_loops(mixed)
+    row, width, *added = sch.get_loops(mixed)[-2 - _count_reduced(sch, mixed) :]
     rows = primitives.static(sch, row)
     vectors = divisors(primitives.static(sch, width) // machine.lanes, 4)
     fitting = [(tall, wide) for wide in vectors for tall in divisors(rows, rows) if machine.fits(tall, wide)]
     tall, wide = max(fitting, key=lambda tile: (tile[0] * tile[1], tile[0]))
     row_out, row_in = sch.split(row, [None, tall])
     outer, vector, lane = sch.split(width, [None, wide, machine.lanes])
-    sch.reorder(row_out, outer, panel, column, row_in, vector, lane)
+    sch.reorder(row_out, outer, *added, row_in, vector, lane)
     sch.reverse_compute_at(done, outer)
     sch.vectorize(lane)
-    primitives.unroll_tile(sch, mixed, done, panel, (row_in, vector), below=3, lanes=machine.lanes)
+    primitives.unroll_tile(sch, mixed, done, added[0], (row_in, vector), below=3, lanes=machine.lanes)
+
+
+def _count_reduced(sch: Schedule, block: SBlockRV) -> int:
+    return sum(int(variable.iter_type) == primitives.REDUCTION for variable in sch.get(block).iter_vars)

@@ -47,7 +47,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         machine = graph.machine.computing(str(weight.dtype))
         source = graph.plain(operands[0])
         if machine.multiplies_pairs(_rows_together(shape_of(left)[:-1])) and weight.shape[0] % 2 == 0:
-            source, weight, steps = _in_pairs(graph, operands[0]), bfloat16_pairs.paired(weight), steps // 2
+            source, weight, steps = in_pairs(graph, operands[0]), bfloat16_pairs.paired(weight), steps // 2
         panels = graph.constant(pack_weight(weight, panel_width(machine, shape_of(left)[:-1], *weight.shape)))
         sums: list[relax.Expr] = []
         for part in cuts(machine, shape_of(left)[:-1], steps):
@@ -65,7 +65,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     return Value(plain=_multiply_activations(graph, tensors))
 
 
-def _in_pairs(graph: Graph, value: Value) -> relax.Expr:
+def in_pairs(graph: Graph, value: Value) -> relax.Expr:
     """Return a value's rows as pairs of bfloat16, which all products of it share."""
     if value.pairs is None:
         value.pairs = graph.kernel(_pair, graph.plain(value), name="pair")

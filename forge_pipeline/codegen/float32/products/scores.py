@@ -147,11 +147,16 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     lanes = graph.machine.lanes
     if not isinstance(width, int) or width % lanes or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
+    machine, asked = graph.machine, graph.look(query)
+    is_paired = machine.multiplies_pairs(None) and isinstance(depth, int) and depth % 2 == 0
     operands = [graph.plain(graph.look(operand)) for operand in (query, keys, right)]
+    if is_paired:
+        values = graph.kernel(attention.in_pairs, operands[2], name="pair", lanes=lanes)
+        operands = [matmul.in_pairs(graph, asked), operands[1], values]
     terms = [_filled(graph, graph.plain(term)) for term in shares.terms]
     tiles = graph.kernel(
         attention.attend, *operands, *terms, name="attention", steps=shares.steps, zero_for_nan=shares.zero_for_nan,
-        tile=attention.tile_rows(graph.machine, rows, depth), lanes=lanes,
+        tile=attention.tile_rows(machine, rows, depth // 2 if is_paired else depth), lanes=lanes,
     )  # fmt: skip
     shape = (*shape_of(query)[:-1], width)
     return Value(plain=graph.kernel(attention.crop, tiles, name="crop", shape=shape))
