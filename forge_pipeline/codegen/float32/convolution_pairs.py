@@ -154,6 +154,8 @@ def _joined(builder: Any, module: tvm.IRModule, pair: Pair) -> relax.Call:
 
 def _rows(call: relax.Call) -> tirx.PrimFunc:
     """Return the kernel of a pointwise convolution whose results have rows and columns."""
-    image, weight = (te.placeholder(item.ty.shape.values, name="operand") for item in call.args[1].fields)
+    image, weight = (
+        te.placeholder(item.ty.shape.values, dtype_of(item), name="operand") for item in call.args[1].fields
+    )
     rows = expand_depthwise.expand(image, weight, blocks=call.ty.shape.values[1])
     return te.create_prim_func([image, weight, rows]).without_attr("global_symbol")

@@ -6,6 +6,7 @@ An image with fewer channels than a vector has lanes (most often a network's inp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from forge_pipeline.codegen.float32 import dynamic_shape
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
-from forge_pipeline.codegen.tir import flatten_pixels, primitives
+from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
@@ -49,11 +50,19 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
                             channels=geometry.filters // groups, to=geometry.filters // groups)  # fmt: skip
     geometry, weight = merge_groups(geometry, weight, machine.lanes)
     is_nchw = geometry.groups == 1 and geometry.channels < machine.lanes and not graph.is_blocked(source)
-    image = graph.plain(source) if is_nchw else graph.blocked(source)
+    is_paired = not is_nchw and stored is None and in_pairs(machine, geometry)
+    image = graph.plain(source) if is_nchw else graph.halves(source) if is_paired else graph.blocked(source)
     plan = choose_plan(machine, geometry) if geometry.is_static else None
     packed = pack_weight(weight, machine.lanes, block_channels=not is_nchw, oc_blocks=plan.oc_blocks if plan else None)
+    if is_paired:
+        packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
     name = "conv2d_planar" if is_nchw else "conv2d"
     return graph.kernel(convolve, image, (stored or graph.constant)(packed), name=name, geometry=geometry, plan=plan)
+
+
+def in_pairs(machine: Machine, geometry: Geometry) -> bool:
+    """Return whether an image in blocks is read in bfloat16, and multiplied in pairs of neighbouring channels."""
+    return machine.multiplies_pairs(None) and geometry.channels >= machine.lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +99,16 @@ def choose_plan(machine: Machine, geometry: Geometry) -> Plan:
 def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, row_blocks: int) -> Plan:
     """Return the plan for ``row_blocks``, tiles being cut from ``pixels`` in a row."""
     out_h, out_w = geometry.output
+    steps, item = (geometry.steps, machine.item) if not in_pairs(machine, geometry) else (geometry.steps // 2, 2)
     channels = geometry.channels // geometry.groups
     per_group = oc_blocks // geometry.groups
-    tile = choose_tile(machine, pixels=pixels, vectors=per_group, steps=geometry.steps)
-    computing = machine.fma_cycles(out_h * out_w * oc_blocks * geometry.steps) / tile.efficiency
+    tile = choose_tile(machine, pixels=pixels, vectors=per_group, steps=steps)
+    computing = machine.fma_cycles(out_h * out_w * oc_blocks * steps) / tile.efficiency
     shares = row_blocks if any(geometry.padding) else row_blocks * (oc_blocks // tile.vectors)
     idle = -(-shares // machine.cores) * machine.cores / shares
-    image = machine.item * channels * out_h * out_w * geometry.strides[0] * geometry.strides[1] // row_blocks
+    image = item * channels * out_h * out_w * geometry.strides[0] * geometry.strides[1] // row_blocks
     passes = 1 if image <= machine.l2 // 2 else per_group // tile.vectors
-    weights = machine.item * geometry.steps * oc_blocks * machine.lanes
+    weights = item * geometry.steps * oc_blocks * machine.lanes
     reading = row_blocks * machine.streaming_cycles(weights) + row_blocks * passes * machine.streaming_cycles(image)
     return Plan(tile=tile, row_blocks=row_blocks, oc_blocks=oc_blocks, cycles=computing * idle + reading)
 
@@ -200,15 +210,14 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
     axes = [block, kernel_h, kernel_w]
     lane: tuple[Any, ...] = ()
     if len(image.shape) == 5:
-        lane = (te.reduce_axis((0, lanes), "channel"),)
+        lane = (te.reduce_axis((0, int(weight.shape[4])), "channel"),)
         axes += lane
 
     def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
         first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
-        return te.sum(
-            padded(n, first + block, *pixel, *lane) * weight(oc_block, block, kernel_h, kernel_w, *lane, out), axis=axes
-        )
+        weighted = weight(oc_block, block, kernel_h, kernel_w, *lane, out)
+        return te.sum(product(padded, (n, first + block, *pixel), *lane, weighted), axis=axes)
 
     attributes: dict[str, Any] = {primitives.FAMILY: NAME}
     if plan is None and is_pointwise(geometry):
@@ -216,7 +225,8 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
 
         def pixel(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
             first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
-            return te.sum(image(n, first + block, h, w, *lane) * weight(oc_block, block, 0, 0, *lane, out), axis=axes)
+            weighted = weight(oc_block, block, 0, 0, *lane, out)
+            return te.sum(product(image, (n, first + block, h, w), *lane, weighted), axis=axes)
 
         return te.compute(
             (batch, oc_blocks, out_h, out_w, lanes),
@@ -245,6 +255,17 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
         return sums[n, oc_block, 0, p, out] if plan.row_blocks == 1 else sums[n, oc_block, p // size, p % size, out]
 
     return te.compute((batch, oc_blocks, out_h, out_w, lanes), read, name="convolve")
+
+
+def product(image: te.Tensor, at: Sequence[Any], *lane_and_weight: Any) -> Any:
+    """Describe a term of a sum: the image ``at`` a pixel, and a lane where it is blocked, times its weight.
+
+    Pairs of weights are multiplied by two channels in bfloat16.
+    """
+    *lane, weight = lane_and_weight
+    if weight.ty.dtype != "int32":
+        return image(*at, *lane) * weight
+    return bfloat16_pairs.dot(bfloat16_pairs.joined(*(image(*at, 2 * lane[0] + one) for one in (0, 1))), weight)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import depthwise
+from forge_pipeline.codegen.float32 import depthwise, direct
 from forge_pipeline.codegen.tir import edge_tiles, primitives
 from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
@@ -70,11 +70,12 @@ def pays(machine: Machine, *, batch: int, blocks: int, steps: int, rows: Window,
 def expand(image: te.Tensor, weight: te.Tensor, blocks: int) -> te.Tensor:
     """Describe a pointwise convolution of a blocked image with packed weights: ``blocks`` vectors of channels."""
     batch, inputs, height, width, lanes = image.shape
-    block, channel = te.reduce_axis((0, inputs), "block"), te.reduce_axis((0, lanes), "channel")
+    block, channel = te.reduce_axis((0, inputs), "block"), te.reduce_axis((0, int(weight.shape[4])), "channel")
     return te.compute(
         (batch, blocks, height, width, lanes),
         lambda n, oc, h, w, out: te.sum(
-            image[n, block, h, w, channel] * weight[oc, block, 0, 0, channel, out], axis=[block, channel]
+            direct.product(image, (n, block, h, w), channel, weight(oc, block, 0, 0, channel, out)),
+            axis=[block, channel],
         ),
         name="expand",
         attrs={primitives.FAMILY: NAME},

@@ -18,6 +18,7 @@ from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import array_view, constant
+from forge_pipeline.codegen.tir import bfloat16_pairs
 from forge_pipeline.codegen.tir.machine import Machine
 
 
@@ -55,6 +56,14 @@ def _unpack(image: te.Tensor, channels: int) -> te.Tensor:
     )
 
 
+def _round(image: te.Tensor) -> te.Tensor:
+    return te.compute(image.shape, lambda *at: bfloat16_pairs.rounded(image(*at)), name="round")
+
+
+def _widen(bits: te.Tensor) -> te.Tensor:
+    return te.compute(bits.shape, lambda *at: bfloat16_pairs.widened(bits(*at)), name="widen")
+
+
 COMPUTED = ("float32", "float16")
 """What families compute in; halves where the target has arithmetic for them and the model asks for it."""
 
@@ -75,13 +84,15 @@ class Value:
     """A value of the graph in the forms that exist so far; at least one does.
 
     ``channels`` is the true number of channels where there is a blocked form. ``pairs``: the plain form as pairs of
-    bfloat16. ``nodes`` are the model's that a deferred value comes from.
+    bfloat16. ``halves``: the blocked form in the bits of bfloat16 (uint16); the floats that it is rounded from are
+    forgotten then. ``nodes`` are the model's that a deferred value comes from.
     """
 
     plain: relax.Expr | None = None
     blocked: relax.Expr | None = None
     channels: int = 0
     pairs: relax.Expr | None = None
+    halves: relax.Expr | None = None
     constant: Array | None = None
     parts: tuple[Value, ...] | None = None
     deferred: Deferred | None = None
@@ -135,6 +146,8 @@ class Graph:
             self.builder.nodes = tuple(node for node in reader if node not in value.nodes)
             value.plain, value.blocked, value.channels = done.plain, done.blocked, done.channels
             value.deferred = None
+        if value.halves is not None:  # for each reader anew, as one that is read once becomes part of its reader
+            value.blocked = self.kernel(_widen, value.halves, name="widen")
         return value
 
     def plain(self, value: Value) -> relax.Expr:
@@ -163,6 +176,12 @@ class Graph:
             value.channels = int(shape_of(plain)[1])
             value.blocked = pack(self, plain)
         return value.blocked
+
+    def halves(self, value: Value) -> relax.Expr:
+        """Return the blocked form of an image in bfloat16, which whoever reads the value from now on reads too."""
+        if value.halves is None:
+            value.halves = self.kernel(_round, self.blocked(value), name="round")
+        return value.halves
 
     def is_blocked(self, value: Value) -> bool:
         """Return whether the value has, or will come in, a blocked form."""

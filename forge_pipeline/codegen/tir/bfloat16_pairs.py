@@ -22,6 +22,9 @@ from tvm.ir import _ffi_api as operators
 
 PAIR: Final = "tirx.forge_pair_bfloat16"
 DOT: Final = "tirx.forge_dot_bfloat16"
+ROUND: Final = "tirx.forge_round_bfloat16"
+WIDEN: Final = "tirx.forge_widen_bfloat16"
+JOIN: Final = "tirx.forge_join_bfloat16"
 
 PURE = 1
 """TVM's kind of a call that only computes."""
@@ -37,8 +40,8 @@ def register(name: str) -> None:
         operators.RegisterOpAttr(name, key, value, 10)
 
 
-register(PAIR)
-register(DOT)
+for _name in (PAIR, DOT, ROUND, WIDEN, JOIN):
+    register(_name)
 
 
 def pair(low: Any, high: Any) -> Any:
@@ -46,15 +49,29 @@ def pair(low: Any, high: Any) -> Any:
     return tirx.call_intrin("int32", PAIR, low, high)
 
 
+def rounded(number: Any) -> Any:
+    """Describe the bits (uint16) of a float, rounded to the nearest bfloat16."""
+    return tirx.call_intrin("uint16", ROUND, number)
+
+
+def widened(bits: Any) -> Any:
+    """Describe the float whose bfloat16 has these bits."""
+    return tirx.call_intrin("float32", WIDEN, bits)
+
+
+def joined(low: Any, high: Any) -> Any:
+    """Describe the pair of two numbers whose bits these are; of neighbours in memory, one load."""
+    return tirx.call_intrin("int32", JOIN, low, high)
+
+
 def dot(left: Any, right: Any) -> Any:
     """Describe the sum of both products of two pairs, in float32, as a term of a sum."""
     return tirx.call_intrin("float32", DOT, left, right)
 
 
-def paired(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return floats (steps, columns) as pairs (steps / 2, columns) of a step and the one half of them behind it."""
-    halves = weight.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
-    low, high = np.split(halves, 2)
+def paired(low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the pairs of two arrays of floats."""
+    low, high = (half.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32) for half in (low, high))
     pairs: np.ndarray[Any, Any] = (low | high << np.uint32(16)).view(np.int32)
     return pairs
 
@@ -77,8 +94,9 @@ def with_instructions(function: Any, _module: Any, _context: Any) -> Any:
         return sum_
 
     def rest(call: Call) -> Any:
-        if _is(call, PAIR):
-            return called("pair_bfloat16", call.ty.dtype, _PAIR, list(call.args))
+        for operator, (name, body) in _FUNCTIONS.items():
+            if _is(call, operator):
+                return called(name, call.ty.dtype, body, list(call.args))
         if _is(call, DOT):  # the only term: nothing is added to it
             return add(tirx.Add(tirx.const(0.0, str(call.ty.dtype)), call))
         return call
@@ -117,6 +135,36 @@ define internal {I} @{symbol}({F} %low, {F} %high) alwaysinline nounwind {{
   ret {I} %h
 }}
 """
+_ROUND = """
+define internal {H} @{symbol}({F} %number) alwaysinline nounwind {{
+  %a = fptrunc {F} %number to {B}
+  %b = bitcast {B} %a to {H}
+  ret {H} %b
+}}
+"""
+_WIDEN = """
+define internal {F} @{symbol}({H} %bits) alwaysinline nounwind {{
+  %a = zext {H} %bits to {I}
+  %b = shl {I} %a, {shift}
+  %c = bitcast {I} %b to {F}
+  ret {F} %c
+}}
+"""
+_JOIN = """
+define internal {I} @{symbol}({H} %low, {H} %high) alwaysinline nounwind {{
+  %a = zext {H} %low to {I}
+  %b = zext {H} %high to {I}
+  %c = shl {I} %b, {shift}
+  %d = or {I} %a, %c
+  ret {I} %d
+}}
+"""
+_FUNCTIONS: Final = {
+    PAIR: ("pair_bfloat16", _PAIR),
+    ROUND: ("round_bfloat16", _ROUND),
+    WIDEN: ("widen_bfloat16", _WIDEN),
+    JOIN: ("join_bfloat16", _JOIN),
+}
 _DOT = """
 define internal {F} @{symbol}({F} %sums, {I} %left, {I} %right) alwaysinline nounwind {{
   %a = bitcast {I} %left to <{twice} x bfloat>

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
@@ -20,6 +22,7 @@ from tests.support.assembly import ALLOWED, SPILL, hottest_block
 from tests.support.half_net import HALVES, Net, dense_net
 from tests.support.int8.net import OUT, convolution
 from tests.support.int8.net import Net as QuantizedNet
+from tests.support.kernels import of_onnx_runtime
 
 PAIRS = replace(HALVES, float_arithmetic="bfloat16")
 HERE, ZEN4 = Target.from_tag("host"), Target.from_tag("amd/zen4")
@@ -98,6 +101,43 @@ def test_attention_multiplies_rounded_numbers(
     (found,) = Engine(build(model, HERE, PAIRS).to_bytes(), threads=1)(**feeds)
     bound = 2**-9 if depth % 2 == 0 else 1e-6  # of a share, rounded
     np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(v).max())
+
+
+@is_here
+@pytest.mark.parametrize(
+    ("image", "filters", "kernel", "attributes"),
+    [((2, 64, 9, 11), 48, 1, {}), ((1, 20, 9, 11), 36, 3, {"pads": [1] * 4, "strides": [2, 2]}),
+     ((1, 64, 12, 12), 64, 3, {"group": 4, "dilations": [2, 2]}), (("batch", 32, "height", "width"), 40, 1, {}),
+     ((1, 32, "height", "width"), 24, 5, {"pads": [2] * 4, "strides": [2, 2]}), ((2, 32, 50), 24, 3, {"pads": [1, 1]})],
+)  # fmt: skip
+def test_convolutions_multiply_rounded_numbers(
+    image: tuple[int | str, ...], filters: int, kernel: int, attributes: dict[str, Any]
+) -> None:
+    random, channels, axes = np.random.default_rng(filters), int(image[1]), len(image) - 2
+    weight = random.standard_normal((filters, channels // attributes.get("group", 1), *[kernel] * axes))
+    sizes = {"batch": 2, "height": 13, "width": 17}
+    x = random.standard_normal([sizes.get(str(size), size) for size in image]).astype(np.float32)
+    net = Net()
+    model = net.finish(image, net.node("Conv", "x", net.constant(weight), **attributes))
+    operands = [rounded(array).astype(np.float32) for array in (x, weight)]
+    exact = of_onnx_runtime("Conv", operands, **attributes)[0]
+    np.testing.assert_allclose(run(model, x), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+
+@is_here
+def test_an_image_that_convolutions_read_is_stored_in_bfloat16_and_read_so_by_all(tmp_path: Path) -> None:
+    net = Net()
+    first, second = (net.constant(net.random.standard_normal((32, 32, 1, 1)) / 6) for _ in range(2))
+    start = net.node("Relu", net.node("Conv", "x", first))
+    model = net.finish((1, 32, 20, 20), net.node("Add", net.node("Conv", start, second), start))
+    engine = Engine(build(model, HERE, PAIRS, dump=tmp_path).to_bytes(), threads=1)
+    x = net.random.standard_normal((1, 32, 20, 20)).astype(np.float32)
+    kernels = [kernel.name for kernel in engine.profile(x, runs=1)]
+    assert not [name for name in kernels if name in ("round", "widen")]  # both are part of other kernels
+    assert any("round" in name for name in kernels)
+    assert any("widen" in name for name in kernels)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(engine(x)[0], wanted, rtol=0, atol=2**-7 * np.abs(wanted).max())
 
 
 @is_here
