@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from forge_pipeline.codegen.build import build
 from forge_pipeline.target import Target
 from tests.support.emulated.aarch64 import QEMU
 from tests.support.emulated.choice import emulated
-from tests.support.half_net import HALVES, dense_net, image_net, ones_net
+from tests.support.half_net import HALVES, attention_net, dense_net, image_net, ones_net
 
 LIMIT = 2.0**-7
 """Of the largest value: a few roundings of eleven bits on the way."""
-OTHERS = ("arm/cortex-a55", "arm/neoverse-v1")
+SERVER = "arm/neoverse-v1"
+OTHERS = ("arm/cortex-a55", SERVER)
 LEAST = 1e-5
 """What float32 arithmetic would stay below."""
 
@@ -72,3 +74,29 @@ def test_long_sums_lose_nothing_that_halves_hold(kind: str, steps: int) -> None:
     x = np.ones([dim.dim_value or 13 for dim in dims], np.float32)
     (found,) = run(model, "raspberry-pi/5", x)
     np.testing.assert_array_equal(found.astype(np.float16), np.float16(steps))  # as a half, or exactly
+
+
+@pytest.mark.parametrize("kind", ["rows", "open rows", "image", "image of any size"])
+def test_pairs_of_bfloat16_are_as_near_as_it_is(kind: str, tmp_path: Path) -> None:
+    model, shape = {
+        "rows": (dense_net((37,)), (37, 384)),
+        "open rows": (dense_net(("rows",)), (21, 384)),
+        "image": (image_net(), (1, 3, 28, 28)),
+        "image of any size": (image_net(("n", 3, "h", "w")), (2, 3, 30, 22)),
+    }[kind]
+    found = errors(model, SERVER, *shape, float_arithmetic="bfloat16")
+    assert all(LEAST < error < LIMIT for error in found), found
+    build(model, Target.from_tag(SERVER), replace(HALVES, float_arithmetic="bfloat16"), dump=tmp_path)
+    assert "bfdot" in next(tmp_path.glob("*-code.txt")).read_text()
+
+
+def test_attention_in_pairs_of_bfloat16_is_as_near() -> None:
+    model = attention_net({"q": (2, "n", 16), "k": (2, 16, "m"), "v": (2, "m", 8), "mask": (1, 1, "m")})
+    random = np.random.default_rng(1)
+    shapes = {"q": (2, 21, 16), "k": (2, 16, 45), "v": (2, 45, 8), "mask": (1, 1, 45)}
+    feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    target = Target.from_tag(SERVER)
+    library = build(model, target, replace(HALVES, float_arithmetic="bfloat16")).to_bytes()
+    (found,) = emulated(target).run(library, (tuple(feeds.values()), {})).outputs[0]
+    assert LEAST < np.abs(found - wanted).max() / np.abs(wanted).max() < LIMIT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -81,3 +81,19 @@ def ones_net(kind: str, steps: int) -> onnx.ModelProto:
         return net.finish((1, steps // 9, 6, 6), net.node("Conv", "x", weight, kernel_shape=[3, 3]))
     rows = {"one row": 1, "rows": 21, "open rows": "rows"}[kind]
     return net.finish((rows, steps), net.node("MatMul", "x", net.constant(np.ones((steps, 24)))))
+
+
+def attention_net(shapes: Mapping[str, Sequence[int | str]]) -> onnx.ModelProto:
+    """Return softmax(0.3 q k + mask) v of inputs with these shapes."""
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["products"]),
+        helper.make_node("Mul", ["products", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "mask"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["shares"]),
+        helper.make_node("MatMul", ["shares", "v"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    scale = numpy_helper.from_array(np.float32(0.3), "scale")
+    graph = helper.make_graph(nodes, "net", inputs, [result], [scale])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)

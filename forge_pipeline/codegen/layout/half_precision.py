@@ -23,7 +23,7 @@ QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQua
 
 FLAGS: Final[Mapping[FloatArithmetic, frozenset[str]]] = {
     "float16": frozenset({"asimdhp", "avx512_fp16"}),
-    "bfloat16": frozenset({"avx512_bf16"}),
+    "bfloat16": frozenset({"avx512_bf16", "bf16"}),
 }
 """What Linux calls vectors of halves, on ARM and on x86, and dot products of bfloat16."""
 

@@ -1,11 +1,12 @@
-"""Products of bfloat16, two at a time: `vdpbf16ps` of AVX-512 BF16, which adds them to a sum in float32.
+"""Products of bfloat16, two at a time, added to a sum in float32: `vdpbf16ps` of AVX-512 BF16, `bfdot` of AArch64.
 
 Two numbers, rounded to bfloat16, are a pair in an int32, so a kernel of pairs has the loops of one of floats. Which two
 make a pair does not matter to a sum as long as both operands agree: number k and the one half of a row behind it, since
 these are read in whole vectors. TVM knows neither operator, and its code generator has no vectors of bfloat16; so both
 operators stay as they are until the last pass before machine code, which calls functions in LLVM's language for them.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS and VCVTNEPS2BF16.
+Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS and VCVTNEPS2BF16; Arm
+Architecture Reference Manual for A-profile, BFDOT, BFCVTN.
 """
 
 from __future__ import annotations
@@ -29,8 +30,13 @@ JOIN: Final = "tirx.forge_join_bfloat16"
 PURE = 1
 """TVM's kind of a call that only computes."""
 
-VECTORS: Final = (4, 8, 16)
-"""Sums in a vector that the instruction has."""
+DOTS: Final = {
+    ("x86_64", 4): "llvm.x86.avx512bf16.dpbf16ps.128",
+    ("x86_64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
+    ("x86_64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
+    ("aarch64", 4): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+}
+"""What LLVM calls the instruction, by how many sums a vector has."""
 
 
 def register(name: str) -> None:
@@ -79,17 +85,18 @@ def paired(low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> np.ndarray[
 def with_instructions(function: Any, _module: Any, _context: Any) -> Any:
     """Return a kernel, ready for LLVM but for the two operators, with functions in their place."""
     bodies: dict[str, str] = {}
+    arch = str(function.attrs["target"].attrs["mtriple"]).split("-", 1)[0]
 
     def called(name: str, kind: Any, body: str, arguments: list[Any]) -> Any:
         lanes = DataType(str(kind)).lanes
         symbol = f"forge_{name}_{lanes}"
-        bodies[symbol] = _function(symbol, body, lanes)
+        bodies[symbol] = _function(symbol, body, lanes, DOTS.get((arch, lanes), ""))
         return tirx.call_pure_extern(str(kind), symbol, *arguments)
 
     def add(sum_: tirx.Add) -> Any:
         for total, term in ((sum_.a, sum_.b), (sum_.b, sum_.a)):
             if _is(term, DOT):
-                body = _DOT if DataType(str(sum_.ty.dtype)).lanes in VECTORS else _DOT_OF_ANY
+                body = _DOT if (arch, DataType(str(sum_.ty.dtype)).lanes) in DOTS else _DOT_OF_ANY
                 return called("dot_bfloat16", sum_.ty.dtype, body, [total, *term.args])
         return sum_
 
@@ -112,9 +119,9 @@ def _is(expression: Any, name: str) -> bool:
     return isinstance(expression, Call) and bool(expression.op.same_as(tvm.ir.Op.get(name)))
 
 
-def _function(symbol: str, body: str, lanes: int) -> str:
+def _function(symbol: str, body: str, lanes: int, dot: str) -> str:
     """Return a function in LLVM's language whose types are vectors of ``lanes``; one is no vector."""
-    names = {"symbol": symbol, "lanes": lanes, "twice": 2 * lanes, "bits": 32 * lanes}
+    names = {"symbol": symbol, "lanes": lanes, "twice": 2 * lanes, "dot": dot}
     for kind, item in (("F", "float"), ("I", "i32"), ("H", "i16"), ("B", "bfloat")):
         names[kind] = f"<{lanes} x {item}>" if lanes > 1 else item
     for key, value in (("shift", "16"), ("mask", "-65536")):
@@ -169,10 +176,10 @@ _DOT = """
 define internal {F} @{symbol}({F} %sums, {I} %left, {I} %right) alwaysinline nounwind {{
   %a = bitcast {I} %left to <{twice} x bfloat>
   %b = bitcast {I} %right to <{twice} x bfloat>
-  %c = call {F} @llvm.x86.avx512bf16.dpbf16ps.{bits}({F} %sums, <{twice} x bfloat> %a, <{twice} x bfloat> %b)
+  %c = call {F} @{dot}({F} %sums, <{twice} x bfloat> %a, <{twice} x bfloat> %b)
   ret {F} %c
 }}
-declare {F} @llvm.x86.avx512bf16.dpbf16ps.{bits}({F}, <{twice} x bfloat>, <{twice} x bfloat>)
+declare {F} @{dot}({F}, <{twice} x bfloat>, <{twice} x bfloat>)
 """
 _DOT_OF_ANY = """
 define internal {F} @{symbol}({F} %sums, {I} %left, {I} %right) alwaysinline nounwind {{

@@ -20,7 +20,7 @@ LOADS = 1.5
 """Loads per cycle beside multiply-adds: what banks in conflict and full queues leave of two ports (measured)."""
 
 PAIRED, PAIR_PORTS = 2, 1
-"""Products that a lane of `vdpbf16ps` adds up, and how many of it start in a cycle."""
+"""Products that a lane of a dot product of bfloat16 adds up, and how many `vdpbf16ps` start in a cycle."""
 
 LATENCY = 5
 """Cycles until a sum can be added to again: four for the instruction, and one lost to everything else."""
@@ -106,10 +106,11 @@ class Machine:
     def multiplies_pairs(self, rows: int | None) -> bool:
         """Return whether so many ``rows`` (None: any number) are multiplied by weights in pairs of bfloat16.
 
-        The instruction starts once a cycle at best. Where two float32 multiply-adds do, on Sapphire Rapids, tiles of
-        pairs took 1.6 to 1.8 times as long (measured); one row, which waits for its weights, 0.6.
+        On x86 the instruction starts once a cycle at best. Where two float32 multiply-adds do, on Sapphire Rapids,
+        tiles of pairs took 1.6 to 1.8 times as long (measured); one row, which waits for its weights, 0.6. On ARM's
+        Neoverse V1 it starts as often as a multiply-add (Arm Neoverse V1 Software Optimization Guide).
         """
-        return self.pairs and (self.fma_ports < PAIR_PORTS * PAIRED or rows == 1)
+        return self.pairs and (self.arch != "x86_64" or self.fma_ports < PAIR_PORTS * PAIRED or rows == 1)
 
     def fma_cycles(self, vectors: float) -> float:
         """Cycles of that many vectors multiplied and added, at best."""

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.layout.half_precision import computes
@@ -19,7 +18,7 @@ from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.assembly import ALLOWED, SPILL, hottest_block
-from tests.support.half_net import HALVES, Net, dense_net
+from tests.support.half_net import HALVES, Net, attention_net, dense_net
 from tests.support.int8.net import OUT, convolution
 from tests.support.int8.net import Net as QuantizedNet
 from tests.support.kernels import of_onnx_runtime
@@ -73,22 +72,11 @@ def test_products_are_those_of_rounded_operands(rows: tuple[int | str, ...], ste
 def test_attention_multiplies_rounded_numbers(
     batches: tuple[int | str, ...], rows: int | str, columns: int | str, depth: int, width: int
 ) -> None:
-    nodes = [
-        helper.make_node("MatMul", ["q", "k"], ["products"]),
-        helper.make_node("Mul", ["products", "scale"], ["scaled"]),
-        helper.make_node("Add", ["scaled", "mask"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["shares"]),
-        helper.make_node("MatMul", ["shares", "v"], ["y"]),
-    ]
     shapes: dict[str, tuple[int | str, ...]] = {
         "q": (*batches, rows, depth), "k": (*batches, depth, columns), "v": (*batches, columns, width),
         "mask": (1, 1, 1, columns),
     }  # fmt: skip
-    graph = helper.make_graph(
-        nodes, "graph", [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()],
-        [helper.make_tensor_value_info("y", 1, None)], [numpy_helper.from_array(np.float32(0.3), "scale")],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model = attention_net(shapes)
     sizes, random = {"batch": 2, "heads": 3, "rows": 29, "columns": 71}, np.random.default_rng(depth)
     feeds = {
         name: random.standard_normal([sizes.get(str(size), size) for size in shape]).astype(np.float32)
@@ -172,7 +160,9 @@ def test_rows_that_several_products_read_are_rounded_once(tmp_path: Path) -> Non
 
 
 def test_other_cpus_and_quantized_models_are_refused() -> None:
-    with pytest.raises(TargetError, match=r"a CPU with arithmetic in bfloat16: amd/zen4, intel/sapphire-rapids, found"):
+    with pytest.raises(
+        TargetError, match=r"a CPU with arithmetic in bfloat16: amd/zen4, arm/neoverse-v1, intel/sapphire-rapids, found"
+    ):
         build(dense_net((4,)), Target.from_tag("x86-64/v4"), PAIRS)
     net = QuantizedNet(1, 16, 8, 8)
     model = net.finish(net.pair(convolution(net, 16, 16, 1), OUT))
