@@ -48,6 +48,9 @@ LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm":
 SEARCH = "hydra/sweeper=budget"
 """Chooses the sweeper whose jobs deliver into a folder for each trial, whatever varies."""
 
+HERE = Path("conf")
+"""The folder of a repository's own configuration."""
+
 T = TypeVar("T")
 
 
@@ -264,11 +267,14 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
         chosen = f"{group}={option}"
         where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)
         options = choices(group, own)
+        fix = f"{did_you_mean(option, options)}choose one of those listed"
+        if not own and option in choices(group, [HERE]):
+            fix = f"`--config-dir {HERE}` takes what the folder {HERE} here has"
         return UsageError(
             where=quotable(chosen if is_secretive(chosen) else where),
             expected=f"one of conf/{group}: " + ", ".join(options),
             found=f"another choice ({NOT_SHOWN})" if is_secretive(chosen) else repr(option),
-            fix=f"{did_you_mean(option, options)}choose one of those listed",
+            fix=fix,
         )
     if match := re.search(r"Ambiguous value for argument '(\w[^=]*)=([^']*)'", message):
         several = HIDDEN if is_secretive(f"{match[1]}={match[2]}") else match[2]
@@ -326,8 +332,7 @@ def own_targets(folder: Path | None) -> list[Target]:
 
     Raises ConfigError and UsageError.
     """
-    here = Path("conf")
-    folder = folder or (here if (here / "config.yaml").is_file() else None)
+    folder = folder or (HERE if (HERE / "config.yaml").is_file() else None)
     if folder is None or folder.resolve() == conf_dir().resolve():
         return []
     root = folder if (folder / "config.yaml").is_file() else None

@@ -143,3 +143,14 @@ def test_targets_of_ones_own_are_listed_and_suggested(tmp_path: Path, monkeypatc
     assert {target.tag for target in own_targets(None)} == set(found)
     with pytest.raises(UsageError, match="did you mean 'mine/board'"):
         launch(["--config-dir", "conf", "target=mine/bord"], lambda config, folder: None)
+
+
+def test_a_choice_of_the_folder_here_is_said_to_need_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nmodel: {path: mine.onnx}\n")
+    with pytest.raises(UsageError, match=r"found 'mine'\nfix: `--config-dir conf` takes"):
+        launch(["experiment=mine"], lambda config, folder: None)
+    found: list[Any] = []
+    launch(["--config-dir", "conf", "experiment=mine"], lambda config, folder: found.append(config["model"]["path"]))
+    assert found == ["mine.onnx"]

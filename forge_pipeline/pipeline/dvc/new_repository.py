@@ -71,6 +71,7 @@ README = """\
 
     pip install -r requirements.txt
     dvc repro                                     # out/TARGET/: the library, its key file, its metadata
+    forge-pipeline run --config-dir conf experiment=model target=TAG    # one target, without DVC, into runs/TAG/
     dvc exp run -S compile.opt_level=2            # an experiment
     dvc exp show --only-changed --drop '(out|resolved)/'
     git add -A && git commit                      # dvc.lock, resolved/ and results/ are the record of the build
