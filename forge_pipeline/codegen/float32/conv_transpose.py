@@ -235,7 +235,7 @@ def _interleave(
                 own = source(n, channel // block, *pixel, channel % block)
             else:
                 own = source(n, first + oc_block, *pixel)
-            value = own if value is None else tirx.Select(part.contains(phase), own, value)
+            value = own if value is None else tirx.if_then_else(part.contains(phase), own, value)
         return value
 
     full = (batch, channels, *shape, *([lanes] if rank == 2 else []))

@@ -40,6 +40,9 @@ CASES: dict[str, Case] = {
     "one axis, transposed": (
         "ConvTranspose", (2, 16, 20), (16, 9, 5), {"strides": [3], "pads": [2, 1], "output_padding": [1]},
     ),
+    "more phases than are written out, of which some read more": (
+        "ConvTranspose", ("N", 8, 2000), (8, 3, 80), {"strides": [64]},
+    ),
     "three axes, transposed": (
         "ConvTranspose", (1, 16, 3, 4, 5), (16, 8, 3, 3, 2), {"strides": [2, 2, 2], "pads": [1, 0, 0, 1, 0, 0]},
     ),
