@@ -45,6 +45,8 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
         image = graph.kernel(move_groups, graph.blocked(source), name="groups_apart", groups=groups,
                              channels=geometry.channels // groups, to=apart[0].channels // groups)  # fmt: skip
         result = emit(graph, Value(blocked=image, channels=apart[0].channels), apart[1], apart[0], stored)
+        if not geometry.is_static:
+            result = graph.named(result)
         return graph.kernel(move_groups, result, name="groups_together", groups=groups,
                             channels=geometry.filters // groups, to=geometry.filters // groups)  # fmt: skip
     geometry, weight = merge_groups(geometry, weight, machine.lanes)

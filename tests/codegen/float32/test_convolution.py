@@ -38,6 +38,18 @@ def test_weights_that_are_computed_are_packed_where_the_model_runs(weight: tuple
     assert_same(source, [{"height": 9}, {"height": 5}], terms=weight[1] * weight[2] * weight[3])
 
 
+def test_groups_are_moved_apart_where_an_image_of_an_open_size_was_strided_before() -> None:
+    rng, shapes = np.random.default_rng(4), {"v": (60, 8, 3, 3), "w": (60, 12, 3, 3)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["c"], strides=[2, 2]),
+        helper.make_node("Conv", ["c", "w"], ["d"], strides=[2, 2], group=5),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    source = model(nodes, {"x": (1, 8, "height", "width")}, weights)
+    assert_same(source, [{"height": 29, "width": 41}, {"height": 16, "width": 23}], terms=8 * 9 * 12 * 9)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("operator", "weight", "attributes"),
