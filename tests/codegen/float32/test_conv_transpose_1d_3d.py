@@ -67,6 +67,9 @@ VOLUMES: dict[str, Case] = {
     "all three": (
         "Conv", ("N", 3, "D", "H", "W"), (16, 3, 2, 5, 5), {"pads": [0, 2, 2, 2, 2, 2], "strides": [2, 2, 2]},
     ),
+    "no extent that is computed from others, but for the number of images": (
+        "Conv", ("N", 16, 6, 7, "W"), (32, 16, 1, 2, 3), {"pads": [0, 0, 1, 0, 0, 1], "strides": [2, 2, 1]},
+    ),
     "one filter for each channel": ("Conv", ("N", 16, "D", "H", "W"), (16, 1, 3, 3, 3), {"group": 16}),
     "images of an open size, transposed": (
         "ConvTranspose", ("N", 16, 4, "H", "W"), (16, 8, 3, 3, 3),
