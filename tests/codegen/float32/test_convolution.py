@@ -50,6 +50,13 @@ def test_groups_are_moved_apart_where_an_image_of_an_open_size_was_strided_befor
     assert_same(source, [{"height": 29, "width": 41}, {"height": 16, "width": 23}], terms=8 * 9 * 12 * 9)
 
 
+@pytest.mark.parametrize("size", [(9, 11), ("height", "width")])
+def test_an_odd_number_of_narrow_groups_is_filled_up_with_one_of_zeros(size: Shape) -> None:
+    source = convolution(CONV, (1, 28, *size), (28, 4, 3, 3), group=7)
+    assert "groups_apart" not in kernels_of(compiled(source))
+    assert_same(source, [{"height": 9, "width": 11}, {"height": 4, "width": 20}], terms=36)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("operator", "weight", "attributes"),
