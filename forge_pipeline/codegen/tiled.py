@@ -124,6 +124,7 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
                 channels_last=options.channel_layout == "last",
             )
         )
+    entry.keeps_names = entry.keeps_names or _has_casts(entry.module)
 
 
 @_on_each

@@ -101,12 +101,16 @@ def _exact(model: ONNXModule, feeds: Sequence[Feed]) -> tuple[Layer, ...]:
 
 
 def comparable(pairs: Mapping[str, str], wanted: Feed, found: Feed) -> list[str]:
-    """Return the values that are floats of one shape in both models; those of subgraphs are not seen."""
+    """Return the values that are arrays of floats of one shape in both models; those of subgraphs are not seen."""
     return [
         name
         for name, tap in pairs.items()
-        if name in wanted and tap in found and wanted[name].dtype.kind == "f" and wanted[name].shape == found[tap].shape
+        if _is_floats(wanted.get(name)) and _is_floats(found.get(tap)) and wanted[name].shape == found[tap].shape
     ]
+
+
+def _is_floats(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f"  # a sequence is a list
 
 
 def worst(layers: Iterable[Layer], count: int) -> list[Layer]:

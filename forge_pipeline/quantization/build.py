@@ -85,7 +85,14 @@ def _try_tools(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized
         "fused_activations": len(written.dropped),
         "widened_weight_scales": list(written.widened),
         "calib_method": candidate.config.calib_method,
-    }
+    } | _notes(written)
+
+
+def _notes(written: Quantized) -> dict[str, list[str]]:
+    if not written.still:
+        return {}
+    shown = ", ".join(written.still[:5]) + (f", and {len(written.still) - 5} more" if len(written.still) > 5 else "")
+    return {"notes": [f"one number in all calibration samples, and saturated at twice that: {shown}"]}
 
 
 def quantize_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:

@@ -68,6 +68,15 @@ def activation_affine(low: float, high: float, kind: IntegerType, *, symmetric: 
     return Affine(scale=np.asarray(scale, np.float32), zero=np.asarray(zero, kind.name))
 
 
+def around(constant: float, kind: IntegerType, *, symmetric: bool) -> tuple[float, float]:
+    """Return a range for an activation that was one number throughout: that number is exact, and has room above it."""
+    if not constant:
+        return 0.0, 1.0
+    steps = kind.high - (kind.low + kind.high + 1) // 2 if symmetric else kind.levels
+    reach = constant * steps / (steps // 2)
+    return min(reach, 0.0), max(reach, 0.0)
+
+
 def weight_scale(weights: NDArray[Any], axis: int | None, *, largest: int) -> NDArray[np.float32]:
     """Return the symmetric scale that maps the largest weight (of each channel along ``axis``) to ``largest``.
 

@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from forge_pipeline.errors import DataError, ModelError
 from forge_pipeline.quantization.dynamic import rebuild
-from forge_pipeline.quantization.integers import Affine, IntegerType, activation_affine, quantize
+from forge_pipeline.quantization.integers import Affine, IntegerType, activation_affine, around, quantize
 from forge_pipeline.quantization.network import Network, at_opset, layer, opset
 from forge_pipeline.quantization.plan import Plan
 from forge_pipeline.quantization.weights import Constants, WeightScheme, channel_axis
@@ -43,11 +43,15 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """The rewritten model, the activations that saturation replaced, and layers with a widened weight scale."""
+    """The rewritten model, the activations that saturation replaced, and layers with a widened weight scale.
+
+    ``still`` are the values that were one number in all samples, by that which stands for them.
+    """
 
     model: ModelProto
     dropped: tuple[str, ...]
     widened: tuple[str, ...]
+    still: tuple[str, ...]
 
 
 def quantize_static(
@@ -56,8 +60,8 @@ def quantize_static(
     """Write ``plan`` into a copy of the network's model.
 
     ``value_ranges`` holds each scale's (min, max) by the value that stands for it; ``codes`` the integers of weights,
-    by name, that are not to be rounded to the nearest. Raises DataError for a constant activation and ModelError for
-    a bias that int32 cannot hold.
+    by name, that are not to be rounded to the nearest. Raises DataError for an input that never varies and ModelError
+    for a bias that int32 cannot hold.
     """
     writer = _Writer(network, plan, value_ranges, scheme, codes)
     return writer.write()
@@ -72,6 +76,7 @@ class _Writer:
     codes: IntegerCodes
     constants: Constants = field(default_factory=Constants)
     widened: list[str] = field(default_factory=list)
+    still: list[str] = field(default_factory=list)
 
     def write(self) -> Quantized:
         affines = {leader: self._affine(leader) for leader in self.plan.groups()}
@@ -99,18 +104,23 @@ class _Writer:
                 if name in activations:
                     self._pair(name, name)
         return Quantized(
-            model=rebuild(self.network, self.constants), dropped=tuple(dropped), widened=tuple(self.widened)
-        )
+            model=rebuild(self.network, self.constants), dropped=tuple(dropped), widened=tuple(self.widened),
+            still=tuple(self.still),
+        )  # fmt: skip
 
     def _affine(self, leader: str) -> Affine:
         low, high = self.value_ranges[leader]
         if not high > low:
-            raise DataError(
-                where=f"value {leader!r}",
-                expected="an activation that varies over the calibration samples",
-                found=f"the constant {low:g}",
-                fix="calibrate on representative samples, or keep its readers in float (quantize.keep_float)",
-            )
+            if any(value.name in self.plan.values and self.plan.values[value.name] == leader
+                   for value in self.network.model.graph.input):  # fmt: skip
+                raise DataError(
+                    where=f"value {leader!r}",
+                    expected="an activation that varies over the calibration samples",
+                    found=f"the constant {low:g}",
+                    fix="calibrate on representative samples, or keep its readers in float (quantize.keep_float)",
+                )
+            self.still.append(leader)
+            low, high = around(low, self.scheme.activation, symmetric=self.scheme.symmetric)
         affine = activation_affine(low, high, self.scheme.activation, symmetric=self.scheme.symmetric)
         self.constants.tensors[f"{leader}_scale"], self.constants.tensors[f"{leader}_zero"] = affine.scale, affine.zero
         return affine

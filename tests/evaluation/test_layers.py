@@ -124,6 +124,18 @@ def test_the_picture_points_at_the_layer_that_was_quantized_coarsely() -> None:
     assert any("#1" in (text.text or "") for text in widest.findall(f"{space}text"))
 
 
+def test_a_sequence_between_layers_has_no_row() -> None:
+    model = ONNXModule(
+        parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 20]> main (float[N, 6] x) => (float[N, 6] y) <int64[2] parts = {2, 4}>'
+            "{ a = Neg(x) s = SplitToSequence <axis = 1> (a, parts) j = ConcatFromSequence <axis = 1> (s) y = Neg(j) }"
+        )
+    )
+    values = [{"x": np.ones((1, 6), np.float32)}]
+    kinds = [row.operator for row in measure(model, model, values)]
+    assert kinds == ["Input", "Neg", "SplitToSequence+ConcatFromSequence", "Neg"]
+
+
 def test_without_samples_there_is_no_table() -> None:
     assert measure(chain(None), chain([0.1] * LAYERS), []) == ()
 

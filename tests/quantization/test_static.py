@@ -156,7 +156,7 @@ def test_ranges_of_another_model_are_refused(net: ONNXModule, ranges: Ranges) ->
         quantize_statically(settings(), net, replace(ranges, fingerprint="0" * 64))
 
 
-def test_constant_activations_are_refused(net: ONNXModule) -> None:
+def test_inputs_that_never_vary_are_refused(net: ONNXModule) -> None:
     still: list[Feed] = [{"image": np.zeros((1, 3, 8, 8), np.float32)}] * 3
     with pytest.raises(DataError) as refusal:
         quantize_statically(settings(calib_method="minmax"), net, learn(net, still))
@@ -164,6 +164,33 @@ def test_constant_activations_are_refused(net: ONNXModule) -> None:
         "value 'image': expected an activation that varies over the calibration samples, found the constant 0\n"
         "fix: calibrate on representative samples, or keep its readers in float (quantize.keep_float)"
     )
+
+
+@pytest.mark.parametrize("constant", [0.25, -0.5, 0.0])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_an_inner_activation_that_is_one_number_throughout_is_exact(
+    parse: Parse, constant: float, symmetric: bool
+) -> None:
+    """As behind a normalization that was never trained, or a gate that is always shut."""
+    draw = np.random.default_rng(4)
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 5, 5] x) => (float[1, 4, 5, 5] y) {
+            dead = Conv(x, none, bias)
+            still = Conv(dead, w)
+            alive = Conv(x, w)
+            y = Add(still, alive)
+        }""",
+        {
+            "none": np.zeros((4, 4, 1, 1), np.float32),
+            "bias": np.full(4, constant, np.float32),
+            "w": draw.normal(size=(4, 4, 1, 1)).astype(np.float32),
+        },
+    )
+    feeds: list[Feed] = [{"x": draw.normal(size=(1, 4, 5, 5)).astype(np.float32)} for _ in range(8)]
+    model, report = quantize_statically(settings(calib_method="minmax", symmetric=symmetric), net, learn(net, feeds))
+    assert report["notes"] == ["one number in all calibration samples, and saturated at twice that: dead"]
+    assert sqnr(net, model, feeds) > 30.0
 
 
 def one_layer(parse: Parse, weights: NDArray[Any], bias: NDArray[Any]) -> tuple[ONNXModule, list[Feed]]:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from forge_pipeline.codegen.float32.computed_weights import weights_of
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, dtype_of, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, dtype_of, has_known_shape, ints, shape_of
 
 OPEN = (0, 2, 3, 4)
 """Axes of a volume whose extents may be symbolic."""
@@ -56,7 +57,7 @@ class Depth:
 class Conv3d:
     """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, depth, height, width).
 
-    ``geometry`` is that of the images; channels are those of the volume.
+    ``geometry`` is that of the images; channels are those of the volume. ``stored`` is a `Convolution`'s.
     """
 
     source: Value
@@ -64,6 +65,7 @@ class Conv3d:
     bias: Array | None
     depth: Depth
     geometry: Geometry
+    stored: Stored | None = None
 
     @property
     def filters(self) -> int:
@@ -81,7 +83,7 @@ class Conv3d:
         source, weight, geometry = unfold_depth(
             graph, plain, self.weight, self.depth, self.geometry, in_blocks=not graph.channels_last
         )
-        images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry)
+        images = Convolution(source=source, weight=weight, bias=self.bias, geometry=geometry, stored=self.stored)
         batch = None if geometry.is_static and isinstance(self.depth.size, int) else shape_of(plain)[0]
         return fold_depth(graph, images.emit(graph).blocked, self.filters, self.depth.output, batch)
 
@@ -213,34 +215,34 @@ def _fold(images: te.Tensor, filters: int, depth: int) -> te.Tensor:
 
 
 def conv3d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 convolution with constant weights, of any size."""
-    weight, attributes = graph.look(call.args[1]).constant, call.attrs
-    if weight is None or attributes.data_layout != "NCDHW":
+    """Take every float32 convolution with weights of known sizes, of volumes of any size."""
+    attributes, found = call.attrs, weights_of(graph, call.args[1], rank=5)
+    if attributes.data_layout != "NCDHW" or not has_known_shape(call.args[0], rank=5, symbolic_axes=OPEN):
         return None
-    if not has_known_shape(call.args[0], rank=5, symbolic_axes=OPEN):
+    if found is None:
         return None
-    return Value(
-        deferred=make_conv3d(
-            graph.look(call.args[0]),
-            weight,
-            size=shape_of(call.args[0])[1:],
-            strides=ints(attributes.strides),
-            padding=ints(attributes.padding),
-            dilation=ints(attributes.dilation),
-            groups=int(attributes.groups),
-        )
+    made = make_conv3d(
+        graph.look(call.args[0]),
+        found[0],
+        size=shape_of(call.args[0])[1:],
+        strides=ints(attributes.strides),
+        padding=ints(attributes.padding),
+        dilation=ints(attributes.dilation),
+        groups=int(attributes.groups),
+        stored=found[1],
     )
+    return Value(deferred=made) if made.stored is None else made.emit(graph)
 
 
 def make_conv3d(
     source: Value, weight: Array, *, size: tuple[Any, ...], strides: tuple[int, ...], padding: tuple[int, ...],
-    dilation: tuple[int, ...], groups: int,
+    dilation: tuple[int, ...], groups: int, stored: Stored | None = None,
 ) -> Conv3d:  # fmt: skip
     """Return a convolution over (channels, depth, height, width) of ``size``; padding: three begins, three ends."""
     depth, geometry = split_depth(
         weight, size=size, strides=strides, padding=padding, dilation=dilation, groups=groups
     )  # fmt: skip
-    return Conv3d(source=source, weight=weight, bias=None, depth=depth, geometry=geometry)
+    return Conv3d(source=source, weight=weight, bias=None, depth=depth, geometry=geometry, stored=stored)
 
 
 def split_depth(

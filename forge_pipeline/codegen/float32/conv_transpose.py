@@ -21,10 +21,11 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.float32.computed_weights import weights_of
 from forge_pipeline.codegen.float32.conv3d import OPEN, make_conv3d
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.convolution import Convolution
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -93,7 +94,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvTranspose:
-    """A transposed convolution that is not emitted yet: ``weight`` (filters, channels / groups, *kernel)."""
+    """A transposed convolution that is not emitted yet: ``weight`` (filters, channels / groups, *kernel).
+
+    ``stored`` is a `Convolution`'s.
+    """
 
     source: Value
     weight: Array
@@ -101,6 +105,7 @@ class ConvTranspose:
     groups: int
     channels: int
     axes: tuple[Axis, ...]
+    stored: Stored | None = None
 
     @property
     def filters(self) -> int:
@@ -124,11 +129,11 @@ class ConvTranspose:
         if len(size) == 3:
             deep = make_conv3d(
                 self.source, weight, size=(self.channels, *size), strides=(1, 1, 1), padding=padding, dilation=dilation,
-                groups=self.groups,
+                groups=self.groups, stored=self.stored,
             )  # fmt: skip
             return graph.plain(replace(deep, bias=bias).emit(graph))
         geometry = phase_geometry(weight, self.channels, self.axes, self.groups, padding, dilation)
-        flat = Convolution(source=self.source, weight=weight, bias=bias, geometry=geometry)
+        flat = Convolution(source=self.source, weight=weight, bias=bias, geometry=geometry, stored=self.stored)
         return flat.emit(graph).blocked
 
 
@@ -230,7 +235,7 @@ def _interleave(
                 own = source(n, channel // block, *pixel, channel % block)
             else:
                 own = source(n, first + oc_block, *pixel)
-            value = own if value is None else tirx.Select(part.contains(phase), own, value)
+            value = own if value is None else tirx.if_then_else(part.contains(phase), own, value)
         return value
 
     full = (batch, channels, *shape, *([lanes] if rank == 2 else []))
@@ -238,14 +243,13 @@ def _interleave(
     return te.compute(full, element, name="side_by_side", attrs={primitives.FAMILY: NAME, **strided})
 
 
-def axes_of(graph: Graph, call: relax.Call, *, symbolic_axes: tuple[int, ...] = (0,)) -> tuple[Axis, ...] | None:
+def axes_of(call: relax.Call, weight: Array, *, symbolic_axes: tuple[int, ...] = (0,)) -> tuple[Axis, ...] | None:
     """Return its axes, with a first one of extent 1 where there is but one.
 
-    None if weights are not known, or sizes of others than ``symbolic_axes``.
+    None if sizes of others than ``symbolic_axes`` are not known.
     """
-    weight, attributes = graph.look(call.args[1]).constant, call.attrs
-    rank = len(weight.shape) if weight is not None else 0
-    if weight is None or (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
+    rank, attributes = weight.ndim, call.attrs
+    if (attributes.data_layout, attributes.kernel_layout) != LAYOUTS[rank]:
         return None
     if not has_known_shape(call.args[0], rank=rank, symbolic_axes=symbolic_axes):
         return None
@@ -270,17 +274,19 @@ def filters_first(weight: Array, groups: int) -> Array:
 
 
 def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take every float32 transposed convolution with constant weights, of any size."""
-    weight, groups = graph.look(call.args[1]).constant, int(call.attrs.groups)
-    axes = axes_of(graph, call, symbolic_axes=OPEN)
-    if weight is None or axes is None:
+    """Take every float32 transposed convolution with weights of known sizes, of images of any size."""
+    found, groups = weights_of(graph, call.args[1], rank=len(shape_of(call.args[0]))), int(call.attrs.groups)
+    axes = None if found is None else axes_of(call, found[0], symbolic_axes=OPEN)
+    if found is None or axes is None:
         return None
-    weight, source = filters_first(weight, groups), graph.look(call.args[0])
+    weight, source = filters_first(found[0], groups), graph.look(call.args[0])
     channels, is_row = shape_of(call.args[0])[1], len(axes) > weight.ndim - 2
     if is_row:
         weight, source = weight[:, :, None], image_of(graph, source)
-    made = ConvTranspose(source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes)
-    result = Value(deferred=made, channels=made.filters)
+    made = ConvTranspose(
+        source=source, weight=weight, bias=None, groups=groups, channels=channels, axes=axes, stored=found[1]
+    )
+    result = Value(deferred=made, channels=made.filters) if made.stored is None else made.emit(graph)
     return as_shape(result, shape_of(call)) if is_row else result
 
 

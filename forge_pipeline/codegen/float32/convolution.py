@@ -6,24 +6,24 @@ folded into weights and bias, so none of the algorithms knows about them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax
 
-from forge_pipeline.codegen.float32 import channels_last, depthwise, direct
+from forge_pipeline.codegen.float32 import channels_last, depthwise, dilated, direct
+from forge_pipeline.codegen.float32.computed_weights import weights_of
 from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
-from forge_pipeline.codegen.layout.builder import Array, Graph, Value, dtype_of, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, dtype_of, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 
-ALGORITHMS = (channels_last, depthwise, winograd, direct)
+ALGORITHMS = (channels_last, depthwise, dilated, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
 
-MOST_COMPUTED = 1 << 22
-"""Elements of the largest computed weights that are packed: where each goes is stored with the library."""
+OF_COMPUTED = (depthwise, direct)
+"""Those of them that do nothing to weights but pack them."""
 
 
 @runtime_checkable
@@ -49,7 +49,8 @@ class Linear(Protocol):
 class Convolution:
     """A convolution that is not emitted yet: ``weight`` (filters, channels / groups, height, width) and ``bias``.
 
-    ``kind`` is the type that it is computed in.
+    ``kind`` is the type that it is computed in. ``stored`` takes weights that are computed when they are packed;
+    they are not scaled.
     """
 
     source: Value
@@ -57,6 +58,7 @@ class Convolution:
     bias: Array | None
     geometry: Geometry
     kind: str = "float32"
+    stored: Stored | None = None
 
     @property
     def filters(self) -> int:
@@ -71,10 +73,11 @@ class Convolution:
     def emit(self, graph: Graph) -> Value:
         """Emit the algorithm that takes it, and the bias."""
         geometry, weight = self.geometry, self.weight.astype(self.kind, copy=False)
-        for algorithm in ALGORITHMS:
-            blocked = algorithm.emit(graph, self.source, weight, geometry)
-            if blocked is not None:
-                break
+        if self.stored is not None:
+            found = (of.emit(graph, self.source, weight, geometry, self.stored) for of in OF_COMPUTED)
+        else:
+            found = (of.emit(graph, self.source, weight, geometry) for of in ALGORITHMS)
+        blocked = next(result for result in found if result is not None)
         if self.bias is not None:
             bias = graph.per_channel(self.bias.astype(self.kind).reshape(1, -1, 1, 1), geometry.filters)
             blocked = graph.emit(relax.op.add(blocked, bias))
@@ -83,67 +86,35 @@ class Convolution:
 
 def conv2d(graph: Graph, call: relax.Call) -> Value | None:
     """Take every convolution with weights of known sizes; batch, height and width may be symbolic."""
-    weight = graph.look(call.args[1]).constant
+    found = weights_of(graph, call.args[1], rank=4)
     if call.attrs.data_layout != "NCHW" or not has_known_shape(call.args[0], rank=4, symbolic_axes=(0, 2, 3)):
         return None
-    if weight is None:
-        return _of_computed(graph, call)
-    source, geometry = graph.look(call.args[0]), conv2d_geometry(call, weight.shape)
-    return Value(
-        deferred=Convolution(source=source, weight=weight, bias=None, geometry=geometry, kind=dtype_of(call.args[0])),
-        channels=geometry.filters,
+    if found is None:
+        return None
+    return _deferred(graph, graph.look(call.args[0]), found, conv2d_geometry(call, found[0].shape), call)
+
+
+def _deferred(
+    graph: Graph, source: Value, found: tuple[Array, Stored | None], geometry: Geometry, call: relax.Call
+) -> Value:
+    """Return a convolution that waits for what is folded into its weights, where these are constant."""
+    weight, stored = found
+    made = Convolution(
+        source=source, weight=weight, bias=None, geometry=geometry, kind=dtype_of(call.args[0]), stored=stored
     )
-
-
-def _of_computed(graph: Graph, call: relax.Call) -> Value | None:
-    """Emit a convolution with weights that are computed, as those of a tracker's template: they are packed each time.
-
-    What packs weights packs their numbers, from 1 on, and leaves 0 where it puts a zero: so it says what goes where.
-    """
-    if not has_known_shape(call.args[1], rank=4, symbolic_axes=()) or dtype_of(call.args[1]) != "float32":
-        return None
-    extents = shape_of(call.args[1])
-    numbers = np.arange(1, 1 + math.prod(extents), dtype=np.float32).reshape(extents)
-    if numbers.size > MOST_COMPUTED:
-        return None
-    weight, geometry = graph.plain(graph.look(call.args[1])), conv2d_geometry(call, extents)
-
-    def stored(places: Array) -> relax.Expr:
-        return graph.kernel(_packed, weight, graph.constant(places.astype(np.int32)), name="pack_weights")
-
-    for algorithm in (depthwise, direct):
-        blocked = algorithm.emit(graph, graph.look(call.args[0]), numbers, geometry, stored)
-        if blocked is not None:
-            return Value(blocked=blocked, channels=geometry.filters)
-    return None
-
-
-def _packed(weight: te.Tensor, places: te.Tensor) -> te.Tensor:
-    """Describe the elements of ``weight`` that have these numbers, and zeros where the number is 0."""
-    steps = [math.prod(map(int, weight.shape[axis + 1 :])) for axis in range(len(weight.shape))]
-
-    def element(*at: Any) -> Any:
-        number = places(*at)
-        place = tirx.max(number - 1, 0)
-        found = weight(*(place // step % extent for step, extent in zip(steps, map(int, weight.shape), strict=True)))
-        return tirx.if_then_else(number > 0, found, tirx.const(0, weight.dtype))
-
-    return te.compute(places.shape, element, name="pack_weights")
+    return Value(deferred=made, channels=geometry.filters) if stored is None else made.emit(graph)
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
     """Take every convolution over one axis as one over two, the first of extent 1."""
-    weight = graph.look(call.args[1]).constant
-    attributes = call.attrs
-    if weight is None or attributes.data_layout != "NCW":
+    found = weights_of(graph, call.args[1], rank=3)
+    if call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3, symbolic_axes=(0, 2)):
         return None
-    if not has_known_shape(call.args[0], rank=3, symbolic_axes=(0, 2)):
+    if found is None:
         return None
-    image = image_of(graph, graph.look(call.args[0]))
-    geometry = conv1d_geometry(call, weight.shape)
-    kind = dtype_of(call.args[0])
-    convolution = Convolution(source=image, weight=weight[:, :, None], bias=None, geometry=geometry, kind=kind)
-    return as_shape(Value(deferred=convolution, channels=geometry.filters), shape_of(call))
+    weight, stored = found
+    image, geometry = image_of(graph, graph.look(call.args[0])), conv1d_geometry(call, weight.shape)
+    return as_shape(_deferred(graph, image, (weight[:, :, None], stored), geometry, call), shape_of(call))
 
 
 def batch_norm(graph: Graph, call: relax.Call) -> Value | None:

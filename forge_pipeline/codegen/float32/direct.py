@@ -40,12 +40,15 @@ RESIDENT = 1 << 20
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored: Stored | None = None) -> relax.Expr:
     """Emit the convolution; the result is blocked. ``stored`` takes packed weights, and returns them in the graph."""
     machine = graph.machine.computing(str(weight.dtype))
+    geometry, weight = fill_groups(geometry, weight, machine.lanes)
     apart = pad_groups(geometry, weight, machine.lanes)
     if apart is not None:
         groups = geometry.groups
         image = graph.kernel(move_groups, graph.blocked(source), name="groups_apart", groups=groups,
                              channels=geometry.channels // groups, to=apart[0].channels // groups)  # fmt: skip
         result = emit(graph, Value(blocked=image, channels=apart[0].channels), apart[1], apart[0], stored)
+        if not geometry.is_static:
+            result = graph.named(result)
         return graph.kernel(move_groups, result, name="groups_together", groups=groups,
                             channels=geometry.filters // groups, to=geometry.filters // groups)  # fmt: skip
     geometry, weight = merge_groups(geometry, weight, machine.lanes)
@@ -143,6 +146,22 @@ def _merged(geometry: Geometry, lanes: int) -> int:
     inputs, outputs = geometry.channels // groups, geometry.filters // groups
     together = math.lcm(lanes // math.gcd(lanes, inputs), lanes // math.gcd(lanes, outputs))
     return groups if groups % together else together
+
+
+def fill_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
+    """Return an equal convolution with groups of zeros for the channels that fill the last blocks of image and result.
+
+    Seven groups of half a vector are eight then, of which two are merged into one.
+    """
+    groups = geometry.groups
+    widths = geometry.channels // groups, geometry.filters // groups
+    together = math.lcm(*(lanes // math.gcd(lanes, width) for width in widths))
+    full = -(-groups // together) * together
+    if groups == 1 or any(full * width != -(-groups * width // lanes) * lanes for width in widths):
+        return geometry, weight
+    filled = np.zeros((full * widths[1], *weight.shape[1:]), weight.dtype)
+    filled[: geometry.filters] = weight
+    return replace(geometry, channels=full * widths[0], filters=full * widths[1], groups=full), filled
 
 
 def pad_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array] | None:

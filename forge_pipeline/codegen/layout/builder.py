@@ -211,6 +211,17 @@ class Graph:
         padded[:channels] = array.ravel()
         return self.constant(padded.reshape(1, -1, 1, 1, lanes))
 
+    def named(self, value: relax.Expr) -> relax.Expr:
+        """Return a value between two kernels of an operator with a name for each extent that is computed.
+
+        TVM fuses nothing whose extents it would have to be told beside such an expression.
+        """
+        shape = shape_of(value)
+        extents = [extent if isinstance(extent, int | tirx.Var) else tirx.Var("inner", "int64") for extent in shape]
+        if all(new is old for new, old in zip(extents, shape, strict=True)):
+            return value
+        return self.builder.match_cast(value, relax.TensorType(extents, dtype_of(value)))
+
     def kernel(self, template: Callable[..., Any], *tensors: relax.Expr, name: str, **settings: Any) -> relax.Expr:
         """Emit a call of the kernel that ``template(*tensors, **settings)`` describes as a tensor expression."""
         return self.builder.emit_te(partial(template, **settings), *tensors, primfunc_name_hint=name)

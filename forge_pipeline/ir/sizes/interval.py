@@ -58,7 +58,7 @@ def _bounds(size: Size) -> Interval:
     if len({c > 0 for monomial, c in size.terms if monomial}) == 1:
         low, high = _interval_low(terms), _interval_low(negative)
         return _whole(low), None if high is None else math.floor(-high)
-    low, high = _lowest(terms, _DEPTH), _lowest(negative, _DEPTH)
+    low, high = _lowest_by_parts(terms), _lowest_by_parts(negative)
     return _tighter((_whole(low), None if high is None else math.floor(-high)), _periodic(size))
 
 
@@ -102,6 +102,30 @@ def _quotient_bounds(a: Interval, b: Interval) -> Interval:
 def _tighter(a: Interval, b: Interval) -> Interval:
     lows, highs = [x for x in (a[0], b[0]) if x is not None], [x for x in (a[1], b[1]) if x is not None]
     return max(lows, default=None), min(highs, default=None)
+
+
+def _lowest_by_parts(terms: Sum) -> Number | None:
+    """Return a lower bound of a sum: those of parts without common names, which cannot cancel, added up.
+
+    A detector's sum of what is left of each of 90 classes is 90 sums of two terms, in which all orders can be tried.
+    """
+    parts: list[tuple[frozenset[str], Sum]] = []
+    for monomial, coefficient in terms.items():
+        found, part = frozenset().union(*(atom.names for atom in monomial)), {monomial: coefficient}
+        apart = []
+        for other in parts:
+            if found.isdisjoint(other[0]):
+                apart.append(other)
+            else:
+                found, part = found | other[0], other[1] | part
+        parts = [*apart, (found, part)]
+    total: Number = 0
+    for _, part in parts:
+        low = _lowest(part, _DEPTH)
+        if low is None:
+            return None
+        total += low
+    return total
 
 
 def _lowest(terms: Sum, depth: int) -> Number | None:

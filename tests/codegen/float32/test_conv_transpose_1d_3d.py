@@ -40,6 +40,9 @@ CASES: dict[str, Case] = {
     "one axis, transposed": (
         "ConvTranspose", (2, 16, 20), (16, 9, 5), {"strides": [3], "pads": [2, 1], "output_padding": [1]},
     ),
+    "more phases than are written out, of which some read more": (
+        "ConvTranspose", ("N", 8, 2000), (8, 3, 80), {"strides": [64]},
+    ),
     "three axes, transposed": (
         "ConvTranspose", (1, 16, 3, 4, 5), (16, 8, 3, 3, 2), {"strides": [2, 2, 2], "pads": [1, 0, 0, 1, 0, 0]},
     ),
@@ -63,6 +66,9 @@ VOLUMES: dict[str, Case] = {
     "an open depth": ("Conv", ("N", 9, "D", 6, 7), (8, 9, 3, 3, 3), {"pads": [1] * 6, "dilations": [2, 1, 1]}),
     "all three": (
         "Conv", ("N", 3, "D", "H", "W"), (16, 3, 2, 5, 5), {"pads": [0, 2, 2, 2, 2, 2], "strides": [2, 2, 2]},
+    ),
+    "no extent that is computed from others, but for the number of images": (
+        "Conv", ("N", 16, 6, 7, "W"), (32, 16, 1, 2, 3), {"pads": [0, 0, 1, 0, 0, 1], "strides": [2, 2, 1]},
     ),
     "one filter for each channel": ("Conv", ("N", 16, "D", "H", "W"), (16, 1, 3, 3, 3), {"group": 16}),
     "images of an open size, transposed": (

@@ -38,6 +38,52 @@ def test_weights_that_are_computed_are_packed_where_the_model_runs(weight: tuple
     assert_same(source, [{"height": 9}, {"height": 5}], terms=weight[1] * weight[2] * weight[3])
 
 
+def test_groups_are_moved_apart_where_an_image_of_an_open_size_was_strided_before() -> None:
+    rng, shapes = np.random.default_rng(4), {"v": (60, 8, 3, 3), "w": (60, 12, 3, 3)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["c"], strides=[2, 2]),
+        helper.make_node("Conv", ["c", "w"], ["d"], strides=[2, 2], group=5),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    source = model(nodes, {"x": (1, 8, "height", "width")}, weights)
+    assert_same(source, [{"height": 29, "width": 41}, {"height": 16, "width": 23}], terms=8 * 9 * 12 * 9)
+
+
+@pytest.mark.parametrize("size", [(9, 11), ("height", "width")])
+def test_an_odd_number_of_narrow_groups_is_filled_up_with_one_of_zeros(size: Shape) -> None:
+    source = convolution(CONV, (1, 28, *size), (28, 4, 3, 3), group=7)
+    assert "groups_apart" not in kernels_of(compiled(source))
+    assert_same(source, [{"height": 9, "width": 11}, {"height": 4, "width": 20}], terms=36)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize(
+    ("operator", "weight", "attributes"),
+    [
+        (CONV, (20, 16, 5), {"pads": [2, 2]}),
+        (CONV, (20, 16, 3, 1, 3), {"pads": [1, 0, 1, 1, 0, 1]}),
+        (TRANSPOSED, (16, 10, 4), {"strides": [2], "group": 2}),
+        (TRANSPOSED, (16, 20, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        (TRANSPOSED, (16, 5, 1, 2, 2), {"strides": [1, 2, 2]}),
+    ],
+)
+def test_computed_weights_of_one_axis_three_and_transposed_run_by_the_same_kernels(
+    operator: str, weight: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["z"], ["w"]),
+        helper.make_node(operator, ["x", "w"], ["c"], **attributes),
+        helper.make_node("Mul", ["c", "f"], ["s"]),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    ones = (1,) * (len(weight) - 2)
+    filters = weight[0] if operator == CONV else weight[1] * attributes.get("group", 1)
+    factors = {"f": np.linspace(1, 2, filters, dtype=np.float32).reshape(1, -1, *ones)}
+    source = model(nodes, {"x": (2, 16, *[4] * (len(ones) - 1), "width"), "z": weight}, factors)
+    assert_same(source, [{"width": 9}, {"width": 4}], terms=16 * int(np.prod(weight[2:])))
+
+
 @pytest.mark.parametrize(
     ("weight", "attributes"),
     [

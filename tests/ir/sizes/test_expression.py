@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.encoding import from_json, to_json
 from forge_pipeline.ir.sizes.expression import Overgrown
+from forge_pipeline.ir.sizes.interval import bounds
 from forge_pipeline.ir.sizes.polynomial import MAX_WEIGHT
 
 N, M, K = (e.extent(name) for name in "nmk")
@@ -150,6 +151,12 @@ def test_quotients_round_towards_zero_where_a_sign_is_open():
 
 def test_a_least_extent_settles_a_sign():
     assert e.truncdiv(e.extent("n", low=1) - 1, 4) == e.floordiv(N - 1, 4)
+
+
+def test_a_sum_over_many_names_is_bounded_name_by_name():
+    total = sum(4 * e.minimum(e.extent(f"class_{index}"), 300) for index in range(90))
+    assert bounds(total) == (0, 90 * 4 * 300)
+    assert bounds(total - e.minimum(N, M) - e.extent("class_0")) == (None, 90 * 4 * 300)
 
 
 def test_an_extent_with_an_upper_bound_is_compared_with_it():

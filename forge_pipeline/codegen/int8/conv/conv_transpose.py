@@ -55,7 +55,8 @@ class ConvTranspose:
 
 def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
     """Take transposed convolutions of a known size."""
-    axes, groups = float32_conv_transpose.axes_of(graph, call), int(call.attrs.groups)
+    weight, groups = graph.look(call.args[1]).constant, int(call.attrs.groups)
+    axes = None if weight is None else float32_conv_transpose.axes_of(call, weight)
     if axes is None:
         return None
     shape = shape_of(call.args[0])

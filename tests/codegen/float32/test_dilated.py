@@ -1,0 +1,54 @@
+"""Dilated 3x3 convolutions: as ONNX Runtime has them, by the phases of an image where that pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.support.tiled import Shape, assert_same, compiled, kernels_of, model
+
+APART, TOGETHER = "phases_apart", "phases_together"
+TAG = "x86-64/v3"
+"""What pays is asked for on one machine, not on whatever CPU tests run on."""
+
+
+def dilated(image: Shape, filters: int = 32, **attributes: Any) -> Any:
+    """Return a dilated convolution of `x`, with bias and activation."""
+    rng = np.random.default_rng(5)
+    channels = int(image[1])
+    weights = {
+        "w": (rng.standard_normal((filters, channels, 3, 3)) / channels).astype(np.float32),
+        "b": rng.standard_normal(filters).astype(np.float32),
+    }
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
+    return model(nodes, {"x": image}, weights)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize(
+    ("image", "dilations", "pads"),
+    [
+        ((1, 64, 32, 33), [2, 2], [2, 2, 2, 2]),
+        (("batch", 40, 31, 30), [2, 3], [0, 1, 3, 4]),
+        ((2, 48, "height", "width"), [4, 4], [4, 4, 4, 4]),
+        (("batch", 32, "height", 40), [3, 1], [3, 1, 3, 1]),
+    ],
+)
+def test_phases_of_an_image_are_convolved_as_images(image: Shape, dilations: list[int], pads: list[int]) -> None:
+    source = dilated(image, dilations=dilations, pads=pads)
+    given = [axis if isinstance(axis, int) else 40 for axis in image]
+    names = [kernel.name for kernel in compiled(source, tag=TAG).profile(np.ones(given, np.float32), runs=1)]
+    assert any(APART in name for name in names)
+    assert any(TOGETHER in name for name in names)
+    assert any("winograd" in name for name in names)
+    sizes = [{"batch": n, "height": h, "width": w} for n, h, w in ((1, 40, 37), (3, 9, 10))]
+    assert_same(source, sizes, terms=9 * int(image[1]))
+
+
+def test_an_image_of_few_pixels_for_each_phase_is_convolved_as_it_is() -> None:
+    source = dilated((1, 64, 14, 14), dilations=[12, 12], pads=[12, 12, 12, 12])
+    assert not any(APART in name for name in kernels_of(compiled(source, tag=TAG)))
+    assert_same(source, [{}], terms=9 * 64)
