@@ -93,7 +93,7 @@ def test_a_gpu_computes_what_onnx_runtime_computes(operator: str, tmp_path: Path
         ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True, check=True
     ).stdout.split()[0].replace(".", "")  # fmt: skip
     onnx.save(model(operator), tmp_path / "model.onnx")
-    np.savez(tmp_path / "given.npz", *given(operator))
+    np.savez(tmp_path / "given.npz", **{f"x{number}": value for number, value in enumerate(given(operator))})
     for program in (BUILD, RUN):  # a process that packs for a GPU has stubs of its driver
         subprocess.run([sys.executable, "-c", program, str(tmp_path), arch], check=True)
     with np.load(tmp_path / "found.npz") as found:
@@ -117,8 +117,8 @@ from tvm.runtime import load_module
 from tvm.runtime.vm import VirtualMachine
 device = tvm.cuda(0)
 machine = VirtualMachine(load_module(sys.argv[1] + "/model_library.so"), device)
-taken = len(onnx.load(sys.argv[1] + "/model.onnx").graph.input)
-values = list(numpy.load(sys.argv[1] + "/given.npz").values())[:taken]
-found = machine["main"](*(tvm.runtime.tensor(value, device) for value in values))
+given = numpy.load(sys.argv[1] + "/given.npz")
+taken = [port.name for port in onnx.load(sys.argv[1] + "/model.onnx").graph.input]
+found = machine["main"](*(tvm.runtime.tensor(given[name], device) for name in taken))
 numpy.savez(sys.argv[1] + "/found.npz", *(part.numpy() for part in ([found] if hasattr(found, "numpy") else found)))
 """
