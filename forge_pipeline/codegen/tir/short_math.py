@@ -15,7 +15,7 @@ from forge_pipeline.codegen.tir.vector_math import BIAS, LOG2_E, ROUNDS
 EXP: Final = "tirx.forge_exp_of_difference"
 
 POWER = (0.05517166, 0.24261114, 0.69326099, 0.99992807)
-"""2^r for r from -0.5 to 0.5: the polynomial of least relative error, 7.5e-5 (Remez's exchange)."""
+"""2^r for r from -0.5 to 0.5, to 7.5e-5 of it: least squares, weighted anew by the errors until these are level."""
 
 LOWEST = -126.0
 """The power of two that is taken for all below it, and is zero."""

@@ -47,11 +47,8 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         machine = graph.machine.computing(str(weight.dtype))
         source = graph.plain(operands[0])
         if machine.multiplies_pairs(_rows_together(shape_of(left)[:-1])) and weight.shape[0] % 2 == 0:
-            source, weight, steps = (
-                in_pairs(graph, operands[0]),
-                bfloat16_pairs.paired(*np.split(weight, 2)),
-                steps // 2,
-            )
+            source, steps = in_pairs(graph, operands[0]), steps // 2
+            weight = bfloat16_pairs.paired(*np.split(weight, 2))
         panels = graph.constant(pack_weight(weight, panel_width(machine, shape_of(left)[:-1], *weight.shape)))
         sums: list[relax.Expr] = []
         for part in cuts(machine, shape_of(left)[:-1], steps):
