@@ -28,7 +28,7 @@ RUNTIME = "libtvm_runtime_cuda.so"
 CREATE = "ffi.Module.create.cuda"
 SECONDS = 600
 NVCC_OPTIONS = ("--cubin", "-O3", "--expt-relaxed-constexpr", "-std=c++17", "-frandom-seed=forge")
-"""Not --use_fast_math: it gained 1 % of a MobileNetV2, and sines were off by 3e-4, logarithms near 1 by 2e-3 of them."""
+"""Not --use_fast_math: it gained 1 % of a MobileNetV2, and sines were off by 3e-4, logarithms near 1 by 2e-3."""
 DRIVER = {
     "libcuda.so.1": (
         *("cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx", "cuModuleGetFunction"),
