@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from forge_pipeline.codegen.float32 import direct
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
+from forge_pipeline.codegen.float32.conv import direct
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
 from forge_pipeline.codegen.tiled import PASS_CONFIG
 from forge_pipeline.codegen.tir import local_buffers, primitives
 from forge_pipeline.codegen.tir.machine import Machine

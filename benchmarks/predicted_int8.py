@@ -89,7 +89,7 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
     from forge_pipeline.codegen.memory.prepack import PREPARES
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tir import local_buffers
-    from forge_pipeline.codegen.tir.vector_math import install
+    from forge_pipeline.codegen.tir.math.vector_math import install
 
     install()
     lowered = lower(import_model(prepare(model)), target, OPTIONS)

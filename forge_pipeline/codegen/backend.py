@@ -45,8 +45,9 @@ from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Entry, Lowering
-from forge_pipeline.codegen.tir import local_buffers, short_math, vector_math
+from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
+from forge_pipeline.codegen.tir.math import short_math, vector_math
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse

@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32 import (
-    channels_last,
     concat,
-    convolution,
     elementwise,
-    expand_depthwise,
     linear_resize,
     nearest,
     pad,
@@ -24,15 +21,16 @@ from forge_pipeline.codegen.float32 import (
     softmax,
     weight_decode,
 )
-from forge_pipeline.codegen.float32 import conv3d as float32_conv3d
-from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
-from forge_pipeline.codegen.float32 import depthwise as float32_depthwise
-from forge_pipeline.codegen.float32 import direct as float32_direct
 from forge_pipeline.codegen.float32 import pool as float32_pool
+from forge_pipeline.codegen.float32.conv import channels_last, convolution, expand_depthwise
+from forge_pipeline.codegen.float32.conv import conv3d as float32_conv3d
+from forge_pipeline.codegen.float32.conv import conv_transpose as float32_conv_transpose
+from forge_pipeline.codegen.float32.conv import depthwise as float32_depthwise
+from forge_pipeline.codegen.float32.conv import direct as float32_direct
+from forge_pipeline.codegen.float32.conv.winograd import fixed_size, open_size, weights
 from forge_pipeline.codegen.float32.normalization import group_norm
 from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
 from forge_pipeline.codegen.float32.products import matmul as float32_matmul
-from forge_pipeline.codegen.float32.winograd import fixed_size, open_size, weights
 from forge_pipeline.codegen.int8 import dynamic_quantize, rounded_lstm
 from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
 from forge_pipeline.codegen.int8.conv import conv_transpose as int8_conv_transpose

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule, ScheduleError
 
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
-from forge_pipeline.codegen.float32.winograd import open_size
+from forge_pipeline.codegen.float32.conv.winograd import open_size
 from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL

@@ -11,8 +11,8 @@ from tvm.relax.backend import cpu_generic
 
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, nearest, pad, weight_decode
-from forge_pipeline.codegen.float32.convolution_pairs import pair_convolutions
-from forge_pipeline.codegen.float32.winograd import weights
+from forge_pipeline.codegen.float32.conv.convolution_pairs import pair_convolutions
+from forge_pipeline.codegen.float32.conv.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import simplify
+from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.float32.nearest import FIRST_PIXEL_AXIS, choice_of
 from forge_pipeline.codegen.layout.builder import Graph, Value, dtype_of, shape_of
 from forge_pipeline.codegen.layout.symbolic_cast import Renamed

@@ -16,7 +16,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from forge_pipeline.codegen.float32.conv_geometry import simplify
+from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, ints, shape_of
 from forge_pipeline.codegen.layout.symbolic_cast import Renamed
 from forge_pipeline.codegen.onnx_import.resize import CHOICE, Choice

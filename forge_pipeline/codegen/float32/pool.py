@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import simplify
+from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine

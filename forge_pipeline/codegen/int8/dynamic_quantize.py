@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.layout.affine import LEVELS, ROUNDS
 from forge_pipeline.codegen.layout.builder import Graph, Unchanged, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DynamicallyQuantized

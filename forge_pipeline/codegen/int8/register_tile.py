@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.dynamic_shape import WIDTHS
+from forge_pipeline.codegen.float32.conv.dynamic_shape import WIDTHS
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.isa.dot_product import ISSUED
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.tir import primitives

@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import detect_linear_equation
 
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.vector_math import FUNCTIONS
+from forge_pipeline.codegen.tir.math.vector_math import FUNCTIONS
 
 ROW = "forge.row"
 """The annotation of a loop along a row of open length: how many lanes a vector has."""

@@ -70,14 +70,18 @@ def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
 
 
 def clone(body: Any, buffers: Sequence[Any] = ()) -> Any:
-    """Return ``body`` with loop variables of its own, and new buffers for ``buffers``."""
+    """Return ``body`` with loop variables and names of its own, and new buffers for ``buffers``."""
     fresh: dict[Any, Any] = {
         buffer: tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
         for buffer in buffers
     }
 
-    for loop in loops(body):
-        fresh[loop.loop_var] = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
+    def rename(variable: Any) -> None:
+        fresh[variable] = tirx.Var(variable.name, variable.ty.dtype)
+
+    tvm_ffi.structural_walk(
+        body, [(tirx.For, lambda loop: rename(loop.loop_var)), (tirx.Bind, lambda bind: rename(bind.var))]
+    )
     return substitute(body, fresh.get)
 
 

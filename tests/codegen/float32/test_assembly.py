@@ -21,8 +21,8 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen.float32 import direct
-    from forge_pipeline.codegen.float32.conv_geometry import Geometry
+    from forge_pipeline.codegen.float32.conv import direct
+    from forge_pipeline.codegen.float32.conv.geometry import Geometry
     from forge_pipeline.codegen.tiled import PASS_CONFIG
     from forge_pipeline.codegen.tir import local_buffers
     from forge_pipeline.codegen.tir.machine import Machine
@@ -80,7 +80,7 @@ def unsized(machine: Any, size: int = 3) -> list[Any]:
     """3x3 over 64 channels, 128 filters; batch, height and width symbolic."""
     from tvm import te, tirx
 
-    from forge_pipeline.codegen.float32 import direct
+    from forge_pipeline.codegen.float32.conv import direct
 
     lanes = machine.lanes
     packed = direct.pack_weight(np.zeros((128, 64, size, size)), lanes, block_channels=True)
@@ -99,7 +99,7 @@ def unsized_depthwise(machine: Any) -> list[Any]:
     """3x3 over 64 channels, each by itself."""
     from tvm import te, tirx
 
-    from forge_pipeline.codegen.float32 import depthwise
+    from forge_pipeline.codegen.float32.conv import depthwise
 
     lanes = machine.lanes
     shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
@@ -111,7 +111,7 @@ def channels_last(machine: Any) -> list[Any]:
     """3x3 over 64 channels, 128 filters, 28 x 28 pixels."""
     from tvm import te
 
-    from forge_pipeline.codegen.float32 import channels_last
+    from forge_pipeline.codegen.float32.conv import channels_last
 
     image = te.placeholder((1, 1, 28, 28, 64), name="image")
     weight = te.placeholder((3, 3, 64, 128), name="weight")
@@ -120,7 +120,7 @@ def channels_last(machine: Any) -> list[Any]:
 
 
 def geometry_of(channels: int, filters: int, groups: int, size: Any, kernel: int = 3) -> Any:
-    from forge_pipeline.codegen.float32.conv_geometry import Geometry
+    from forge_pipeline.codegen.float32.conv.geometry import Geometry
 
     return Geometry(
         channels=channels, filters=filters, groups=groups, size=size, kernel=(kernel, kernel), strides=(1, 1),

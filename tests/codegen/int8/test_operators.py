@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL
 from forge_pipeline.codegen.tir.machine import Machine

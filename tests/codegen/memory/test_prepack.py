@@ -60,8 +60,8 @@ def test_the_transform_at_load_is_that_of_the_paper_to_the_last_bit_or_nearly() 
     import tvm
     from tvm import s_tir, te
 
-    from forge_pipeline.codegen.float32 import direct
-    from forge_pipeline.codegen.float32.winograd import fixed_size, tiles, weights
+    from forge_pipeline.codegen.float32.conv import direct
+    from forge_pipeline.codegen.float32.conv.winograd import fixed_size, tiles, weights
     from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag("host")

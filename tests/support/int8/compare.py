@@ -70,7 +70,8 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG
-    from forge_pipeline.codegen.tir import local_buffers, vector_math
+    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.math import vector_math
 
     vector_math.install()
     target = Target.from_tag(tag)

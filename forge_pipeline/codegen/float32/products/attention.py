@@ -19,9 +19,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.products.open_matmul import PANELS, ROWS, STEPS, choose_rows, schedule_packing
-from forge_pipeline.codegen.tir import bfloat16_pairs, primitives, short_math
+from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir.math import short_math
 
 NAME = "attention"
 PANEL_VECTORS = 2

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv3d import Depth, as_images, fold_depth, split_depth, unfold_depth
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.conv3d import Depth, as_images, fold_depth, split_depth, unfold_depth
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, ints, shape_of

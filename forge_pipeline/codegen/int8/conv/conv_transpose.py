@@ -11,8 +11,8 @@ from functools import partial
 
 from tvm import relax
 
-from forge_pipeline.codegen.float32 import conv_transpose as float32_conv_transpose
-from forge_pipeline.codegen.float32.conv3d import split_depth
+from forge_pipeline.codegen.float32.conv import conv_transpose as float32_conv_transpose
+from forge_pipeline.codegen.float32.conv.conv3d import split_depth
 from forge_pipeline.codegen.int8.conv.conv3d import Conv3d
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy, convolution_of
 from forge_pipeline.codegen.layout.affine import Affine

@@ -17,9 +17,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image, simplify
-from forge_pipeline.codegen.float32.direct import PIXELS
-from forge_pipeline.codegen.float32.dynamic_shape import ROW_BLOCK, WIDTHS
+from forge_pipeline.codegen.float32.conv.direct import PIXELS
+from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK, WIDTHS
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image, simplify
 from forge_pipeline.codegen.int8.isa.dot_product import (
     TRANSPOSED,
     WEIGHTS,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import dynamic_quantize, weights
 from forge_pipeline.codegen.int8.algorithm import first_result
 from forge_pipeline.codegen.int8.conv import depthwise

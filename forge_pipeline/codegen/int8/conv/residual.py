@@ -14,8 +14,8 @@ import numpy as np
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.direct import PIXELS, RESIDENT, VECTORS
+from forge_pipeline.codegen.float32.conv.direct import PIXELS, RESIDENT, VECTORS
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.direct import pack_weight, rows_of_block, spread_copy, sums_of
 from forge_pipeline.codegen.int8.conv.match import Conv2d, Convolution

@@ -17,9 +17,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.winograd import tiles as winograd_tiles
-from forge_pipeline.codegen.float32.winograd.tiles import (
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.winograd import tiles as winograd_tiles
+from forge_pipeline.codegen.float32.conv.winograd.tiles import (
     Extents,
     image_components,
     inline_epilogue,

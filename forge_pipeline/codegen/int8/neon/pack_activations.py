@@ -9,7 +9,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.isa.instruction import extents_of, register, shuffle, whole
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS
 from forge_pipeline.codegen.int8.neon.tile import Plan

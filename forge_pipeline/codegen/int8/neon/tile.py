@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel, cycles
 from forge_pipeline.codegen.int8.isa.table import dot_product, instruction_set
 from forge_pipeline.codegen.tir.machine import Machine, divisors

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32.conv_geometry import conv1d_geometry, conv2d_geometry
+from forge_pipeline.codegen.float32.conv.geometry import conv1d_geometry, conv2d_geometry
 from forge_pipeline.codegen.int8 import weights
 from forge_pipeline.codegen.int8.conv.conv3d import over_volume
 from forge_pipeline.codegen.int8.conv.match import Conv1d, Conv2d, Convolution, ConvStrategy

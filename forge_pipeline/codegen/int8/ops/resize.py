@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.float32 import nearest, resample
-from forge_pipeline.codegen.float32.conv_geometry import simplify
+from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.layout.affine import Affine, Clip, limit, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import Dequantized, dequantized

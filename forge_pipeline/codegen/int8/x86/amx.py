@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.int8.isa.amx import (
     BYTES,
     K_INNER,

@@ -21,8 +21,8 @@ from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32 import weight_decode
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
-from forge_pipeline.codegen.float32.direct import RESIDENT
+from forge_pipeline.codegen.float32.conv.direct import RESIDENT
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.int8.isa import pmaddubsw as isa
 from forge_pipeline.codegen.int8.isa.dot_product import products
 from forge_pipeline.codegen.int8.isa.pmaddubsw import K_INNER, Panels, Parts

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.int8.neon.tile import Plan, choose_plan
 from forge_pipeline.codegen.tir.machine import Machine

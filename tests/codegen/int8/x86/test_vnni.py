@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.conv import winograd
 from forge_pipeline.codegen.int8.conv.winograd import LARGE, SMALL, Transform
 from forge_pipeline.codegen.int8.isa.table import dot_product

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import depthwise, direct
+from forge_pipeline.codegen.float32.conv import depthwise, direct
 from forge_pipeline.codegen.tir import edge_tiles, primitives
 from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors

@@ -16,10 +16,10 @@ from tvm import s_tir, te, tirx
 from tvm.ir import Range, TensorLoad
 from tvm.s_tir import SBlockRealize, Schedule
 
-from forge_pipeline.codegen.float32 import dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.winograd.products import multiply, schedule_products, start_sums
-from forge_pipeline.codegen.float32.winograd.tiles import (
+from forge_pipeline.codegen.float32.conv import dynamic_shape
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
+from forge_pipeline.codegen.float32.conv.winograd.products import multiply, schedule_products, start_sums
+from forge_pipeline.codegen.float32.conv.winograd.tiles import (
     STAGES,
     Transform,
     divided,

@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tvm import relax
 
-from forge_pipeline.codegen.float32 import channels_last, depthwise, dilated, direct
-from forge_pipeline.codegen.float32.computed_weights import weights_of
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, conv1d_geometry, conv2d_geometry
-from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
+from forge_pipeline.codegen.float32.conv import channels_last, depthwise, dilated, direct
+from forge_pipeline.codegen.float32.conv.computed_weights import weights_of
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, conv1d_geometry, conv2d_geometry
+from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, dtype_of, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next

@@ -12,10 +12,10 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.float32 import direct, dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.winograd import fixed_size as winograd
-from forge_pipeline.codegen.float32.winograd.tiles import LARGE, SMALL
+from forge_pipeline.codegen.float32.conv import direct, dynamic_shape
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
+from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
+from forge_pipeline.codegen.float32.conv.winograd.tiles import LARGE, SMALL
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, shape_of
 from forge_pipeline.codegen.tir.machine import Machine
 

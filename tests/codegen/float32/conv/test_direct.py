@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_pipeline.codegen.float32 import direct
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
+from forge_pipeline.codegen.float32.conv import direct
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.tir.machine import Machine, Tile, divisors
 from forge_pipeline.target import Target
 

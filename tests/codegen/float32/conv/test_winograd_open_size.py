@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.float32.winograd.fixed_size import TOLERANCE
+from forge_pipeline.codegen.float32.conv.winograd.fixed_size import TOLERANCE
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.tiled import TILED, Shape, model

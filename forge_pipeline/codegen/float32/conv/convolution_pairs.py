@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import GlobalVar
 
-from forge_pipeline.codegen.float32 import depthwise, direct, expand_depthwise
+from forge_pipeline.codegen.float32.conv import depthwise, direct, expand_depthwise
 from forge_pipeline.codegen.layout.builder import dtype_of, shape_of
 from forge_pipeline.codegen.layout.origins import Origins
 from forge_pipeline.codegen.tir import primitives

@@ -16,8 +16,8 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.float32 import dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv import dynamic_shape
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors

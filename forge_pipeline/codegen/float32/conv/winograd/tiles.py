@@ -17,7 +17,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors

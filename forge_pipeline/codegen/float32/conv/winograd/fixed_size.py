@@ -12,11 +12,11 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import direct, dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry
-from forge_pipeline.codegen.float32.winograd import open_size, weights
-from forge_pipeline.codegen.float32.winograd.products import multiply, schedule_products, start_sums
-from forge_pipeline.codegen.float32.winograd.tiles import (
+from forge_pipeline.codegen.float32.conv import direct, dynamic_shape
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.winograd import open_size, weights
+from forge_pipeline.codegen.float32.conv.winograd.products import multiply, schedule_products, start_sums
+from forge_pipeline.codegen.float32.conv.winograd.tiles import (
     LARGE,
     SMALL,
     Extents,

@@ -21,10 +21,10 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.computed_weights import weights_of
-from forge_pipeline.codegen.float32.conv3d import OPEN, make_conv3d
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.convolution import Convolution
+from forge_pipeline.codegen.float32.conv.computed_weights import weights_of
+from forge_pipeline.codegen.float32.conv.conv3d import OPEN, make_conv3d
+from forge_pipeline.codegen.float32.conv.convolution import Convolution
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, has_known_shape, ints, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 from forge_pipeline.codegen.tir import primitives

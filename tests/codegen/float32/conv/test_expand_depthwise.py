@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from forge_pipeline.codegen.float32.expand_depthwise import pays, plan
+from forge_pipeline.codegen.float32.conv.expand_depthwise import pays, plan
 from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target

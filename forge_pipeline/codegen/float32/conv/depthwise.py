@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32 import dynamic_shape
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv import dynamic_shape
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import edge_tiles, primitives
 from forge_pipeline.codegen.tir.edge_tiles import Window

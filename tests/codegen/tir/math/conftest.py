@@ -16,7 +16,7 @@ def evaluate() -> Callable[..., np.ndarray]:
     import tvm
     from tvm import s_tir, te, tirx
 
-    from forge_pipeline.codegen.tir.vector_math import install
+    from forge_pipeline.codegen.tir.math.vector_math import install
     from forge_pipeline.target import Target
 
     install()

@@ -9,8 +9,8 @@ from tvm import tirx
 from tvm.tirx import register_intrin_lowering
 
 from forge_pipeline.codegen.tir.bfloat16_pairs import register
-from forge_pipeline.codegen.tir.polynomials import MANTISSA, named, number, polynomial
-from forge_pipeline.codegen.tir.vector_math import BIAS, LOG2_E, ROUNDS
+from forge_pipeline.codegen.tir.math.polynomials import MANTISSA, named, number, polynomial
+from forge_pipeline.codegen.tir.math.vector_math import BIAS, LOG2_E, ROUNDS
 
 EXP: Final = "tirx.forge_exp_of_difference"
 

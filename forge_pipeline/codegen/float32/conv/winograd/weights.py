@@ -8,7 +8,7 @@ from __future__ import annotations
 from tvm import te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.winograd.tiles import combine
+from forge_pipeline.codegen.float32.conv.winograd.tiles import combine
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine

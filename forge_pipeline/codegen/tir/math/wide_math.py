@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import tirx
 
-from forge_pipeline.codegen.tir.polynomials import named, number, parted, polynomial
+from forge_pipeline.codegen.tir.math.polynomials import named, number, parted, polynomial
 
 ROUNDS = 1.5 * 2.0**52
 """A number that has no fraction, and whose sum with one that does is rounded: the last bits are a whole number."""

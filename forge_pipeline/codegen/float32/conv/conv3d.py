@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.float32.computed_weights import weights_of
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, simplify
-from forge_pipeline.codegen.float32.convolution import Convolution
+from forge_pipeline.codegen.float32.conv.computed_weights import weights_of
+from forge_pipeline.codegen.float32.conv.convolution import Convolution
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, dtype_of, has_known_shape, ints, shape_of
 
 OPEN = (0, 2, 3, 4)

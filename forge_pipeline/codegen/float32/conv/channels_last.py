@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv_geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile

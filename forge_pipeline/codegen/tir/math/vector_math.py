@@ -22,8 +22,8 @@ from tvm import tirx
 from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
 
-from forge_pipeline.codegen.tir import wide_math
-from forge_pipeline.codegen.tir.polynomials import MANTISSA, number, parted, polynomial
+from forge_pipeline.codegen.tir.math import wide_math
+from forge_pipeline.codegen.tir.math.polynomials import MANTISSA, number, parted, polynomial
 
 EXP_HIGH, EXP_LOW = 89.0, -87.33654475055310
 """What exp is clipped to: it is infinity above the one, and zero below the other."""

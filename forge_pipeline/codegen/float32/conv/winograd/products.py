@@ -9,7 +9,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from forge_pipeline.codegen.float32.winograd.tiles import STAGES
+from forge_pipeline.codegen.float32.conv.winograd.tiles import STAGES
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next

@@ -1,0 +1,1 @@
+"""Functions of numbers as polynomials, in vectors and in float64."""
