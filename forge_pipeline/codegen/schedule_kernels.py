@@ -21,6 +21,7 @@ from forge_pipeline.codegen.tir import (
     half_sums,
     lane_reduction,
     middle_axis,
+    open_edges,
     open_rows,
     peel_padding,
     prefetch,
@@ -40,6 +41,7 @@ Rewrite = Callable[["tirx.PrimFunc"], "tirx.PrimFunc"]
 REWRITES: tuple[Rewrite, ...] = (
     pmaddubsw.continue_sums,  # masks of the steps that need them
     edge_tiles.specialize,  # tiles at an image's edges are code of their own
+    open_edges.specialize,  # and where its size is open
     peel_padding.peel,  # padded copies without tests in their loops
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
@@ -152,10 +154,14 @@ def _apply(kernel: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc
 
 
 def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.PrimFunc:
-    done = _rewrite_loops(function)
-    if tail_tiles.has_tail_tiles(done):
-        narrow = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, True), rule, machine))
-        done = tail_tiles.shift_tail_tiles(done, narrow)
+    versions = [_rewrite_loops(function)]
+    for most in tail_tiles.SMALLER:
+        if tail_tiles.smallest_tile(versions[-1]) > most:
+            smaller = _rewrite_loops(_apply(rule.kernel.with_attr(tail_tiles.NARROW, most), rule, machine))
+            if tail_tiles.smallest_tile(smaller) <= most:
+                versions.append(smaller)
+    done, *rest = versions
+    done = tail_tiles.shift_tail_tiles(done, rest) if rest else done
     return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 

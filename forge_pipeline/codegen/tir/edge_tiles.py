@@ -33,19 +33,26 @@ TILES = "forge.edge_tiles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Along an axis, result r reads pixels r * ``stride`` - ``before`` + t * ``dilation`` of ``size``, t < ``taps``."""
+    """Along an axis, result r reads pixels r * ``stride`` - ``before`` + t * ``dilation`` of ``size``, t < ``taps``.
 
-    size: int
+    ``size`` and the number of results may be expressions.
+    """
+
+    size: Any
     before: int
     stride: int
     taps: int
     dilation: int
 
-    def inside(self, results: int) -> tuple[int, int]:
+    def inside(self, results: Any) -> tuple[int, Any]:
         """Return the first of ``results`` that reads nothing outside, and the first after it that does."""
-        first = min(results, -(-self.before // self.stride))
+        first = -(-self.before // self.stride)
         reach = (self.taps - 1) * self.dilation
-        return first, max(first, min(results, (self.size - 1 - reach + self.before) // self.stride + 1))
+        stop = (self.size - 1 - reach + self.before) // self.stride + 1
+        if isinstance(self.size, int) and isinstance(results, int):
+            first = min(results, first)
+            return first, max(first, min(results, stop))
+        return first, tirx.max(first, tirx.min(results, stop))
 
     def bounds(self, result: Any) -> tuple[Any, Any]:
         """Return the first tap of a result that is not outside, and the first after it that is."""
@@ -80,19 +87,12 @@ def specialize(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return _rows(loop, buffers) if ROWS in loop.annotations else mutator.default_mutate(loop)
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
-    if not buffers:
-        return function
-    root = body.block
-    block = s_tir.SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, root.body,
-        alloc_buffers=[*root.alloc_buffers, *buffers], annotations=root.annotations,
-    )  # fmt: skip
-    return function.with_body(s_tir.SBlockRealize(body.iter_values, body.predicate, block))
+    return rewriting.with_buffers(function.with_body(body), buffers)
 
 
 def _rows(loop: tirx.For, buffers: list[Any]) -> tirx.For:
     """Return a loop over rows that has other tiles for those at the edges."""
-    anchor = next(realize for realize in rewriting.realizes(loop) if WINDOW in realize.block.annotations)
+    anchor = anchor_of(loop)
     axis = int(anchor.block.annotations[WINDOW][0])
     row, rows = anchor.iter_values[axis], int(anchor.block.iter_vars[axis].dom.extent)
     (over_tiles,) = (inner for inner in rewriting.loops(loop) if TILES in inner.annotations)
@@ -122,18 +122,18 @@ def _part(loop: tirx.For, row: Any, first: int, count: int, buffers: list[Any]) 
     """Return ``count`` tiles of a row, from ``first``; several are all inside of it."""
     begin, end = (int(place) for place in loop.annotations[TILES])
     is_inside = begin <= first < end
-    body = rewriting.map_realizes(loop.body, lambda realize: _decided(realize, is_inside=is_inside))
+    body = rewriting.map_realizes(loop.body, lambda realize: decided(realize, is_inside=is_inside))
     if row is not None:
-        body = _shortened(body, row)
+        body = shortened(body, row, _window_of(body))
     counter = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
     place = counter + first if count > 1 else tirx.const(first, loop.loop_var.ty.dtype)
     body = rewriting.substitute(body, lambda seen: place if seen.same_as(loop.loop_var) else None)
-    body = rewriting.clone(body, _locals(body))
-    buffers += _locals(body)
+    body = rewriting.clone(body, registers(body))
+    buffers += registers(body)
     return tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body) if count > 1 else body
 
 
-def _decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
+def decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
     """Return a block without conditions on rows, and, of tiles that are inside of a row, on columns."""
     old, predicate = realize.block, True if is_inside else realize.predicate
     if WINDOW not in old.annotations:
@@ -160,15 +160,25 @@ def _decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
     return SBlockRealize(realize.iter_values, predicate, block)
 
 
-def _shortened(body: Any, row: Any) -> Any:
+def _window_of(body: Any) -> Window:
+    """Return what a tile's sums read along an image's height."""
+    numbers = anchor_of(body).block.annotations[WINDOW]
+    size, before, stride, taps, dilation = (int(number) for number in numbers[3:])
+    return Window(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
+
+
+def anchor_of(body: Any) -> SBlockRealize:
+    """Return the block that adds up what windows hold."""
+    return [item for item in rewriting.realizes(body) if WINDOW in item.block.annotations][-1]
+
+
+def shortened(body: Any, row: Any, window: Window) -> Any:
     """Return a tile whose loop over a window's rows leaves out those outside of the image."""
-    anchor = [item for item in rewriting.realizes(body) if WINDOW in item.block.annotations][-1]
-    _, _, axis, size, before, stride, taps, dilation = (int(item) for item in anchor.block.annotations[WINDOW])
-    window = Window(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
-    first, stop = window.bounds(row)
+    anchor, (first, stop) = anchor_of(body), window.bounds(row)
+    over_rows = anchor.iter_values[int(anchor.block.annotations[WINDOW][2])]
 
     def shorten(loop: tirx.For, mutator: Any) -> Any:
-        if not loop.loop_var.same_as(anchor.iter_values[axis]):
+        if not loop.loop_var.same_as(over_rows):
             return mutator.default_mutate(loop)
         counter = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
         inner = rewriting.substitute(loop.body, lambda seen: first + counter if seen.same_as(loop.loop_var) else None)
@@ -177,7 +187,7 @@ def _shortened(body: Any, row: Any) -> Any:
     return tvm_ffi.structural_mutate(body, [(tirx.For, shorten)])
 
 
-def _locals(tree: Any) -> Sequence[Any]:
+def registers(tree: Any) -> Sequence[Any]:
     """Return the buffers that blocks keep in registers."""
     found: list[Any] = []
     for realize in rewriting.realizes(tree):

@@ -111,3 +111,15 @@ def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> S
     block = s_tir.SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, store, annotations=old.annotations)
     values = [place if index == axis else value for index, value in enumerate(realize.iter_values)]
     return s_tir.SBlockRealize(values, True, block)
+
+
+def with_buffers(function: tirx.PrimFunc, buffers: Sequence[Any]) -> tirx.PrimFunc:
+    """Return a kernel that allocates ``buffers`` too."""
+    if not buffers:
+        return function
+    root = function.body.block
+    block = s_tir.SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, root.body,
+        alloc_buffers=[*root.alloc_buffers, *buffers], annotations=root.annotations,
+    )  # fmt: skip
+    return function.with_body(s_tir.SBlockRealize(function.body.iter_values, function.body.predicate, block))

@@ -2,11 +2,13 @@
 
 A tile that is cut off needs a test for each of its pixels, and sums that TVM then keeps in memory. One that is moved
 back computes a few pixels twice, to the same values, by the same code as all others. Where the extent is less than a
-tile, a second version of the kernel takes over, with tiles of one pixel.
+tile, a second version of the kernel takes over, with smaller tiles, and where it is less than those, one of single
+pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -25,12 +27,21 @@ MARGIN = "forge.margin"
 """The annotation of a loop over tiles that may be computed whole, also beyond what there is: only stores are tested."""
 
 NARROW = "forge.narrow"
-"""The attribute of a function that is to be scheduled with tiles of one pixel."""
+"""The attribute of a function that is to be scheduled with tiles of so many pixels at most."""
+
+SMALLER = (4, 1)
+"""The most pixels of a tile in versions for less than a tile: as many sums as hide the latency of adding to them, and
+those that always fit."""
+
+
+def most_pixels(sch: Schedule, pixels: int) -> int:
+    """Return how many pixels a tile of ``pixels`` has in the version that is being scheduled."""
+    return min(pixels, int((sch.mod["main"].attrs or {}).get(NARROW, pixels)))
 
 
 def is_narrow(sch: Schedule) -> bool:
-    """Return whether a kernel is being scheduled for less than a tile."""
-    return NARROW in (sch.mod["main"].attrs or {})
+    """Return whether a kernel is being scheduled for less than the smallest tile of several pixels."""
+    return most_pixels(sch, SMALLER[0]) == 1
 
 
 def split_blocks(sch: Schedule, pixels: LoopRV, tiles: int, tile: int) -> tuple[LoopRV, LoopRV, LoopRV]:
@@ -53,17 +64,17 @@ def _holds_a_tile(extent: Any, tile: int) -> bool:
     return bool(analyzer.can_prove(extent >= tile))
 
 
-def has_tail_tiles(function: tirx.PrimFunc) -> bool:
-    """Return whether a scheduled kernel has tiles whose last one may reach too far."""
-    return bool(_over_tiles(function))
-
-
 def _over_tiles(function: tirx.PrimFunc) -> list[tirx.For]:
     return [loop for loop in rewriting.loops(function.body) if TILES in loop.annotations]
 
 
-def shift_tail_tiles(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return ``function`` with its last tiles moved back, or ``narrow`` where there is not room for one tile."""
+def smallest_tile(function: tirx.PrimFunc) -> int:
+    """Return the pixels of the smallest tile whose last one may reach too far; 0 where there is none."""
+    return min((int(loop.annotations[TILES]) for loop in _over_tiles(function)), default=0)
+
+
+def shift_tail_tiles(function: tirx.PrimFunc, smaller: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
+    """Return ``function`` with its last tiles moved back, or the first of ``smaller`` where there is room for one."""
     shifted, least = _shift_loops(function.body), {}
     for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
@@ -72,6 +83,8 @@ def shift_tail_tiles(function: tirx.PrimFunc, narrow: tirx.PrimFunc) -> tirx.Pri
     if not least:
         return function.with_body(shifted)
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
+    narrow, *rest = smaller
+    narrow = shift_tail_tiles(narrow, rest) if smallest_tile(narrow) else narrow
     first, second = shifted.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
     body = tirx.IfThenElse(fits, first.body, second.body)
     buffers = [*first.alloc_buffers, *second.alloc_buffers]

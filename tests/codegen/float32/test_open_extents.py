@@ -103,7 +103,7 @@ def test_rows_of_all_sequences_are_rows_of_one_product() -> None:
 
 def test_fewer_rows_than_a_tile_are_one_block_without_tests() -> None:
     function = rows_by_matrix()[0].mod["main"]
-    sch = Schedule(function.with_attr(NARROW, True))
+    sch = Schedule(function.with_attr(NARROW, 1))
     open_matmul.schedule(sch, Machine.of(Target.from_tag("x86-64/v3")))
     found = [realize for realize in rewriting.realizes(sch.mod["main"].body) if realize.block.iter_vars]
     assert len(found) == 3

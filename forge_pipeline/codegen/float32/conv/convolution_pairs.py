@@ -83,7 +83,9 @@ def _pair(
     batch, blocks = shape_of(middle)[:2]
     rows, columns = depthwise.windows_of(anchor[1])
     height, width = shape_of(anchor[0])[2:4]
-    if not isinstance(batch, int) or 1 in (height, width) or read[1] != weight[1] or dtype_of(middle) != "float32":
+    if depthwise.OPEN in (rows.size, columns.size) or 1 in (height, width):
+        return None
+    if not isinstance(batch, int) or read[1] != weight[1] or dtype_of(middle) != "float32":
         return None
     worth = expand_depthwise.pays(machine, batch=batch, blocks=blocks, steps=weight[1] * weight[4], rows=rows,
                                   columns=columns, results=height)  # fmt: skip

@@ -20,14 +20,14 @@ NAME = "depthwise"
 WIDEST = 14
 """Pixels in a tile at most: each reuses the row for the kernel's width, and holds one accumulator."""
 
-MOST_CODE = 1024
-"""Multiply-adds in a tile's code at most, above which a window's rows are a loop."""
-
 SHARES = 8
 """Pieces of work for each core at least: where there are fewer blocks of channels, rows are shared out."""
 
 WINDOWS = "forge.windows"
 """The annotation of a block whose image has padding: size, padding before, strides, kernel, dilation; two of each."""
+
+OPEN = 0
+"""The size of an image that is known only when it is there."""
 
 TAPS_PER_RESULT = 4
 """Multiply-adds that take as long as storing one result: here, they wait for memory more than a convolution's."""
@@ -82,20 +82,21 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry) -> te.Tens
 
     shape = (image.shape[0], blocks, *geometry.output, lanes)
     attributes: dict[str, Any] = {primitives.FAMILY: NAME}
-    if geometry.is_static and any(geometry.padding):
+    if any(geometry.padding):
         before, strides, kernel = geometry.padding[:2], geometry.strides, geometry.kernel
-        attributes[WINDOWS] = [*geometry.size, *before, *strides, *kernel, *geometry.dilation]
+        size = (extent if isinstance(extent, int) else OPEN for extent in geometry.size)
+        attributes[WINDOWS] = [*size, *before, *strides, *kernel, *geometry.dilation]
     return te.compute(shape, element, name="depthwise", attrs=attributes)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Compute a tile of pixels after the other; those at the edges are code of their own."""
     anchor = primitives.find(sch, NAME)
-    if None in primitives.extents(sch, anchor)[2:]:
-        dynamic_shape.schedule_depthwise(sch, machine, anchor)
-        return
     annotations = sch.get(anchor).annotations
     windows = windows_of(annotations) if WINDOWS in annotations else None
+    if None in primitives.extents(sch, anchor)[2:]:
+        dynamic_shape.schedule_depthwise(sch, machine, anchor, windows)
+        return
     before, last = primitives.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
     axes = (2, 3, 5)
@@ -120,7 +121,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             sch.compute_at(producer, shared)
             sch.vectorize(sch.get_loops(producer)[-1])
     sch.vectorize(lane)
-    unrolls = taps * pixels <= MOST_CODE
+    unrolls = taps * pixels <= dynamic_shape.MOST_CODE
     if windows is not None:
         edge_tiles.mark(sch, anchor, h_in, w_out, axes=axes, rows=windows[axes[0] - 2], columns=windows[axes[1] - 2],
                         tile=pixels, unrolls=unrolls)  # fmt: skip

@@ -13,10 +13,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import open_edges, primitives
+from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
-from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
@@ -26,6 +27,9 @@ ROW_BLOCK = 8
 
 DEPTHWISE_PIXELS = 8
 """Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
+
+MOST_CODE = 1024
+"""Multiply-adds in a tile's code at most, above which a depthwise window's rows are a loop."""
 
 
 def typical(geometry: Geometry) -> list[Geometry]:
@@ -85,32 +89,46 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
 
 
-def schedule_depthwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
-    """A lane for each channel, a tile of pixels at a time."""
+def schedule_depthwise(
+    sch: Schedule, machine: Machine, anchor: SBlockRV, windows: tuple[Window, Window] | None
+) -> None:
+    """A lane for each channel, a tile of pixels at a time; those at the edges of an image are code of their own."""
     before, last = primitives.split_around(sch, anchor)
     n, block, h, w, lane, kernel_h, kernel_w = sch.get_loops(anchor)
     blocks, lanes = (primitives.static(sch, loop) for loop in (block, lane))
     taps = primitives.static(sch, kernel_h) * primitives.static(sch, kernel_w)
-    pixels = 1 if is_narrow(sch) else min(DEPTHWISE_PIXELS, machine.registers // 2)
+    most = min(DEPTHWISE_PIXELS, machine.registers // 2)
+    pixels = most_pixels(sch, most)
+    is_turned = primitives.extent(sch, w) == 1  # its height is its one row
     h, w = primitives.rows_and_columns(sch, h, w)
+    unrolls = taps * pixels <= MOST_CODE
+    if pixels < most or not unrolls or is_turned or (windows is not None and not open_edges.fits(windows[1], pixels)):
+        windows = None  # a padded copy is read
     row_block, h_in = sch.split(h, [None, min(ROW_BLOCK, primitives.extent(sch, h) or ROW_BLOCK)])
     w_out, w_in = sch.split(w, [None, pixels])
-    if pixels > 1:
-        sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, block, row_block, h_in, w_out, kernel_h, kernel_w, w_in, lane)
     shared = primitives.fuse(sch, [n, block, row_block])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, blocks * lanes * primitives.UNKNOWN**2 * taps)
     for producer in before:
-        sch.compute_at(producer, shared)
-        sch.vectorize(sch.get_loops(producer)[-1])
+        if windows is not None and primitives.family_of(sch, producer) == primitives.PAD:
+            sch.compute_inline(producer)
+        else:
+            sch.compute_at(producer, shared)
+            sch.vectorize(sch.get_loops(producer)[-1])
+    if windows is not None:
+        rows, columns = windows
+        open_edges.mark(sch, anchor, h_in, w_out, axes=(2, 3, 5), rows=rows, columns=columns, tile=pixels)
+    elif pixels > 1:
+        sch.annotate(w_out, TILES, pixels)
     sch.vectorize(lane)
-    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, kernel_h, kernel_w), below=3, lanes=lanes)
+    taps_in = (kernel_h, kernel_w) if unrolls else (kernel_w,)
+    primitives.unroll_tile(sch, anchor, last, kernel_h, (w_in, *taps_in), below=3, lanes=lanes)
 
 
 def _tile(sch: Schedule, machine: Machine, oc_blocks: int, steps: int, *, widths: tuple[int, ...]) -> tuple[int, int]:
-    """Return `typical_tile`, of one pixel where there is less than a tile."""
-    return typical_tile(machine, oc_blocks, steps, widths=widths, most=1 if is_narrow(sch) else machine.registers)
+    """Return `typical_tile`, of few pixels where there is less than a tile."""
+    return typical_tile(machine, oc_blocks, steps, widths=widths, most=most_pixels(sch, machine.registers))
 
 
 def typical_tile(

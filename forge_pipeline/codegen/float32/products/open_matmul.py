@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
-from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 
 NAME = "open_matmul"
 
@@ -149,7 +149,7 @@ def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
     lengths = ROWS if known is None else (known,)
-    rows = 1 if is_narrow(sch) else choose_rows(machine, vectors, steps, lengths)[1]
+    rows = most_pixels(sch, choose_rows(machine, vectors, steps, lengths)[1])
     rows = rows if known is None else min(known, rows)
     tiles = max(1, machine.l2 // 2 // (machine.item * steps * rows))
     if known is not None and known % rows == 0:

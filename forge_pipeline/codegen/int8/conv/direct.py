@@ -41,7 +41,7 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
@@ -332,8 +332,8 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
     reads, weights = str(annotations[READS]), str(annotations[WEIGHTS])
     in_place = ANY_ORDER in annotations
-    if in_place and is_narrow(sch):
-        pixels = 1
+    if in_place:
+        pixels = most_pixels(sch, pixels)
     before, last = primitives.split_around(sch, anchor)
     for block in before[:-1]:
         sch.compute_inline(block)  # bytes that are widened, or int32 that are packed, into the copy with a margin

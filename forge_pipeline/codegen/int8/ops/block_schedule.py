@@ -13,7 +13,7 @@ from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_ahead
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 NAME = "block_matmul"
 ROWS, BITS_OF = "forge.rows", "forge.bits"
@@ -54,7 +54,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     )
     vector, lane = sch.split(column, [None, machine.lanes])
     if is_open:
-        mr = 1 if is_narrow(sch) else mr
+        mr = most_pixels(sch, mr)
         m_block, m_out, m_in = split_blocks(sch, m, max(1, machine.l2 // 2 // (steps * SIZE * mr)), mr)
         if mr > 1:
             sch.annotate(m_out, TILES, mr)

@@ -26,7 +26,7 @@ from forge_pipeline.codegen.layout.quantized_values import (
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"
@@ -217,7 +217,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     extents = [primitives.extent(sch, loop) for loop in (*leading, m, panel, column, k_outer)]
     is_open = None in extents
     if is_open:
-        mr = 1 if is_narrow(sch) else mr
+        mr = most_pixels(sch, mr)
         tiles = max(1, machine.l2 // 2 // (int(extents[-1] or 1) * dot_product(machine).k_inner * mr))
         m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
         if mr > 1:

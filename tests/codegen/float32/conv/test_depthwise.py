@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -32,10 +33,11 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[int, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every(10)
-@pytest.mark.parametrize("case", CASES)
-def test_edges(case: str) -> None:
-    image, kernel, attributes = CASES[case]
+SIZES = (1, 2, 5, 8, 9, 10, 16, 17, 33, 40)
+"""Less than a tile, one with edges at both ends, and such that the last one is moved back or not."""
+
+
+def network(image: tuple[Any, ...], kernel: tuple[int, int], attributes: dict[str, Any]) -> onnx.ModelProto:
     channels, random = image[1], np.random.default_rng(3)
     weights = {
         "w": random.standard_normal((channels, 1, *kernel)).astype(np.float32),
@@ -47,6 +49,34 @@ def test_edges(case: str) -> None:
         helper.make_node("HardSwish", ["c"], ["d"]),
         helper.make_node("Mul", ["d", "scale"], ["y"]),
     ]
-    source = model(nodes, {"x": image}, weights)
+    return model(nodes, {"x": image}, weights)
+
+
+@pytest.mark.every(10)
+@pytest.mark.parametrize("case", CASES)
+def test_edges(case: str) -> None:
+    image, kernel, attributes = CASES[case]
+    source = network(image, kernel, attributes)
     assert_same(source, [{"batch": batch} for batch in (1, 3)], terms=kernel[0] * kernel[1])
     assert any("depthwise" in name for name in kernels_of(compiled(source)))
+
+
+@pytest.mark.every(10)
+@pytest.mark.parametrize("case", CASES)
+def test_edges_of_open_images(case: str) -> None:
+    image, kernel, attributes = CASES[case]
+    top, left, bottom, right = attributes["pads"]
+    reach = [dilation * (taps - 1) for dilation, taps in zip(attributes.get("dilations", (1, 1)), kernel, strict=True)]
+    sizes = [
+        {"batch": 1, "height": height, "width": width}
+        for height in (*SIZES[::3], image[2])
+        for width in (*SIZES, image[3])
+        if height + top + bottom > reach[0] and width + left + right > reach[1]
+    ]
+    source = network((*image[:2], "height", "width"), kernel, attributes)
+    assert_same(source, sizes, terms=kernel[0] * kernel[1])
+
+
+def test_an_open_image_is_read_in_place() -> None:
+    kernels = compiled(network((1, 16, "height", "width"), (3, 3), {"pads": SAME}))
+    assert not any("pad" in name for name in kernels_of(kernels))
